@@ -1,0 +1,40 @@
+# make run: set up and take the tour.  make test: set up and pass every gate.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test test-full lint types floors pytest format clean
+
+run: $(READY)
+	$(BIN)/qkv tour
+
+test: lint types floors pytest
+
+test-full: lint types floors $(READY)
+	$(BIN)/pytest -m ""
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+floors: $(READY)
+	$(BIN)/lint-imports --no-cache
+
+pytest: $(READY)
+	$(BIN)/pytest -m "not long"
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""`python -m qkv` is the `qkv` command."""
+
+from qkv.cli.main import main
+
+main()

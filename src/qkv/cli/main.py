@@ -1,0 +1,90 @@
+"""The `qkv` command: finds the command asked for, runs it, and turns what goes wrong into one sentence.
+
+Exit codes: 0 done · 1 a check or a claim failed · 2 wrong use · 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from qkv import __version__
+
+# name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
+COMMANDS = {
+    "tour": ("qkv.cli.tour:tour", "Meet qkv: a model is built, looked into and checked, in under a minute."),
+    "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
+}
+
+EPILOGUE = """
+Results go to stdout, progress and notes to stderr. Every command has --help and --json. With --debug an error
+shows where it happened.
+"""
+
+
+def make_app() -> App:
+    """The command line, with every command still unimported."""
+    app = App(
+        name="qkv",
+        help="The workbench for transformers: build them, train them, look inside them, prove that they work.",
+        help_epilogue=EPILOGUE,
+        version=__version__,
+        result_action="return_value",
+    )
+    for name, (home, summary) in COMMANDS.items():
+        app.command(home, name=name, help=summary)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        result = make_app()(arguments, exit_on_error=False, print_error=False)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left (as `qkv … | head` does): nothing to say, nobody to hear
+        return 0
+    except CycloptsError as error:
+        if debug:
+            raise
+        return _wrong_use(f"{_first_sentence(error)} Try: qkv {_command_of(arguments)}--help")
+    except (ValueError, OSError) as error:
+        if debug:
+            raise
+        return _wrong_use(_explain(error))
+    except Exception as error:
+        if debug:
+            raise
+        return _wrong_use(f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened")
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def _wrong_use(sentence: str) -> int:
+    _say(sentence)
+    return 2
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"qkv: {sentence}\n")
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _first_sentence(error: CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    return f"{arguments[0]} " if arguments and arguments[0] in COMMANDS else ""
