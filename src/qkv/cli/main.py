@@ -3,6 +3,7 @@
 Exit codes: 0 done · 1 a check or a claim failed · 2 wrong use · 130 interrupted.
 """
 
+import difflib
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        return _wrong_use(_unknown(arguments[0]))
     try:
         result = make_app()(arguments, exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
@@ -80,6 +83,12 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
+
+
+def _unknown(command: str) -> str:
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}."
+    return f"there is no command {command!r}{meant} Try: qkv --help"
 
 
 def _first_sentence(error: CycloptsError) -> str:
