@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qkv.layers.positions import Positions
 
-New, Keys = Float[Tensor, "b g t d"], Float[Tensor, "b g s d"]
+New = Float[Tensor, "b g t d"]
+Keys = Float[Tensor, "b g s d"]
 
 
 class LayerCache:
