@@ -7,13 +7,13 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
-    "tour": ("qkv.cli.tour:tour", "Meet qkv: a model is built, looked into and checked, in under a minute."),
+    "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 
@@ -31,6 +31,7 @@ def make_app() -> App:
         help_epilogue=EPILOGUE,
         version=__version__,
         result_action="return_value",
+        default_parameter=Parameter(negative=()),
     )
     for name, (home, summary) in COMMANDS.items():
         app.command(home, name=name, help=summary)

@@ -44,7 +44,7 @@ class LanguageModel(nn.Module):
         stop: int | None = None,
         cached: bool = True,
         generator: Generator | None = None,
-    ) -> Int[Tensor, "b t"]:
+    ) -> Int[Tensor, "b n"]:
         """The tokens, followed by `count` more that the model draws from its own predictions.
 
         present: which of the given tokens exist; shorter texts are padded on the left.
