@@ -19,6 +19,8 @@ from qkv.ops.mask_kinds import Mask
 from qkv.ops.positions import Relative
 from qkv.ops.shapes import check_dropout, check_mask, divisors
 
+AttentionBias = bool | Literal["qkv"]
+
 
 class MultiHeadAttention(nn.Module):
     """Attention with `heads` views of its input, for a sequence on itself or on a memory.
@@ -28,7 +30,7 @@ class MultiHeadAttention(nn.Module):
     score: how queries meet keys: Dot, Additive, LocationAware, DenseSynthesizer or RandomSynthesizer.
     position: what positions do inside attention: Rope, Alibi, T5Bias, Shaw, or nothing.
     dropout: the probability with which a weight is dropped in training.
-    bias: whether the projections add a vector.
+    bias: whether the projections add a vector; "qkv": those of queries, keys and values do, the last does not.
 
     >>> layer = MultiHeadAttention(16, 4)
     >>> layer(torch.randn(2, 5, 16)).shape
@@ -45,20 +47,24 @@ class MultiHeadAttention(nn.Module):
         score: Score = Dot(),  # noqa: B008  (frozen: safe to share)
         position: Relative | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: AttentionBias = True,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         _check_sizes(width, heads, kv_heads, head_width, score, position)
         check_dropout(dropout)
+        if bias not in (True, False, "qkv"):
+            raise ValueError(f"bias is True, False or 'qkv'; got {bias!r}")
         self.width, self.heads, self.kv_heads = width, heads, kv_heads
         self.head_width = width // heads if head_width is None else head_width
         self.score, self.dropout = score, dropout
         query_width, key_width = score.query_width(self.head_width), score.key_width(self.head_width)
-        self.to_q = nn.Linear(width, heads * query_width, bias) if query_width else None
-        self.to_k = nn.Linear(width, kv_heads * key_width, bias) if key_width else None
-        self.to_v = nn.Linear(width, kv_heads * self.head_width, bias)
-        self.to_out = nn.Linear(heads * self.head_width, width, bias)
+        inner = bias is not False
+        self.to_q = nn.Linear(width, heads * query_width, inner) if query_width else None
+        self.to_k = nn.Linear(width, kv_heads * key_width, inner) if key_width else None
+        self.to_v = nn.Linear(width, kv_heads * self.head_width, inner)
+        self.to_out = nn.Linear(heads * self.head_width, width, bias is True)
+        self.q_norm, self.k_norm = score.norm(self.head_width), score.norm(self.head_width)
         self.scorer = score.build(heads, self.head_width)
         self.position = None if position is None else position.build(heads, self.head_width)
 
@@ -112,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         self._check_input("x", x)
         if memory is not None:
             self._check_input("memory", memory)
-        q = None if self.to_q is None else split_heads(self.to_q(x), self.heads)
+        q = _projected(self.to_q, self.q_norm, x, self.heads)
         q, k, v, positions = self._meet(x, q, memory, present, positions, cache)
         mask = _combined(allowed, causal, present, x.shape[1], v.shape[-2])
         out, chosen = self._attend(q, k, v, mask, positions, cache, weights)
@@ -134,7 +140,7 @@ class MultiHeadAttention(nn.Module):
             k, v = cache.held()
         else:
             source = x if memory is None else memory
-            k = None if self.to_k is None else split_heads(self.to_k(source), self.kv_heads)
+            k = _projected(self.to_k, self.k_norm, source, self.kv_heads)
             v = split_heads(self.to_v(source), self.kv_heads)
         cross = read or memory is not None
         if positions is None:
@@ -187,6 +193,14 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"{name} and the layer have one dtype; got {x.dtype} for a layer of {self.to_v.weight.dtype}"
             )
+
+
+def _projected(projection: nn.Module | None, norm: nn.Module | None, x: Tensor, heads: int) -> Tensor | None:
+    """Queries or keys of each head, normalised where the score asks for it; None where it has none."""
+    if projection is None:
+        return None
+    split = split_heads(projection(x), heads)
+    return split if norm is None else norm(split)
 
 
 def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:

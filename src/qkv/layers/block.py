@@ -10,7 +10,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.layers.attention import MultiHeadAttention
+from qkv.layers.attention import AttentionBias, MultiHeadAttention
 from qkv.layers.cache import LayerCache
 from qkv.layers.feed_forward import Activation, FeedForward
 from qkv.layers.norms import NormKind, make_norm
@@ -29,6 +29,7 @@ class BlockConfig:
     order: "pre" normalises what a part reads, x + part(norm(x)); "post", as published in 2017, what it leaves
         behind, norm(x + part(x)).
     cross: whether the block also attends to a memory.
+    attention_bias: whether attention's projections add a vector, if not as the others do; "qkv": its last does not.
     dropout: on the weights of attention, on the hidden features, and on what each part adds.
     """
 
@@ -43,6 +44,7 @@ class BlockConfig:
     epsilon: float = 1e-5
     dropout: float = 0.0
     bias: bool = True
+    attention_bias: AttentionBias | None = None
     score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
     position: Relative | None = None
     cross: bool = False
@@ -117,7 +119,7 @@ def _attention(config: BlockConfig, score: Score, position: Relative | None) -> 
         score=score,
         position=position,
         dropout=config.dropout,
-        bias=config.bias,
+        bias=config.bias if config.attention_bias is None else config.attention_bias,
     )
 
 

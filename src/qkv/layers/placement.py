@@ -5,10 +5,10 @@ Axes: b batch · t tokens · c model width.
 
 from typing import Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers.embeddings import LearnedPositions, SinusoidalPositions
+from qkv.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from qkv.layers.positions import Positions, Shaw, T5Bias
 from qkv.ops.positions import Alibi, Relative
 from qkv.ops.rope import Rope
@@ -44,22 +44,41 @@ class Placement(nn.Module):
     """Adds to token vectors, for absolute schemes, a vector of their position; then dropout.
 
     scale: multiply the token vectors by √width first, as in 2017.
+    segments: how many parts a text may have (BERT's two sentences), each with a vector that its tokens get.
+    norm: what normalises the sum (BERT, BART); nothing if not given.
     """
 
     def __init__(
-        self, position: Position, length: int, width: int, *, dropout: float = 0.0, scale: bool = False
+        self,
+        position: Position,
+        length: int,
+        width: int,
+        *,
+        dropout: float = 0.0,
+        scale: bool = False,
+        segments: int = 0,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.positions = make_positions(position, length, width)
+        self.segments = TokenEmbedding(segments, width) if segments else None
+        self.norm = norm
         self.factor = width**0.5 if scale else 1.0
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "b t c"], positions: Positions) -> Float[Tensor, "b t c"]:
+    def forward(
+        self, x: Float[Tensor, "b t c"], positions: Positions, segments: Int[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """segments: the segment of each token; all are of segment 0 if not given."""
         if self.factor != 1.0:
             x = x * self.factor
         if self.positions is not None:
             x = x + self.positions(positions.queries)
-        return self.dropout(x)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        elif segments is not None:
+            raise ValueError("this model knows no segments; give its config segments=2, or leave them out")
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 def make_positions(position: Position, length: int, width: int) -> nn.Module | None:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from qkv.layers.cache import LayerCache
+from qkv.layers.norms import make_norm
 from qkv.layers.positions import Positions
 from qkv.ops.softmax import soft_choice
 
@@ -33,6 +34,10 @@ class Score:
 
     def build(self, heads: int, head_width: int) -> "Scorer | None":
         raise NotImplementedError
+
+    def norm(self, head_width: int) -> nn.Module | None:
+        """What normalises each head's queries, and another its keys, before they are turned and meet; None: nothing."""
+        return None
 
 
 class Scorer(nn.Module):
@@ -54,12 +59,21 @@ class Scorer(nn.Module):
 
 @dataclass(frozen=True)
 class Dot(Score):
-    """β q·k; β is d^-½ if not given."""
+    """β q·k; β is d^-½ if not given.
+
+    normalised: queries and keys are first brought to a root mean square of 1 in each head, then scaled by learned
+        factors (one vector for the queries of all heads, one for the keys), as in Qwen 3.
+    """
 
     beta: float | None = None
+    normalised: bool = False
+    epsilon: float = 1e-6
 
     def build(self, heads: int, head_width: int) -> None:
         return None
+
+    def norm(self, head_width: int) -> nn.Module | None:
+        return make_norm("rms", head_width, epsilon=self.epsilon) if self.normalised else None
 
 
 @dataclass(frozen=True)

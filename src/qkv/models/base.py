@@ -28,6 +28,7 @@ class Model(nn.Module):
                 f"{type(self).__name__} is built from a {self.config_class.__name__}; got {type(config).__name__}"
             )
         self.config = config
+        self.files: dict[str, bytes] = {}  # what travels with the model from folder to folder, such as tokenizer.json
 
     @property
     def size(self) -> int:
@@ -35,7 +36,7 @@ class Model(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, target: str | Path) -> None:
-        """Write config.json and model.safetensors into a folder, whole or not at all."""
+        """Write config.json, model.safetensors and `files` into a folder, whole or not at all."""
         folder.save(self, target)
 
 

@@ -28,6 +28,8 @@ class EncoderConfig:
     vocab: how many tokens it knows; or features: how wide the vectors are that it reads instead (speech).
     chunk: a token sees its own chunk of so many and `left_chunks` before it (None: all before). None sees all.
     final_norm: whether the output is normalised once more; for pre-norm blocks, unless said otherwise.
+    embedding_norm: whether what the first block reads is normalised (BERT).
+    segments: how many parts a text may have, each with a vector of its own (BERT: 2); 0 is none.
     """
 
     vocab: int | None = None
@@ -48,6 +50,8 @@ class EncoderConfig:
     left_chunks: int | None = None
     dropout: float = 0.0
     bias: bool = True
+    embedding_norm: bool = False
+    segments: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=False))
@@ -91,16 +95,28 @@ class Encoder(Model):
             self.tokens = TokenEmbedding(config.vocab, config.width)
         else:
             self.tokens = nn.Linear(config.features or 0, config.width)
-        self.place = Placement(config.position, config.length, config.width, dropout=config.dropout, scale=config.scale)
+        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        self.place = Placement(
+            config.position,
+            config.length,
+            config.width,
+            dropout=config.dropout,
+            scale=config.scale,
+            segments=config.segments,
+            norm=norm if config.embedding_norm else None,
+        )
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
         final = config.order == "pre" if config.final_norm is None else config.final_norm
         norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
         self.norm = norm if final else nn.Identity()
         small_normal(self, layers=config.layers)
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Float[Tensor, "b t c"]:
-        """tokens (b, t), or vectors (b, t, features). present (b, t): which of them exist."""
-        return self._run(tokens, present, None)
+    def forward(
+        self, tokens: Tensor, present: Tensor | None = None, segments: Tensor | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """tokens (b, t), or vectors (b, t, features). present (b, t): which of them exist. segments (b, t): the part
+        of the text that each belongs to; all to the first if not given."""
+        return self._run(tokens, present, None, segments)
 
     def stream(
         self, tokens: Tensor, state: EncoderState | None = None, *, final: bool = False
@@ -123,7 +139,9 @@ class Encoder(Model):
             cache.drop(cache.length - config.left_chunks * config.chunk)
         return hidden, EncoderState(cache, waiting[:, whole:], closed=final)
 
-    def _run(self, tokens: Tensor, present: Tensor | None, cache: Cache | None) -> Tensor:
+    def _run(
+        self, tokens: Tensor, present: Tensor | None, cache: Cache | None, segments: Tensor | None = None
+    ) -> Tensor:
         config = self.config
         if config.features is not None and (tokens.ndim != 3 or tokens.shape[-1] != config.features):
             raise ValueError(
@@ -131,7 +149,7 @@ class Encoder(Model):
             )
         x = self.tokens(tokens)
         positions, allowed = chunked_context(x, present, cache, config.chunk, config.left_chunks)
-        x = self.place(x, positions)
+        x = self.place(x, positions, segments)
         for index, block in enumerate(self.blocks):
             held = None if cache is None else cache.layer(index)
             x = block(x, allowed=allowed, positions=positions, cache=held)

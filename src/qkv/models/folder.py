@@ -1,15 +1,14 @@
 """A model's folder: config.json says what it is, model.safetensors holds its parameters. Never a pickle.
 
-The folder appears whole or not at all: it is written beside its place and moved there by one rename.
+config.json holds the SHA-256 of the parameters, so that damaged ones are refused. Files that came with a model (its
+tokenizer) travel with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from qkv import __version__
 from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Shaw, T5Bias
+from qkv.models.whole_folder import whole_folder
 from qkv.ops.positions import Alibi
 from qkv.ops.rope import Linear, Llama3, Ntk, Rope, Yarn
 
@@ -26,44 +26,63 @@ if TYPE_CHECKING:
     from qkv.models.base import Model
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+# what may travel with a model: how text becomes tokens, and what is kept for the way back to where it came from
+COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors")
 PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
 PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)
 KINDS = {part.__name__: part for part in PARTS}  # what may stand inside a config
 
 
 def save(model: Model, target: str | Path) -> None:
-    """Write a model's folder; an older model's folder of the same name is replaced."""
-    target = Path(target)
-    _refuse_foreign(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    described = {"qkv": __version__, "model": type(model).__name__, "config": to_plain(model.config)}
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        if (target / TOKENIZER).exists():
-            shutil.copy(target / TOKENIZER, scratch)
-        save_file(_untied(model), scratch / WEIGHTS)
-        (scratch / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        for path in (*scratch.iterdir(), scratch):
-            _to_disk(path)
-        _swap(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    _to_disk(target.parent)
+    """Write a model's folder; an older model's folder of the same name is replaced, but for its tokenizer."""
+    files = dict(model.files)
+    if TOKENIZER not in files and (older := Path(target) / TOKENIZER).is_file():
+        files[TOKENIZER] = older.read_bytes()
+    with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:
+        save_file(untied(model), scratch / WEIGHTS)
+        write_files(files, scratch)
+        described = {
+            "qkv": __version__,
+            "model": type(model).__name__,
+            "config": to_plain(model.config),
+            "sha256": _digest(scratch / WEIGHTS),
+        }
+        write_json(described, scratch / CONFIG)
 
 
 def load(source: str | Path, known: dict[str, type[Model]]) -> Model:
     """The model that a folder holds, in eval mode."""
     source = Path(source)
-    described = _read_config(source / CONFIG)
+    described = read_config(source)
     name = described.get("model")
     if name not in known:
         raise ValueError(f"{source / CONFIG} names the model {name!r}; known are {', '.join(sorted(known))}")
     kind = known[name]
     model = kind(from_plain(kind.config_class, described.get("config"), str(source / CONFIG)))
-    tensors = _read_weights(source / WEIGHTS)
+    tensors = read_tensors(source / WEIGHTS)
+    if described.get("sha256") not in (None, _digest(source / WEIGHTS)):
+        raise ValueError(f"{source / WEIGHTS} is not what was saved: its SHA-256 differs from the one in {CONFIG}")
     _fill(model, tensors, source / WEIGHTS)
+    model.files = read_files(source)
     return model.eval()
+
+
+def write_files(files: dict[str, bytes], target: Path) -> None:
+    """Write what travels with a model."""
+    for name, content in files.items():
+        if name not in COMPANIONS:
+            raise ValueError(f"{name!r} cannot travel with a model; what can: {', '.join(COMPANIONS)}")
+        (target / name).write_bytes(content)
+
+
+def read_files(source: Path) -> dict[str, bytes]:
+    """What travels with a model."""
+    return {name: (source / name).read_bytes() for name in COMPANIONS if (source / name).is_file()}
+
+
+def write_json(value: object, path: Path) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def to_plain(value: Any) -> Any:
@@ -95,31 +114,44 @@ def from_plain(kind: type, plain: Any, where: str) -> Any:
         raise ValueError(f"{where}: {kind.__name__} {str(error).split('__init__() ')[-1]}") from None
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
-    if not path.exists():
-        raise ValueError(f"{path.parent} has no {CONFIG}; a model is a folder with {CONFIG} and {WEIGHTS}")
+def read_config(source: Path) -> dict[str, Any]:
+    """The config.json of a folder."""
+    path = source / CONFIG
+    if not source.is_dir():
+        raise ValueError(f"{source} is not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
+    if not path.is_file():
+        raise ValueError(f"{source} has no {CONFIG}; a model is a folder with {CONFIG} and {WEIGHTS}")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object."""
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(described, dict):
         raise ValueError(f"{path} should hold a JSON object; got {type(described).__name__}")
     return described
 
 
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    if not path.exists():
-        raise ValueError(f"{path.parent} has no {WEIGHTS}; a model is a folder with {CONFIG} and {WEIGHTS}")
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}; a model is a folder with {CONFIG} and {WEIGHTS}")
     try:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
 
 
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _fill(model: Model, tensors: dict[str, torch.Tensor], where: Path) -> None:
-    expected = _untied(model)
+    expected = untied(model)
     if missing := sorted(set(expected) - set(tensors)):
         raise ValueError(f"{where} lacks {len(missing)} tensors of {type(model).__name__}, first {missing[0]}")
     if extra := sorted(set(tensors) - set(expected)):
@@ -133,7 +165,7 @@ def _fill(model: Model, tensors: dict[str, torch.Tensor], where: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def _untied(model: Model) -> dict[str, torch.Tensor]:
+def untied(model: Model) -> dict[str, torch.Tensor]:
     """The state, with a tensor that has two names under the first of them only."""
     kept: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
@@ -142,34 +174,3 @@ def _untied(model: Model) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             kept[name] = tensor.detach().contiguous()
     return kept
-
-
-def _refuse_foreign(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file; a model is saved to a folder")
-    foreign = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [name for name in foreign if name not in (CONFIG, WEIGHTS, TOKENIZER)]
-    if foreign:
-        raise ValueError(f"{target} holds other files ({foreign[0]}, …); choose a new folder, so that nothing is lost")
-
-
-def _swap(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = new.with_name(new.name + ".old")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.layers import Cache, DenseSynthesizer, Dot, RandomSynthesizer, Score
+from qkv.layers.attention import AttentionBias
 from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context
@@ -29,6 +30,7 @@ class GPTConfig:
     position: learned, sinusoidal, none, rope, alibi, t5, shaw, or a scheme such as Rope(base=500_000).
     score: how queries meet keys; DenseSynthesizer(length) is the synthesizer variant.
     window: how many tokens a query sees, itself included; None is all before it.
+    attention_bias: whether attention's projections add a vector, if not as the others do; "qkv": its last does not.
     tied: whether the output shares the token vectors.
     """
 
@@ -49,6 +51,7 @@ class GPTConfig:
     window: int | None = None
     dropout: float = 0.0
     bias: bool = True
+    attention_bias: AttentionBias | None = None
     tied: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +73,7 @@ class GPTConfig:
             epsilon=self.epsilon,
             dropout=self.dropout,
             bias=self.bias,
+            attention_bias=self.attention_bias,
             score=self.score,
             position=relative_part(self.position),
         )

@@ -28,6 +28,8 @@ class Seq2SeqConfig:
     target_vocab: as large as the source's if not given; then the two may share one table (`tied`).
     order: "post" as published; "pre" trains without warm-up.
     final_norm: a norm after the last block of encoder and decoder; for pre-norm blocks, unless said otherwise.
+    embedding_norm: whether what the first block of encoder and decoder reads is normalised (BART).
+    head_bias: whether the output adds a number for each token (BART).
     tied: source, target and output share one table of token vectors, as published.
     scale: token vectors are multiplied by √width, as published.
     """
@@ -50,6 +52,8 @@ class Seq2SeqConfig:
     bias: bool = True
     tied: bool = True
     scale: bool = True
+    embedding_norm: bool = False
+    head_bias: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=True))
@@ -97,7 +101,7 @@ class Seq2Seq(Translator, Model):
         self.encoder = nn.ModuleList(Block(config.block) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Block(decoder) for _ in range(config.decoder_layers))
         self.encoder_norm, self.decoder_norm = self._final_norm(config), self._final_norm(config)
-        self.head = nn.Linear(config.width, target_vocab, bias=False)
+        self.head = nn.Linear(config.width, target_vocab, bias=config.head_bias)
         for parameter in self.parameters():
             if parameter.ndim > 1:
                 nn.init.xavier_uniform_(parameter)
@@ -162,7 +166,15 @@ class Seq2Seq(Translator, Model):
 
     @staticmethod
     def _placement(config: Seq2SeqConfig) -> Placement:
-        return Placement(config.position, config.length, config.width, dropout=config.dropout, scale=config.scale)
+        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        return Placement(
+            config.position,
+            config.length,
+            config.width,
+            dropout=config.dropout,
+            scale=config.scale,
+            norm=norm if config.embedding_norm else None,
+        )
 
     @staticmethod
     def _final_norm(config: Seq2SeqConfig) -> nn.Module:

@@ -24,6 +24,7 @@ from qkv.ops.shapes import divisors
 class ViTConfig:
     """A ViT's sizes and choices.
 
+    classes: how many there are; 0 leaves the head out, and the call returns what it would have read, (b, width).
     image: side of the square pictures, in pixels. patch: side of a patch.
     head: what the classes are read from: a "class" token of its own, or the "mean" of all patches.
     position: "learned" for each patch, "learned-2d" for each row and column, "sinusoidal" or "none".
@@ -60,8 +61,8 @@ class ViTConfig:
             raise ValueError(f"a ViT reads its classes from 'class' or 'mean'; got head={self.head!r}")
         if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
             raise ValueError(f"a ViT's positions are learned, learned-2d, sinusoidal or none; got {self.position!r}")
-        if self.classes < 1:
-            raise ValueError(f"classes are at least 1; got {self.classes}")
+        if self.classes < 0:
+            raise ValueError(f"classes are 0 (no head) or more; got {self.classes}")
 
     @property
     def patches(self) -> int:
@@ -107,7 +108,7 @@ class ViT(Model):
         final = config.order == "pre" if config.final_norm is None else config.final_norm
         norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
         self.norm = norm if final else nn.Identity()
-        self.head = nn.Linear(config.width, config.classes)
+        self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
         small_normal(self, layers=config.layers)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:

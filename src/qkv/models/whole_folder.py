@@ -1,0 +1,59 @@
+"""A folder that appears whole or not at all: it is written beside its place and moved there by one rename."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_folder(target: str | Path, own: Collection[str]) -> Iterator[Path]:
+    """A scratch folder to write into; it becomes `target` when all is written, and vanishes if something fails.
+
+    own: the files that such a folder may hold; a target with any other is refused, so that nothing is lost.
+    """
+    target = Path(target)
+    _refuse_others(target, own)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield scratch
+        scratch.chmod(0o755)
+        for path in (*scratch.iterdir(), scratch):
+            _to_disk(path)
+        _swap(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    _to_disk(target.parent)
+
+
+def _refuse_others(target: Path, own: Collection[str]) -> None:
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; a model is saved to a folder")
+    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
+    if others := [name for name in names if name not in own]:
+        raise ValueError(f"{target} holds other files ({others[0]}, …); choose a new folder, so that nothing is lost")
+
+
+def _swap(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    old = new.with_name(new.name + ".old")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
