@@ -1,16 +1,29 @@
-"""Checkpoints in and out."""
+"""Checkpoints in and out: our folders, Hugging Face's, llama2.c's files."""
 
 from pathlib import Path
 
+from qkv.hub.huggingface import left_out, load_hf, save_hf
+from qkv.hub.llama2c import load_llama2c
+from qkv.hub.resolve import resolve
+from qkv.hub.tokenizer import tokenizer
 from qkv.hub.torch_modules import from_torch
 from qkv.models import Model, folder
 
-__all__ = ["from_torch", "load"]
+__all__ = ["from_torch", "left_out", "load", "save_hf", "tokenizer"]
 
 
 def load(path_or_id: str | Path) -> Model:
-    """The model that a folder holds, ready to be used (in eval mode).
+    """The model that a folder, a file or a hub id holds, ready to be used (in eval mode).
 
-    A folder holds config.json and model.safetensors, as `model.save(folder)` writes them.
+    - a folder as `model.save(folder)` writes it, or as Hugging Face's `save_pretrained` does: GPT-2, Llama, Mistral,
+      Qwen 2 and 3, BERT, ViT, BART;
+    - a llama2.c file (.bin);
+    - a hub id such as "openai-community/gpt2": fetched by huggingface_hub if no folder has that name.
     """
-    return folder.load(path_or_id, Model.known)
+    path = resolve(path_or_id)
+    if path.is_file():
+        return load_llama2c(path)
+    described = folder.read_config(path)
+    if "qkv" in described:
+        return folder.load(path, Model.known)
+    return load_hf(path)
