@@ -53,8 +53,8 @@ def load_hf(source: str | Path) -> Model:
 def save_hf(model: Model, target: str | Path) -> None:
     """Write a folder that Hugging Face's from_pretrained loads, whole or not at all.
 
-    A model that came from such a folder gets its config.json, its tokenizer and the tensors that were left out back. One
-    that has no equal there is refused, by the field that makes the difference.
+    A model that came from such a folder gets its config.json, its tokenizer and the tensors that were left out back.
+    One that has no equal there is refused, by the field that makes the difference.
     """
     family, config = _described(model)
     architecture = config["architectures"][0]
@@ -149,7 +149,7 @@ def _join_copies(tensors: dict[str, Tensor], name: str, others: tuple[str, ...],
         copy = tensors.pop(other, None)
         if copy is not None and not torch.equal(tensors.setdefault(name, copy), copy):
             raise ValueError(
-                f"{where}: tie_word_embeddings is true, but {other} differs from {name}; say false in {CONFIG} to load both"
+                f"{where}: tie_word_embeddings is true, but {other} differs from {name}; say false to load both"
             )
 
 

@@ -158,7 +158,7 @@ def read_tokenizer(path: str | Path) -> str:
 
 
 def _pieces(path: Path, content: bytes) -> tuple[list[str], list[float]]:
-    """The pieces of text and their scores: the longest piece's length, then for each a score, a length and its bytes."""
+    """Pieces of text and their scores: the longest one's length, then for each a score, a length and its bytes."""
     pieces, scores, at = [], [], 4
     while at < len(content):
         if at + 8 > len(content):
