@@ -3,6 +3,8 @@ added to each token's logit."""
 
 from typing import Any
 
+from torch import Tensor
+
 from qkv.hub.family import Family
 from qkv.hub.gpt2 import ACTIVATIONS, THEIR_ACTIVATIONS
 from qkv.hub.switches import Switches, fits
@@ -120,6 +122,14 @@ def write(config: Seq2SeqConfig) -> dict[str, Any]:
     }
 
 
+def complete(tensors: dict[str, Tensor]) -> None:
+    """A number for each token, and a shared table even where nobody reads it."""
+    if "model.shared.weight" not in tensors:
+        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"].clone()
+    shared = tensors["model.shared.weight"]
+    tensors.setdefault("final_logits_bias", shared.new_zeros(1, len(shared)))
+
+
 BART = Family(
     name="bart",
     architectures=("BartForConditionalGeneration",),
@@ -137,4 +147,5 @@ BART = Family(
         )
     },
     optional=("final_logits_bias",),
+    complete=complete,
 )

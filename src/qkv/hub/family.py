@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from qkv.hub.switches import Switches
 from qkv.hub.tables import Row
 from qkv.models import Model
@@ -24,6 +26,7 @@ class Family:
     tied: where tables are shared (config.tied), the name that counts, and other names that it may stand under.
     optional: tensors that may be absent; they are then 0.
     renamed: endings of names in older files, and what they are called now.
+    complete: adds to what is written the tensors that theirs have and ours need not.
     """
 
     name: str
@@ -39,3 +42,4 @@ class Family:
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    complete: Callable[[dict[str, Tensor]], None] = lambda tensors: None

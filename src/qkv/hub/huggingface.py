@@ -60,13 +60,10 @@ def save_hf(model: Model, target: str | Path) -> None:
     architecture = config["architectures"][0]
     state = untied(model)
     found = {pair.theirs: pair.how.write([state[name] for name in pair.ours]) for pair in _pairs(family, model)}
-    if family is BART:
-        found.setdefault(
-            "final_logits_bias", torch.zeros(1, model.config.vocab, dtype=next(iter(state.values())).dtype)
-        )
     if architecture in family.bare:
         found = {name.removeprefix(family.prefix): tensor for name, tensor in found.items()}
     found = {**left_out(model), **found}
+    family.complete(found)
     config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     files = {name: content for name, content in model.files.items() if name not in (THEIR_CONFIG, LEFT_OUT)}
     with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:

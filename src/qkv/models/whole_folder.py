@@ -20,9 +20,11 @@ def whole_folder(target: str | Path, own: Collection[str]) -> Iterator[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield scratch
-        scratch.chmod(0o755)
-        for path in (*scratch.iterdir(), scratch):
+        for path in scratch.iterdir():
+            path.chmod(0o644)
             _to_disk(path)
+        scratch.chmod(0o755)
+        _to_disk(scratch)
         _swap(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
