@@ -32,13 +32,8 @@ THEIR_CONFIG, LEFT_OUT = "huggingface.json", "left_out.safetensors"
 def load_hf(source: str | Path) -> Model:
     """The model in a Hugging Face folder, in eval mode and in the file's precision."""
     source = Path(source)
-    plain = read_config(source)
-    family, switches = _family_of(plain, str(source / CONFIG)), Switches(plain, str(source / CONFIG))
-    config = family.read(switches)
-    switches.finish()
-    with torch.device("meta"):  # names and shapes only; the numbers come from the file
-        model = family.model(config)
-    tensors, left = _sorted_out(family, config, read_weights(source), str(source))
+    family, model, found = _described_by(read_config(source), source)
+    tensors, left = _sorted_out(family, model.config, found, str(source))
     state = _ours(family, model, tensors, str(source))
     _fill(model, state)
     model.files = {
@@ -75,6 +70,24 @@ def save_hf(model: Model, target: str | Path) -> None:
 def left_out(model: Model) -> dict[str, Tensor]:
     """The tensors of the folder a model came from that are no part of it (a pooler, a head), by their name there."""
     return tensors_of(model.files[LEFT_OUT]) if LEFT_OUT in model.files else {}
+
+
+def _described_by(plain: dict[str, Any], source: Path) -> tuple[Family, Model, dict[str, Tensor]]:
+    """The family that a config.json belongs to, its model without numbers, and the tensors that lie beside it."""
+    where = str(source / CONFIG)
+    family, switches = _family_of(plain, where), Switches(plain, where)
+    try:
+        config = family.read(switches)
+        switches.finish()
+        tensors = read_weights(source)
+        layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
+        if layers > len(tensors):
+            raise ValueError(f"{where} asks for {layers} layers; there are {len(tensors)} tensors in all")
+        with torch.device("meta"):  # names and shapes only; the numbers come from the file
+            return family, family.model(config), tensors
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's own refusals of absurd sizes
+        said = str(error) if str(source) in str(error) else f"{where} describes no model: {str(error).splitlines()[0]}"
+        raise ValueError(said) from None
 
 
 def _family_of(plain: dict[str, Any], where: str) -> Family:

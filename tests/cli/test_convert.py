@@ -1,0 +1,57 @@
+"""`qkv convert` as a stranger uses it."""
+
+import json
+
+import pytest
+import torch
+
+import qkv
+from qkv.cli.main import run
+from qkv.models import GPT, GPTConfig
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = GPT(GPTConfig(vocab=11, length=8, width=8, layers=1, heads=2))
+    model.files["tokenizer.json"] = b'{"kept": "as it is"}'
+    model.save(tmp_path / "ours")
+    return tmp_path
+
+
+def test_there_and_back_is_the_same_model(folder, capsys):
+    assert run(["convert", f"{folder}/ours", f"{folder}/theirs", "--to", "hf", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["model"] == "GPT"
+    assert done["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert run(["convert", f"{folder}/theirs", f"{folder}/back", "--to", "qkv"]) == 0
+    assert "load it with" in capsys.readouterr().out
+    first, last = qkv.load(folder / "ours"), qkv.load(folder / "back")
+    assert (folder / "back" / "tokenizer.json").read_bytes() == b'{"kept": "as it is"}'
+    assert all(torch.equal(one, last.state_dict()[name]) for name, one in first.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere/at/all", "x", "--to", "hf"], "there is nothing at nowhere/at/all"),
+        (["ours", "ours", "--to", "hf"], "ours is where the model is read from"),
+        (["ours", "theirs", "--to", "gguf"], "gguf"),
+        (["ours", "theirs"], "--to"),
+        (["ours", ".", "--to", "hf"], "holds other files"),
+        (["picture", "x", "--to", "hf"], "this MLP has no equal"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    qkv.models.MLP(qkv.models.MLPConfig(image=4, channels=1, classes=2, widths=(3,))).save("picture")
+    assert run(["convert", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["ours", "picture"]
+
+
+def test_help_teaches_by_example(capsys):
+    assert run(["convert", "--help"]) == 0
+    assert "qkv convert openai-community/gpt2" in capsys.readouterr().out
