@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def llama2c(layers=1, width=8, hidden=6, heads=2, kv_heads=1, vocab=300, length=
 def test_a_llama2c_file_has_exactly_the_length_that_its_header_asks_for(vocab, tmp_path):
     path, content = tmp_path / "model.bin", llama2c(vocab=vocab)
     path.write_bytes(content)
-    model = load(path)
+    model: Any = load(path)
     assert (model.head.weight is model.tokens.weight) == (vocab > 0)
     assert model.tokens.weight[0, 1].item() == pytest.approx(1e-3)
     if vocab < 0:

@@ -1,6 +1,7 @@
 """From their folders and back: the same numbers in both directions."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from foreign import (
 import qkv
 from qkv.hub import left_out, save_hf
 
+NO_TOKEN = -1  # nothing stops the translation: it runs to its full length
+
 
 def close(theirs, ours, tolerance):
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
@@ -37,7 +40,7 @@ def test_a_loaded_model_gives_their_numbers(name, tmp_path):
 def test_a_loaded_llama_gives_their_numbers_to_float32_and_exactly_where_theirs_are_exact(name, tmp_path, monkeypatch):
     theirs = foreign(name)
     theirs.save_pretrained(tmp_path)
-    ours = qkv.load(tmp_path)
+    ours: Any = qkv.load(tmp_path)
     close(*answers(name, theirs, ours), 1e-6)
     exact_llama(theirs, monkeypatch)
     close(*answers(name, theirs, ours), 1e-10)
@@ -116,7 +119,7 @@ def test_greedy_generation_is_theirs_token_for_token(name, tmp_path):
     tokens = texts(2, 4)
     theirs.generation_config.eos_token_id = None
     expected = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, do_sample=False)
-    ours = qkv.load(tmp_path)
+    ours: Any = qkv.load(tmp_path)
     for cached in (True, False):
         assert ours.generate(tokens, 20, cached=cached).tolist() == expected.tolist()
 
@@ -133,11 +136,9 @@ def test_greedy_translation_is_theirs_token_for_token(tmp_path):
         num_beams=1,
         eos_token_id=None,
     )
-    found = qkv.load(tmp_path).generate(tokens, 10, start=1, stop=VOCAB_END)
+    ours: Any = qkv.load(tmp_path)
+    found = ours.generate(tokens, 10, start=1, stop=NO_TOKEN)
     assert found[0].tolist() == expected[0, 1:].tolist()
-
-
-VOCAB_END = -1  # no token: the translation runs to its full length
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
@@ -195,7 +196,7 @@ def test_tied_tables_may_stand_in_the_file_twice(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     table = tensors["model.embed_tokens.weight"]
     save_file({**tensors, "lm_head.weight": table.clone()}, tmp_path / "model.safetensors")
-    ours = qkv.load(tmp_path)
+    ours: Any = qkv.load(tmp_path)
     assert ours.head.weight is ours.tokens.weight
     close(*answers("llama, tied", theirs, ours), 1e-6)
     save_file({**tensors, "lm_head.weight": table + 1}, tmp_path / "model.safetensors")

@@ -1,5 +1,7 @@
 """Models of ours that never were elsewhere: what has an equal at Hugging Face's is written, the rest is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from foreign import transformers
@@ -9,12 +11,15 @@ from qkv.layers import Additive, Dot
 from qkv.models import CNN, CNNConfig, EncoderConfig, GPTConfig, Model, Seq2SeqConfig, ViTConfig, build
 from qkv.positions import Llama3, Ntk, Rope, Yarn
 
-SMALL = {"vocab": 23, "length": 32, "width": 16, "layers": 2, "heads": 4, "hidden": 20}
-LLAMA = {**SMALL, "position": "rope", "norm": "rms", "activation": "swiglu", "bias": False}
-TWO = {key: value for key, value in SMALL.items() if key != "layers"} | {"encoder_layers": 1, "decoder_layers": 2}
-BART = {**TWO, "position": "learned", "activation": "gelu", "embedding_norm": True}
-BERT = {**SMALL, "position": "learned", "order": "post", "embedding_norm": True, "segments": 2}
-VIT = {"image": 8, "patch": 2, "channels": 2, "classes": 5, "width": 16, "layers": 2, "heads": 4}
+SMALL: dict[str, Any] = {"vocab": 23, "length": 32, "width": 16, "layers": 2, "heads": 4, "hidden": 20}
+LLAMA: dict[str, Any] = {**SMALL, "position": "rope", "norm": "rms", "activation": "swiglu", "bias": False}
+TWO: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "layers"} | {
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
+BART: dict[str, Any] = {**TWO, "position": "learned", "activation": "gelu", "embedding_norm": True}
+BERT: dict[str, Any] = {**SMALL, "position": "learned", "order": "post", "embedding_norm": True, "segments": 2}
+VIT: dict[str, Any] = {"image": 8, "patch": 2, "channels": 2, "classes": 5, "width": 16, "layers": 2, "heads": 4}
 QWEN = Dot(normalised=True, epsilon=1e-5)
 
 WRITTEN = {
@@ -36,8 +41,8 @@ WRITTEN = {
 }
 
 
-def drawn(config: object) -> Model:
-    model = build(config).double().eval()
+def drawn(config: object) -> Any:
+    model: Model = build(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
@@ -121,4 +126,5 @@ def test_a_failed_write_leaves_the_older_model(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_hf(drawn(GPTConfig(**SMALL)), tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert torch.equal(load(tmp_path / "model").tokens.weight, older.tokens.weight)
+    again: Any = load(tmp_path / "model")
+    assert torch.equal(again.tokens.weight, older.tokens.weight)

@@ -194,7 +194,7 @@ def test_an_index_that_is_wrong_is_refused_by_the_tensor_or_file(tmp_path):
         (f"holds {name}, which", {"weight_map": {**homes, name: last}}),
         ("lacks surprise, which", {"weight_map": {**homes, "surprise": last}}),
         (f"holds {name}, which", {"weight_map": {key: home for key, home in homes.items() if key != name}}),
-        ("which the folder lacks", {"weight_map": {**homes, name: "model-00099-of-00099.safetensors"}}),
+        ("which the folder lacks", {"weight_map": {**homes, "surprise": "model-00099-of-00099.safetensors"}}),
     ]
     for said, wrong in cases:
         path.write_text(json.dumps(wrong))

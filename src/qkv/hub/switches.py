@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 # Known to change nothing that a model computes once it is trained: where it came from, how it was trained, which tokens
 # are special, what its classes are called, how generate() draws by default.
-IRRELEVANT = frozenset(
+IRRELEVANT: frozenset[str] = frozenset(
     (
         "architectures",
         "model_type",
@@ -74,7 +74,7 @@ class Switches:
 
     def __init__(self, plain: dict[str, Any], where: str) -> None:
         self.plain, self.where = plain, where
-        self._read = set(IRRELEVANT)
+        self._read: set[str] = set(IRRELEVANT)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number; the default is what the format means where it is left out."""
