@@ -6,6 +6,18 @@
 from qkv.byhand.examples import EXAMPLES, example
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.problem import Problem, make_problem
+from qkv.byhand.verify import Verification, verify
 from qkv.byhand.working import Worked, work, work_problem
 
-__all__ = ["EXAMPLES", "Matrix", "Problem", "Worked", "example", "make_problem", "work", "work_problem"]
+__all__ = [
+    "EXAMPLES",
+    "Matrix",
+    "Problem",
+    "Verification",
+    "Worked",
+    "example",
+    "make_problem",
+    "verify",
+    "work",
+    "work_problem",
+]

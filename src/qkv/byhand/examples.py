@@ -3,7 +3,9 @@
 import difflib
 from typing import Any
 
-from qkv.byhand.problem import Problem, make_problem
+from qkv.byhand.matrices import transpose
+from qkv.byhand.problem import MATRICES, Problem, make_problem
+from qkv.byhand.reading import cells_of
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "three-tokens": {
@@ -33,7 +35,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "causal": True,
     },
     "two-heads": {
-        "title": "Two heads of width 2, their outputs mixed by W_O",
+        "title": "Two heads of width 2 and a matrix that mixes their outputs",
         "x": "1 0 2 0; 0 1 0 1",
         "wq": "1 0 0 1; 0 1 1 0; 0 0 1 0; 1 0 0 0",
         "wk": "1 0 0 0; 0 1 0 1; 0 0 1 0; 0 1 0 1",
@@ -50,12 +52,18 @@ def example(name: str, **changes: Any) -> Problem:
     >>> example("three-tokens", beta="1").heads
     1
     """
-    return make_problem({**example_settings(name), **changes})
+    return make_problem({**example_settings(name, changes.get("convention")), **changes})
 
 
-def example_settings(name: str) -> dict[str, Any]:
+def example_settings(name: str, convention: str | None = None) -> dict[str, Any]:
+    """The settings of an example; they are kept one token a row, and turned for the column convention."""
     if name not in EXAMPLES:
         near = difflib.get_close_matches(name, EXAMPLES, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise ValueError(f"there is no example {name!r}; {meant}There are: {', '.join(EXAMPLES)}")
-    return EXAMPLES[name]
+    settings = EXAMPLES[name]
+    if convention != "columns":
+        return dict(settings)
+    return {
+        key: transpose(cells_of(value, key)) if key in MATRICES else value for key, value in settings.items()
+    }

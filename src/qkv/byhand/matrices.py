@@ -16,7 +16,7 @@ ZERO = Number.of(0)
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix to be shown: `exact` as rows of text, `decimal` as rows of floats, `numbers` to reckon with."""
+    """A matrix to be shown: `exact` as rows of text, `decimal` as rows of floats, `numbers` as they are."""
 
     numbers: Rows
 

@@ -100,7 +100,11 @@ class Number:
             ((radicand, atoms), fraction) = next(iter(self.terms.items()))
             if not atoms:
                 return Number({(radicand, ()): 1 / (fraction * radicand)})
-        from qkv.byhand.writing import latex, plain, readable  # writing reads numbers, numbers name their atoms
+        from qkv.byhand.writing import (  # writing reads numbers, numbers name their atoms
+            latex,
+            plain,
+            readable,
+        )
 
         with localcontext(DIGITS):
             value = 1 / self.decimal
@@ -111,7 +115,9 @@ class Number:
         groups: dict[tuple[Atom, ...], dict[Monomial, Fraction]] = {}
         for (radicand, atoms), fraction in self.terms.items():
             bars = tuple(atom for atom in atoms if atom.inverse)
-            groups.setdefault(bars, {})[radicand, tuple(atom for atom in atoms if not atom.inverse)] = fraction
+            groups.setdefault(bars, {})[radicand, tuple(atom for atom in atoms if not atom.inverse)] = (
+                fraction
+            )
         terms: dict[Monomial, Fraction] = {}
         for bars, above in groups.items():
             below = bars[0].below if len(bars) == 1 else None

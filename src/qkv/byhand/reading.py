@@ -1,7 +1,8 @@
 """Reading numbers and matrices as people write them.
 
-A number: 3, -1/2, 0.25, 2 1/2, √2, 3/(2√2), 1/sqrt(2), e^(3/2). A matrix: rows apart by ; or a new line, cells by
-spaces or commas. In a row with commas a cell may hold a mixed number (2 1/2); between spaces it would be two cells.
+A number: 3, -1/2, 0.25, 2 1/2, √2, 3/(2√2), 1/sqrt(2), e^(3/2). A matrix: rows apart by ; or a new line, cells
+by spaces or commas. In a row with commas a cell may hold a mixed number (2 1/2); between spaces it would be two
+cells.
 """
 
 import re
@@ -19,7 +20,9 @@ LIMIT = 16  # rows or columns; larger than this nobody works by hand
 LONGEST = 200  # characters of one number
 
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)")
-_TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?(?![\d.])|\.\d+(?:[eE][+-]?\d+)?|sqrt|exp|e|√|\*\*|[-+*/^()·])")
+_TOKEN = re.compile(
+    r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?(?![\d.])|\.\d+(?:[eE][+-]?\d+)?|sqrt|exp|e|√|\*\*|[-+*/^()·])"
+)
 
 
 def read_number(cell: Cell, where: str = "") -> Number:
@@ -62,7 +65,8 @@ def read_matrix(given: MatrixLike, name: str) -> Rows:
     """
     cells = cells_of(given, name)
     return tuple(
-        tuple(read_number(cell, f"{name}[{i},{j}]") for j, cell in enumerate(row, 1)) for i, row in enumerate(cells, 1)
+        tuple(read_number(cell, f"{name}[{i},{j}]") for j, cell in enumerate(row, 1))
+        for i, row in enumerate(cells, 1)
     )
 
 
@@ -70,10 +74,14 @@ def cells_of(given: MatrixLike, name: str) -> list[list[Cell]]:
     """The cells of a matrix, unread; its shape is checked here."""
     if isinstance(given, str):
         cells = _split(given)
-    elif isinstance(given, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in given):
+    elif isinstance(given, Sequence) and all(
+        isinstance(row, Sequence) and not isinstance(row, str) for row in given
+    ):
         cells = [list(row) for row in given]
     else:
-        raise ValueError(f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]')
+        raise ValueError(
+            f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]'
+        )
     if not cells or not all(cells):
         raise ValueError(f'{name}: the matrix has an empty row; write rows of numbers, such as "1 -1; 0 2"')
     width = len(cells[0])

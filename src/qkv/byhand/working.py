@@ -114,8 +114,8 @@ def work(
 ) -> Worked:
     """Attention worked in exact numbers: softmax(β Q Kᵀ) V, as on paper.
 
-    Matrices are rows of numbers or text such as "1 -1; 0 1/2"; a missing W stands for the identity. Give x, or
-    q, k and v. beta: 1/√d if not given, "1" for no scale. mask: 1 where a query may attend. positions:
+    Matrices are rows of numbers or text such as "1 -1; 0 1/2"; a missing W stands for the identity. Give x,
+    or q, k and v. beta: 1/√d if not given, "1" for no scale. mask: 1 where a query may attend. positions:
     "sinusoidal" or a matrix, added to x. In the column convention tokens are columns: H = V softargmax(KᵀQ).
 
     >>> worked = work(q="1 0", k="1 0; 0 1", v="4; 8", beta="1")
@@ -125,8 +125,8 @@ def work(
     ([['(4e+8)/(e+1)']], [[5.0758]])
     """
     settings: dict[str, Any] = {
-        **dict(x=x, wq=wq, wk=wk, wv=wv, q=q, k=k, v=v, wo=wo, heads=heads),
-        **dict(beta=beta, causal=causal, mask=mask, positions=positions, convention=convention),
+        **{"x": x, "wq": wq, "wk": wk, "wv": wv, "q": q, "k": k, "v": v, "wo": wo, "heads": heads},
+        **{"beta": beta, "causal": causal, "mask": mask, "positions": positions, "convention": convention},
     }
     return work_problem(make_problem(settings))
 
@@ -165,7 +165,9 @@ def work_head(queries: Rows, keys: Rows, values: Rows, beta: Number, allowed: Fl
     )
     sums = tuple(sum(row, start=ZERO) for row in exponentials)
     weights = tuple(_shares(row, total) for row, total in zip(exponentials, sums, strict=True))
-    return Head(queries, keys, values, scores, scaled, exponentials, sums, weights, reduced(multiply(weights, values)))
+    return Head(
+        queries, keys, values, scores, scaled, exponentials, sums, weights, reduced(multiply(weights, values))
+    )
 
 
 def reduced(rows: Rows) -> Rows:
@@ -173,7 +175,7 @@ def reduced(rows: Rows) -> Rows:
 
 
 def _shares(row: tuple[Number, ...], total: Number) -> tuple[Number, ...]:
-    """Each number's part of the total; 0 for a query that may attend to nothing, a fraction where all are alike."""
+    """Each number's part of the total; all 0 where nothing is attended to, fractions where all are alike."""
     if not total.terms:
         return row
     if len(total.terms) == 1:

@@ -66,10 +66,10 @@ def digits(value: Decimal, significant: int = 20) -> str:
 
 
 def fixed(value: Decimal, places: int = 4) -> str:
-    """A decimal with so many places, as people write results; tiny ones keep two significant digits.
+    """A decimal with so many places, as people write results; 2.5 stays 2.5, tiny ones keep two digits.
 
-    >>> fixed(Decimal("-1.99315")), fixed(Decimal("0.00000000022")), fixed(Decimal(0))
-    ('-1.9932', '2.2e-10', '0')
+    >>> fixed(Decimal("-1.99315")), fixed(Decimal("2.5")), fixed(Decimal("0.00000000022"))
+    ('-1.9932', '2.5', '2.2e-10')
     """
     if not value or abs(value) < Decimal("1e-40"):
         return "0"
@@ -79,7 +79,8 @@ def fixed(value: Decimal, places: int = 4) -> str:
         rounded = value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN)
         if not rounded:
             return digits(value, 2)
-        return f"{rounded:f}" if rounded != rounded.to_integral_value() or value != rounded else f"{rounded:.0f}"
+        text = f"{rounded:f}"
+        return text.rstrip("0").rstrip(".") if value == rounded and "." in text else text
 
 
 def _has_names(number: Number) -> bool:
@@ -105,7 +106,9 @@ def _write(number: Number, term, fraction_bar, short_bar) -> str:
 
 
 def _join(parts) -> str:
-    return "".join(part if part.startswith("-") or not index else f"+{part}" for index, part in enumerate(parts))
+    return "".join(
+        part if part.startswith("-") or not index else f"+{part}" for index, part in enumerate(parts)
+    )
 
 
 def _plain_term(monomial: Monomial, fraction: Fraction) -> str:
