@@ -46,9 +46,7 @@ def read_given(step: str, given: MatrixLike, shape: tuple[int, int], columns: bo
         raise ValueError(f"{step}: expected {a}×{b} numbers, got {c}×{d}; give the whole matrix")
     if turned:
         texts = [list(row) for row in transpose(texts)]
-    values = [
-        [_value(text, f"{step}[{i},{j}]") for j, text in enumerate(row, 1)] for i, row in enumerate(texts, 1)
-    ]
+    values = [[_value(text, f"{step}[{i},{j}]") for j, text in enumerate(row, 1)] for i, row in enumerate(texts, 1)]
     slack = [[_slack(text) for text in row] for row in texts]
     coarsest = max((s for row in slack for s in row if s is not None), default=Decimal(0))
     filled = [

@@ -71,10 +71,7 @@ def product(left: Numbers, right: Numbers) -> Numbers:
     slack = [
         [
             sum(
-                (
-                    abs(a) * db + abs(b) * da + da * db
-                    for a, da, b, db in zip(row, errors, column, others, strict=True)
-                ),
+                (abs(a) * db + abs(b) * da + da * db for a, da, b, db in zip(row, errors, column, others, strict=True)),
                 Decimal(0),
             )
             for column, others in zip(columns, off, strict=True)
@@ -97,9 +94,7 @@ def softmax(table: Numbers, allowed: Sequence[Sequence[bool]] | None) -> Numbers
     for index, (row, errors) in enumerate(zip(table.values, table.slack, strict=True)):
         flags = [True] * len(row) if allowed is None else allowed[index % len(allowed)]
         seen = [value for value, flag in zip(row, flags, strict=True) if flag]
-        powers = [
-            (value - max(seen)).exp() if flag else Decimal(0) for value, flag in zip(row, flags, strict=True)
-        ]
+        powers = [(value - max(seen)).exp() if flag else Decimal(0) for value, flag in zip(row, flags, strict=True)]
         total = sum(powers) or Decimal(1)
         values.append([power / total for power in powers])
         moved = (2 * max(errors)).exp() - 1 if max(errors) < 100 else Decimal(1)

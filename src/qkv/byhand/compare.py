@@ -47,7 +47,5 @@ def compare_with_float64(problem: Problem, exact: Rows) -> Agreement:
     difference = float((out - tensor(exact)).abs().max())
     # float64 rounds a score s by about s·ε, which moves a weight by that share of itself
     largest = float((q.abs() @ k.abs().T).max()) * abs(beta)
-    spread = float(v.abs().max()) * (
-        1 if problem.wo is None else float(tensor(problem.wo).abs().sum(0).max())
-    )
+    spread = float(v.abs().max()) * (1 if problem.wo is None else float(tensor(problem.wo).abs().sum(0).max()))
     return Agreement(difference, max(TOLERANCE, 8 * float_info.epsilon * (largest + len(k)) * spread))

@@ -64,6 +64,4 @@ def example_settings(name: str, convention: str | None = None) -> dict[str, Any]
     settings = EXAMPLES[name]
     if convention != "columns":
         return dict(settings)
-    return {
-        key: transpose(cells_of(value, key)) if key in MATRICES else value for key, value in settings.items()
-    }
+    return {key: transpose(cells_of(value, key)) if key in MATRICES else value for key, value in settings.items()}

@@ -47,9 +47,7 @@ def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], di
         base = example_settings(str(wanted), content.get("convention"))
     worked = content.pop("answer", {})
     if not isinstance(worked, dict):
-        raise ValueError(
-            f"{name}: answer: expected a table of steps such as scores = [[1, 2]], got {worked!r}"
-        )
+        raise ValueError(f"{name}: answer: expected a table of steps such as scores = [[1, 2]], got {worked!r}")
     steps = {_step_name(key, name): value for key, value in worked.items()}
     from_inputs = "x" in content or "x" in base
     for key, value in content.items():
@@ -75,9 +73,7 @@ def _step_name(key: str, name: str) -> str:
 def read_file(path: Path) -> dict[str, Any]:
     """A TOML, JSON or CSV file as a mapping of names to matrices and settings."""
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(
-            f"{path.name} is {path.stat().st_size:,} bytes: a problem worked by hand takes far fewer"
-        )
+        raise ValueError(f"{path.name} is {path.stat().st_size:,} bytes: a problem worked by hand takes far fewer")
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError:

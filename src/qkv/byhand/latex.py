@@ -30,9 +30,7 @@ def document(worked: Worked, places: int = 4) -> str:
 def _step(step: Step, places: int) -> Iterator[str]:
     symbol = _symbol(step.symbol)
     if not step.given:
-        equations = [
-            rf"{_cell_name(step, cell)} &= {_equation(cell, places)}" for row in step.cells for cell in row
-        ]
+        equations = [rf"{_cell_name(step, cell)} &= {_equation(cell, places)}" for row in step.cells for cell in row]
         yield r"\begin{align*}"
         yield " \\\\\n".join(equations)
         yield r"\end{align*}"
@@ -42,8 +40,7 @@ def _step(step: Step, places: int) -> Iterator[str]:
     yield rf"\[ {symbol} = {step.formula_latex} {sign} {_matrix(shown)} \]"
     if step.sums:
         sums = r",\quad ".join(
-            rf"\Sigma_{{{i}}} \approx {_scientific(fixed(t.decimal, places))}"
-            for i, t in enumerate(step.sums, 1)
+            rf"\Sigma_{{{i}}} \approx {_scientific(fixed(t.decimal, places))}" for i, t in enumerate(step.sums, 1)
         )
         yield rf"\[ {sums} \]"
 

@@ -56,9 +56,7 @@ def guesses(problem: Problem, step: str, state: State, written: Mapping[str, obj
                     yield Guess(guess.name, follow(problem, step, changed).values, guess.rounding)
 
 
-def product_terms(
-    problem: Problem, step: str, state: State, row: int, column: int
-) -> list[tuple[Decimal, Decimal]]:
+def product_terms(problem: Problem, step: str, state: State, row: int, column: int) -> list[tuple[Decimal, Decimal]]:
     """The pairs that are multiplied and added to make one number; none where it is made otherwise."""
     if step in ("queries", "keys", "values"):
         weight = problem.projections[("queries", "keys", "values").index(step)]
@@ -115,9 +113,7 @@ def _scores(problem: Problem, state: State) -> Iterator[Guess]:
     if len(keys.values) == len(k[0].values[0]):
         yield Guess("K was not transposed", stack([product(a, b) for a, b in zip(q, k, strict=True)]).values)
     if len(queries.values) == len(keys.values):
-        yield Guess(
-            "rows for columns: this is K Qᵀ, the transpose of Q Kᵀ", _per_head(right, problem, turned).values
-        )
+        yield Guess("rows for columns: this is K Qᵀ, the transpose of Q Kᵀ", _per_head(right, problem, turned).values)
     if problem.beta.decimal != 1:
         name = "scaled already: these are the scaled scores, to be given as `scaled`"
         yield Guess(name, scale(right, problem.beta.decimal).values)
@@ -169,15 +165,11 @@ def _weights(problem: Problem, state: State) -> Iterator[Guess]:
     if allowed is not None:
         yield Guess("forgotten mask", softmax(scaled, None).values)
         free = softmax(scaled, None).values
-        yield Guess(
-            "masked after the softmax, and not divided by the new sum", _masked(free, allowed, Decimal(0))
-        )
+        yield Guess("masked after the softmax, and not divided by the new sum", _masked(free, allowed, Decimal(0)))
         zeros = Numbers.sharp(_masked(scaled.values, allowed, Decimal(0)))
         yield Guess("masked with 0 instead of −∞: e^0 is 1, not 0", softmax(zeros, None).values)
         if len(allowed) == len(allowed[0]):
-            yield Guess(
-                "rows for columns: the mask was transposed", softmax(scaled, transpose(allowed)).values
-            )
+            yield Guess("rows for columns: the mask was transposed", softmax(scaled, transpose(allowed)).values)
     powers = [[value.exp() if abs(value) < 10_000 else Decimal(0) for value in row] for row in scaled.values]
     yield Guess(
         "not divided by the sum: these are the exponentials",
@@ -250,9 +242,7 @@ OWN: dict[str, Callable[[Problem, State], Iterator[Guess]]] = {
 
 
 def early(step: str, places: int, before: str) -> str:
-    digits = {0: "whole numbers", 1: "one digit", 2: "two digits", 3: "three digits"}.get(
-        places, f"{places} digits"
-    )
+    digits = {0: "whole numbers", 1: "one digit", 2: "two digits", 3: "three digits"}.get(places, f"{places} digits")
     return f"{EARLY}: the {step} were rounded to {digits} before {before}"
 
 

@@ -115,9 +115,7 @@ class Number:
         groups: dict[tuple[Atom, ...], dict[Monomial, Fraction]] = {}
         for (radicand, atoms), fraction in self.terms.items():
             bars = tuple(atom for atom in atoms if atom.inverse)
-            groups.setdefault(bars, {})[radicand, tuple(atom for atom in atoms if not atom.inverse)] = (
-                fraction
-            )
+            groups.setdefault(bars, {})[radicand, tuple(atom for atom in atoms if not atom.inverse)] = fraction
         terms: dict[Monomial, Fraction] = {}
         for bars, above in groups.items():
             below = bars[0].below if len(bars) == 1 else None

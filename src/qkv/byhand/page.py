@@ -94,9 +94,7 @@ def _section(number: int, step: Step, places: int) -> str:
     )
 
 
-def _figure(
-    symbol: str, colour: str, cells: list[list[str]], sums: Sequence[str] = (), *, below: bool = False
-) -> str:
+def _figure(symbol: str, colour: str, cells: list[list[str]], sums: Sequence[str] = (), *, below: bool = False) -> str:
     """A matrix in brackets, its symbol before it; sums stand outside the brackets."""
     lines = []
     for index, row in enumerate(cells):
@@ -141,9 +139,7 @@ def _equation(cell: Cell, places: int) -> str:
     if not cell.says_exact and not exact.startswith("≈"):
         lines.append(f"= {typeset(exact)}")
     if exact != decimal:
-        lines.append(
-            f"{'=' if cell.number.fraction == Fraction(cell.number.decimal) else '≈'} {typeset(decimal)}"
-        )
+        lines.append(f"{'=' if cell.number.fraction == Fraction(cell.number.decimal) else '≈'} {typeset(decimal)}")
     return " ".join(f"<span>{line}</span>" for line in lines)
 
 

@@ -66,9 +66,7 @@ def make_problem(settings: Mapping[str, Any]) -> Problem:
         if any(weight is not None for weight in weights) or settings.get("positions") is not None:
             raise ValueError("wq, wk, wv and positions act on inputs x: give x, or only q, k and v")
     elif any(matrix is not None for matrix in (q, k, v)):
-        raise ValueError(
-            "x and q, k or v were both given: give inputs x with wq, wk, wv, or q, k and v, not both"
-        )
+        raise ValueError("x and q, k or v were both given: give inputs x with wq, wk, wv, or q, k and v, not both")
     positions = None if x is None else _positions(settings.get("positions"), x, convention)
     for name, weight in zip(("wq", "wk", "wv"), weights, strict=True):
         if x is not None and weight is not None and len(weight) != len(x[0]):
@@ -93,11 +91,7 @@ def _finished(problem: Problem, settings: Mapping[str, Any]) -> Problem:
     """The same problem with what depends on the shapes of Q, K and V: beta, mask, heads."""
     q, k, v = _widths_fit(problem)
     beta = settings.get("beta")
-    scale = (
-        square_root(Fraction(len(q[0]) // problem.heads)).inverse()
-        if beta is None
-        else read_number(beta, "beta")
-    )
+    scale = square_root(Fraction(len(q[0]) // problem.heads)).inverse() if beta is None else read_number(beta, "beta")
     allowed = _allowed(settings.get("mask"), settings.get("causal"), len(q), len(k), problem.convention)
     wo = problem.wo
     if wo is not None and len(wo) != len(v[0]):
@@ -110,9 +104,7 @@ def _widths_fit(problem: Problem) -> tuple[Rows, Rows, Rows]:
     tall = problem.convention == "columns"
     if len(q[0]) != len(k[0]):
         lengths = f"q has {len(q[0])}, k has {len(k[0])}"
-        raise ValueError(
-            f"queries and keys need the same width to have dot products: {lengths} numbers a token"
-        )
+        raise ValueError(f"queries and keys need the same width to have dot products: {lengths} numbers a token")
     if len(k) != len(v):
         counts = f"k has {len(k)} {'columns' if tall else 'rows'}, v has {len(v)}"
         raise ValueError(f"every key needs its value: {counts}; give as many values as keys")
@@ -144,9 +136,7 @@ def _positions(given: Any, x: Rows, convention: str) -> Rows | None:
     assert rows is not None
     if (len(rows), len(rows[0])) != (len(x), len(x[0])):
         shapes = [shape_text(m if convention == "rows" else transpose(m)) for m in (x, rows)]
-        raise ValueError(
-            f"positions are added to x, so both need one shape: x is {shapes[0]}, positions {shapes[1]}"
-        )
+        raise ValueError(f"positions are added to x, so both need one shape: x is {shapes[0]}, positions {shapes[1]}")
     return rows
 
 
@@ -169,8 +159,7 @@ def _allowed(
         rows = tuple((True,) * keys for _ in range(queries))
     else:
         rows = tuple(
-            tuple(_flag(cell, i, j) for j, cell in enumerate(row, 1))
-            for i, row in enumerate(cells_of(mask, "mask"), 1)
+            tuple(_flag(cell, i, j) for j, cell in enumerate(row, 1)) for i, row in enumerate(cells_of(mask, "mask"), 1)
         )
         rows = transpose(rows) if convention == "columns" else rows
         if (len(rows), len(rows[0])) != (queries, keys):
@@ -179,8 +168,7 @@ def _allowed(
             raise ValueError(f"mask needs the shape of the scores, {fits}: it is {came}")
     if causal:
         rows = tuple(
-            tuple(flag and j <= i + keys - queries for j, flag in enumerate(row))
-            for i, row in enumerate(rows)
+            tuple(flag and j <= i + keys - queries for j, flag in enumerate(row)) for i, row in enumerate(rows)
         )
     return rows
 

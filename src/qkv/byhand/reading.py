@@ -20,9 +20,7 @@ LIMIT = 16  # rows or columns; larger than this nobody works by hand
 LONGEST = 200  # characters of one number
 
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)")
-_TOKEN = re.compile(
-    r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?(?![\d.])|\.\d+(?:[eE][+-]?\d+)?|sqrt|exp|e|√|\*\*|[-+*/^()·])"
-)
+_TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?(?![\d.])|\.\d+(?:[eE][+-]?\d+)?|sqrt|exp|e|√|\*\*|[-+*/^()·])")
 
 
 def read_number(cell: Cell, where: str = "") -> Number:
@@ -45,9 +43,7 @@ def read_number(cell: Cell, where: str = "") -> Number:
     except ValueError as error:
         told = f"; {error}" if str(error) else ""
         shown = text if len(text) <= 40 else text[:37] + "..."
-        raise ValueError(
-            f"{_at(where)}expected a number such as 3, -1/2, 0.25 or √2, got {shown!r}{told}"
-        ) from None
+        raise ValueError(f"{_at(where)}expected a number such as 3, -1/2, 0.25 or √2, got {shown!r}{told}") from None
 
 
 def normal(cell: Cell) -> str:
@@ -65,23 +61,19 @@ def read_matrix(given: MatrixLike, name: str) -> Rows:
     """
     cells = cells_of(given, name)
     return tuple(
-        tuple(read_number(cell, f"{name}[{i},{j}]") for j, cell in enumerate(row, 1))
-        for i, row in enumerate(cells, 1)
+        tuple(read_number(cell, f"{name}[{i},{j}]") for j, cell in enumerate(row, 1)) for i, row in enumerate(cells, 1)
     )
 
 
 def cells_of(given: MatrixLike, name: str) -> list[list[Cell]]:
     """The cells of a matrix, unread; its shape is checked here."""
+    cells: list[list[Cell]]
     if isinstance(given, str):
         cells = _split(given)
-    elif isinstance(given, Sequence) and all(
-        isinstance(row, Sequence) and not isinstance(row, str) for row in given
-    ):
+    elif isinstance(given, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in given):
         cells = [list(row) for row in given]
     else:
-        raise ValueError(
-            f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]'
-        )
+        raise ValueError(f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]')
     if not cells or not all(cells):
         raise ValueError(f'{name}: the matrix has an empty row; write rows of numbers, such as "1 -1; 0 2"')
     width = len(cells[0])

@@ -88,9 +88,7 @@ class Explainer:
                 line.append(Cell(name, number, *make(i, j), forbidden=flags is not None and not flags[i][j]))
             cells.append(line)
         shown = transpose(cells) if self.columns else tuple(map(tuple, cells))
-        return Step(
-            key, symbol, title, *formula, colour, shown, columns=self.columns, given=formula[0] in ("X", "X′")
-        )
+        return Step(key, symbol, title, *formula, colour, shown, columns=self.columns, given=formula[0] in ("X", "X′"))
 
     def dot(
         self, left: Sequence[Number], right: Sequence[Number], weights: Sequence[Number] | None = None
@@ -215,9 +213,7 @@ class Explainer:
             steps.append(self.step(f"scaled{tail}", z, f"Scaled scores{of}", formula, "", head.scaled, scale))
         masked = "" if self.problem.allowed is None else ", 0 where masked"
         formula = (f"e^{last}{masked}", rf"e^{{{last_latex}}}")
-        exponentials = self.step(
-            f"exponentials{tail}", e, f"Exponentials{of}", formula, "", head.exponentials, raise_e
-        )
+        exponentials = self.step(f"exponentials{tail}", e, f"Exponentials{of}", formula, "", head.exponentials, raise_e)
         steps.append(replace(exponentials, sums=head.sums))
         formula = (f"each {one} of {e} over its sum", rf"\operatorname{{softmax}}({last_latex})")
         steps.append(self.step(f"weights{tail}", a, f"Weights{of}", formula, "", head.weights, share))
@@ -251,9 +247,7 @@ class Explainer:
         names = [f"H{head + 1}" for head in range(self.problem.heads)] if self.problem.heads > 1 else ["H"]
         joint = (" ; " if self.columns else " ").join(names)
         text = f"W_O [{joint}]" if self.columns else f"[{joint}] W_O"
-        return self.step(
-            "mixed", "O", "Output, mixed by W_O", (text, text), "output", self.worked.result, make
-        )
+        return self.step("mixed", "O", "Output, mixed by W_O", (text, text), "output", self.worked.result, make)
 
 
 def explain(worked: Worked) -> list[Step]:

@@ -21,9 +21,7 @@ def render(worked: Worked, places: int = 4) -> Iterator[Text]:
         yield from wrapped(worked.problem.title, style="bold")
     yield from wrapped(setting_text(worked), style="dim")
     yield Text()
-    blocks = [
-        (_block(f"{symbol} =", matrix.exact), COLOURS[colour]) for _, symbol, colour, matrix in givens(worked)
-    ]
+    blocks = [(_block(f"{symbol} =", matrix.exact), COLOURS[colour]) for _, symbol, colour, matrix in givens(worked)]
     yield from _packed(blocks)
     for number, step in enumerate(explain(worked), 1):
         yield Text()
@@ -92,9 +90,7 @@ def _result(step: Step, places: int) -> list[Block]:
         symbol = ""
     if not blocks or any(number.fraction is None or number.fraction.denominator != 1 for number in numbers):
         decimals = _decimals(step.matrix, places)
-        same = all(
-            number.fraction is not None and len(fixed(number.decimal, 20)) <= places + 2 for number in numbers
-        )
+        same = all(number.fraction is not None and len(fixed(number.decimal, 20)) <= places + 2 for number in numbers)
         sign = "=" if same else "≈"
         blocks.append((_block(f"{symbol.rstrip(' =')} {sign}".strip(), decimals), colour))
     return blocks

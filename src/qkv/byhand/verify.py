@@ -126,7 +126,7 @@ class _Verifier:
         return is_forbidden(given.texts[i][j])
 
     def check(self, given: Given, carried: Numbers) -> StepCheck:
-        statuses = [
+        statuses: list[list[Status]] = [
             [self.status(given, carried, i, j) for j in range(len(row))] for i, row in enumerate(given.values)
         ]
         flat = [status for row in statuses for status in row]
@@ -168,9 +168,7 @@ class _Verifier:
     def remarks(self, given: Given, carried: Numbers, statuses: list[list[Status]]) -> list[Remark]:
         """One remark for a mistake that explains the whole table, else one for each wrong number."""
         slips = [(i, j) for i, row in enumerate(statuses) for j, status in enumerate(row) if status == "slip"]
-        rounded = [
-            (i, j) for i, row in enumerate(statuses) for j, status in enumerate(row) if status == "rounded"
-        ]
+        rounded = [(i, j) for i, row in enumerate(statuses) for j, status in enumerate(row) if status == "rounded"]
         remarks = []
         if rounded:
             i, j = max(rounded, key=lambda cell: self.distance(given, *cell))
@@ -186,10 +184,7 @@ class _Verifier:
             return [*remarks, self.slip_remark(given, carried, *slips[0], guess.name)]
         return [
             *remarks,
-            *(
-                self.slip_remark(given, carried, i, j, self.cell_mistake(given, carried, i, j))
-                for i, j in slips
-            ),
+            *(self.slip_remark(given, carried, i, j, self.cell_mistake(given, carried, i, j)) for i, j in slips),
         ]
 
     def explain(self, given: Given, carried: Numbers, slips: list[tuple[int, int]]) -> Guess | None:

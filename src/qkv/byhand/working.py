@@ -125,8 +125,20 @@ def work(
     ([['(4e+8)/(e+1)']], [[5.0758]])
     """
     settings: dict[str, Any] = {
-        **{"x": x, "wq": wq, "wk": wk, "wv": wv, "q": q, "k": k, "v": v, "wo": wo, "heads": heads},
-        **{"beta": beta, "causal": causal, "mask": mask, "positions": positions, "convention": convention},
+        "x": x,
+        "wq": wq,
+        "wk": wk,
+        "wv": wv,
+        "q": q,
+        "k": k,
+        "v": v,
+        "wo": wo,
+        "heads": heads,
+        "beta": beta,
+        "causal": causal,
+        "mask": mask,
+        "positions": positions,
+        "convention": convention,
     }
     return work_problem(make_problem(settings))
 
@@ -165,9 +177,7 @@ def work_head(queries: Rows, keys: Rows, values: Rows, beta: Number, allowed: Fl
     )
     sums = tuple(sum(row, start=ZERO) for row in exponentials)
     weights = tuple(_shares(row, total) for row, total in zip(exponentials, sums, strict=True))
-    return Head(
-        queries, keys, values, scores, scaled, exponentials, sums, weights, reduced(multiply(weights, values))
-    )
+    return Head(queries, keys, values, scores, scaled, exponentials, sums, weights, reduced(multiply(weights, values)))
 
 
 def reduced(rows: Rows) -> Rows:

@@ -106,9 +106,7 @@ def _write(number: Number, term, fraction_bar, short_bar) -> str:
 
 
 def _join(parts) -> str:
-    return "".join(
-        part if part.startswith("-") or not index else f"+{part}" for index, part in enumerate(parts)
-    )
+    return "".join(part if part.startswith("-") or not index else f"+{part}" for index, part in enumerate(parts))
 
 
 def _plain_term(monomial: Monomial, fraction: Fraction) -> str:

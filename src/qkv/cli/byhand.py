@@ -2,9 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from qkv.cli.console import out, print_json
 
@@ -20,7 +18,7 @@ def byhand(
     /,
     *,
     example: str | None = None,
-    examples: Annotated[bool, Parameter(negative="")] = False,
+    examples: bool = False,
     verify: Path | None = None,
     x: str | None = None,
     wq: str | None = None,
@@ -32,15 +30,15 @@ def byhand(
     v: str | None = None,
     heads: int | None = None,
     beta: str | None = None,
-    causal: Annotated[bool | None, Parameter(negative="")] = None,
+    causal: bool | None = None,
     mask: str | None = None,
     positions: str | None = None,
     convention: Literal["rows", "columns"] | None = None,
     digits: int = 4,
     tolerance: float | None = None,
-    latex: Annotated[bool, Parameter(negative="")] = False,
+    latex: bool = False,
     html: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: bool = False,
 ) -> int:
     """Attention worked by hand, in exact numbers; and your own working checked.
 
@@ -117,13 +115,23 @@ def byhand(
     if examples:
         return _list_examples(EXAMPLES, json)
     options: dict[str, Any] = {
-        **{"x": x, "wq": wq, "wk": wk, "wv": wv, "wo": wo, "q": q, "k": k, "v": v, "heads": heads},
-        **{"beta": beta, "causal": causal, "mask": mask, "positions": positions, "convention": convention},
+        "x": x,
+        "wq": wq,
+        "wk": wk,
+        "wv": wv,
+        "wo": wo,
+        "q": q,
+        "k": k,
+        "v": v,
+        "heads": heads,
+        "beta": beta,
+        "causal": causal,
+        "mask": mask,
+        "positions": positions,
+        "convention": convention,
     }
     changes = {name: value for name, value in options.items() if value is not None}
-    sources = [
-        name for name, value in (("a file", file), ("--example", example), ("--verify", verify)) if value
-    ]
+    sources = [name for name, value in (("a file", file), ("--example", example), ("--verify", verify)) if value]
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} were given: give one of them")
     if verify is not None:

@@ -7,13 +7,13 @@ import difflib
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
-    "tour": ("qkv.cli.tour:tour", "Meet qkv: a model is built, looked into and checked, in under a minute."),
+    "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
     "byhand": (
         "qkv.cli.byhand:byhand",
         "Attention worked by hand, in exact numbers; and your own working checked.",
@@ -35,6 +35,7 @@ def make_app(called: str = "") -> App:
         help_epilogue=EPILOGUE,
         version=__version__,
         result_action="return_value",
+        default_parameter=Parameter(negative=()),
     )
     for name, (home, summary) in COMMANDS.items():
         app.command(home, name=name, help=None if name == called else summary)
@@ -48,9 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _wrong_use(_unknown(arguments[0]))
     try:
-        result = make_app(arguments[0] if arguments else "")(
-            arguments, exit_on_error=False, print_error=False
-        )
+        result = make_app(arguments[0] if arguments else "")(arguments, exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
@@ -68,9 +67,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        return _wrong_use(
-            f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened"
-        )
+        return _wrong_use(f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened")
     return result if isinstance(result, int) else 0
 
 

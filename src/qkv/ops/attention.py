@@ -16,7 +16,8 @@ from torch import Tensor
 
 from qkv.ops import shapes
 from qkv.ops.heads import repeat_heads
-from qkv.ops.masks import Band, Dense, Mask, as_mask, causal as causal_mask
+from qkv.ops.mask_kinds import Band, Dense, Mask, as_mask
+from qkv.ops.masks import causal as causal_mask
 from qkv.ops.softmax import hard_choice, soft_choice
 
 BLOCK = 512  # queries at a time, where a mask or a bias must be written out
@@ -98,8 +99,8 @@ def attention(
     bias = _lift(bias, axes)
     q, k, v = (_lift(x, axes) for x in (q, k, v))
     scores_shape = (*q.shape[:-1], k.shape[-2])
-    beta = q.shape[-1] ** -0.5 if beta is None else beta
-    shapes.check_beta(beta, q.shape)
+    sharpness = q.shape[-1] ** -0.5 if beta is None else beta
+    shapes.check_beta(sharpness, q.shape)
     if mask is not None:
         shapes.check_mask(mask, scores_shape)
     if isinstance(bias, Tensor):
@@ -109,9 +110,9 @@ def attention(
         mask = past if mask is None else past & mask
 
     if weights or hard or k.shape[-2] == 0:
-        out, chosen = _plain(q, k, v, beta, mask, bias, hard, dropout)
+        out, chosen = _plain(q, k, v, sharpness, mask, bias, hard, dropout)
         return (_drop(out, axes), _drop(chosen, axes)) if weights else _drop(out, axes)
-    return _drop(_fused(q, k, v, beta, mask, bias, dropout), axes)
+    return _drop(_fused(q, k, v, sharpness, mask, bias, dropout), axes)
 
 
 def attend(
@@ -210,11 +211,13 @@ def _kernel(
 
 def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | None:
     """The part of the bias for these queries and keys; axes of size 1 stand for all."""
-    if bias is None or not isinstance(bias, Tensor):
-        return None if bias is None else bias.tile(rows, columns)
-    bias = torch.atleast_2d(bias)
-    bias = bias if bias.shape[-2] == 1 else bias[..., rows.start : rows.stop, :]
-    return bias if bias.shape[-1] == 1 else bias[..., columns.start : columns.stop]
+    if bias is None:
+        return None
+    if not isinstance(bias, Tensor):
+        return bias.tile(rows, columns)
+    part = bias.view(1, -1) if bias.ndim < 2 else bias
+    part = part if part.shape[-2] == 1 else part[..., rows.start : rows.stop, :]
+    return part if part.shape[-1] == 1 else part[..., columns.start : columns.stop]
 
 
 def _lift(x, axes: int):

@@ -29,13 +29,17 @@ def token_loss(
     """
     check_targets(logits, targets)
     if scored is None:
-        scored = torch.ones_like(targets, dtype=torch.bool)
-    if scored.shape != targets.shape:
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+    elif scored.shape == targets.shape:
+        logits, targets = (
+            logits[scored],
+            targets[scored],
+        )  # what is not scored cannot enter, not even as 0·NaN
+    else:
         raise ValueError(f"scored says which targets count; got {tuple(scored.shape)} for {tuple(targets.shape)}")
-    logits, kept = logits[scored], targets[scored]  # what is not scored cannot enter, not even as 0·NaN
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(logits, kept, reduction="sum", label_smoothing=smoothing)
-    return total / (scored.sum().clamp(min=1) if count is None else count)
+    total = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    return total / (max(targets.numel(), 1) if count is None else count)
 
 
 def next_token_loss(
@@ -59,9 +63,7 @@ def next_token_loss(
     return token_loss(logits[:, :-1], tokens[:, 1:], scored, smoothing=smoothing, count=count)
 
 
-def class_loss(
-    logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: float = 0.0
-) -> Float[Tensor, ""]:
+def class_loss(logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: float = 0.0) -> Float[Tensor, ""]:
     """The mean of −log p(class): targets are classes (b,), or shares of classes (b, v) as mixing images makes them.
 
     >>> round(class_loss(torch.zeros(2, 10), torch.tensor([3, 7])).item(), 3)
@@ -69,7 +71,9 @@ def class_loss(
     """
     if targets.ndim == 2:
         if targets.shape != logits.shape:
-            raise ValueError(f"shares of classes have the logits' shape {tuple(logits.shape)}; got {tuple(targets.shape)}")
+            raise ValueError(
+                f"shares of classes have the logits' shape {tuple(logits.shape)}; got {tuple(targets.shape)}"
+            )
     else:
         check_targets(logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -81,7 +85,9 @@ def check_targets(logits: Tensor, targets: Tensor) -> None:
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise ValueError(f"targets are whole numbers; got {targets.dtype}")
     if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"logits {tuple(logits.shape)} want targets {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}")
+        raise ValueError(
+            f"logits {tuple(logits.shape)} want targets {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}"
+        )
     if targets.numel() and not 0 <= targets.min() <= targets.max() < logits.shape[-1]:
         raise ValueError(
             f"targets are from 0 to {logits.shape[-1] - 1}; got from {targets.min().item()} to {targets.max().item()}. "

@@ -6,6 +6,7 @@ Axes: b batch · h heads · t queries · s keys · d head width · c model width
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,13 +27,15 @@ def exact_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "*t c"]:
+def sinusoidal(
+    positions: int | Tensor, width: int, *, base: float = 10000.0, dtype: torch.dtype | None = None
+) -> Float[Tensor, "*t c"]:
     """The sinusoids of the 2017 transformer: sin(p·base^(−2i/c)) at feature 2i, cos at 2i + 1.
 
     `positions` is a length, or a tensor of positions.
 
-    >>> sinusoidal(2, 4).round(decimals=2).tolist()
-    [[0.0, 1.0, 0.0, 1.0], [0.84..., 0.54..., 0.00..., 1.0]]
+    >>> (100 * sinusoidal(2, 4)).int().tolist()
+    [[0, 100, 0, 100], [84, 54, 0, 99]]
     """
     if width < 1:
         raise ValueError(f"sinusoids need a width of at least 1; got {width}")
@@ -42,7 +45,14 @@ def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) ->
     pairs = torch.arange(0, width, 2, dtype=exact, device=positions.device)
     angles = positions[..., None].to(exact) * base ** (-pairs / width)
     waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-    return waves[..., :width].to(torch.get_default_dtype())
+    return waves[..., :width].to(dtype or torch.get_default_dtype())
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of every angle: (t, pairs), or (b, 1, t, pairs) where rows stand at different positions."""
+
+    cos: Float[Tensor, "... t pairs"]
+    sin: Float[Tensor, "... t pairs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +73,35 @@ class DistanceBias:
         return self.tile(range(self.queries.shape[-1]), range(self.keys.shape[-1]))
 
 
+class Relative:
+    """A position scheme that acts inside attention: it turns queries and keys, or adds a bias, or both.
+
+    `build` gives the scheme as one layer uses it: itself, or a module with parameters for that layer's heads.
+    """
+
+    def build(self, heads: int, head_width: int) -> "Relative":
+        return self
+
+    def rotation(self, positions: Tensor, head_width: int, dtype: torch.dtype) -> Rotation | None:
+        """What `turn` needs to know of the positions; computed once and shared by all layers."""
+        return None
+
+    def turn(self, x: Float[Tensor, "*b t d"], rotation: Rotation | None) -> Float[Tensor, "*b t d"]:
+        """Queries or keys, turned by where they stand."""
+        return x
+
+    def bias(
+        self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0
+    ) -> DistanceBias | None:
+        """What is added to the scores, for queries and keys at these positions: (t,) and (s,), or with b.
+
+        beta: what the layer multiplies q·k by, for a bias that is part of q·k.
+        """
+        return None
+
+
 @dataclass(frozen=True)
-class Alibi:
+class Alibi(Relative):
     """Attention with linear biases: −slope·|key − query|, one slope for each head.
 
     >>> places = torch.arange(3)
@@ -72,20 +109,12 @@ class Alibi:
     [[0.0, -0.0625, -0.125], [-0.0625, 0.0, -0.0625], [-0.125, -0.0625, 0.0]]
     """
 
-    def build(self, heads: int, head_width: int) -> "Alibi":
-        return self
-
-    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x
-
-    def bias(
-        self, q: Float[Tensor, "b h t d"], queries: Int[Tensor, "*b t"], keys: Int[Tensor, "*b s"]
-    ) -> DistanceBias:
+    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0) -> DistanceBias:
         slopes = alibi_slopes(q.shape[1]).to(q)[:, None, None]
-        return DistanceBias(lambda distance, _: -slopes * distance.abs().unsqueeze(-3), queries, keys)
+        return DistanceBias(lambda distance, _: slopes * -distance.abs().unsqueeze(-3), queries, keys)
 
 
-def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
+def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
     """Slopes 2^(−8i/h) for i = 1..h; between powers of two, every other slope of the next power fills up.
 
     >>> alibi_slopes(3).tolist()

@@ -7,35 +7,33 @@ A query at position m and a key at position n then meet with a score that depend
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.ops.positions import exact_dtype
+from qkv.ops.positions import Relative, Rotation, exact_dtype
 
 Pairing = Literal["interleaved", "halves"]
 
 
-class Rotation(NamedTuple):
-    """Cosine and sine of every angle: (t, d/2), or (b, 1, t, d/2) where rows stand at different positions."""
-
-    cos: Float[Tensor, "... t pairs"]
-    sin: Float[Tensor, "... t pairs"]
-
-
-class Scaling(Protocol):
-    """How a model trained on short texts is stretched to long ones: it changes the frequencies."""
+@dataclass(frozen=True)
+class Scaling:
+    """How a model trained on short texts is stretched to long ones: it changes the frequencies. This one does not."""
 
     @property
-    def amplitude(self) -> float: ...
+    def amplitude(self) -> float:
+        """What cosine and sine are multiplied by."""
+        return 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]: ...
+    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+        """How far each pair turns from one token to the next: base^(−2i/d), as published."""
+        return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 @dataclass(frozen=True)
-class Rope:
+class Rope(Relative):
     """Rotary position embedding.
 
     base: the slowest pair turns once in about 2π·base tokens.
@@ -73,9 +71,6 @@ class Rope:
         self.turned(head_width)
         return self
 
-    def bias(self, q: Tensor, queries: Tensor, keys: Tensor) -> None:
-        return None
-
     def turned(self, head_width: int) -> int:
         """How many features of a head are turned."""
         width = head_width if self.width is None else self.width
@@ -89,15 +84,18 @@ class Rope:
     def rotation(self, positions: Int[Tensor, "... t"], head_width: int, dtype: torch.dtype) -> Rotation:
         """The table of angles for these positions, which every layer of a model can share."""
         width, exact = self.turned(head_width), exact_dtype(positions.device)
-        frequencies = (self.scaling or Unscaled()).frequencies(width, self.base).to(positions.device, exact)
+        scaling = self.scaling or Scaling()
+        frequencies = scaling.frequencies(width, self.base).to(positions.device, exact)
         angles = positions[..., None].to(exact) * frequencies
         angles = angles if positions.ndim == 1 else angles.unsqueeze(-3)
         dtype = torch.promote_types(dtype, torch.float32)
-        amplitude = 1.0 if self.scaling is None else self.scaling.amplitude
+        amplitude = scaling.amplitude
         return Rotation((angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype))
 
-    def turn(self, x: Float[Tensor, "*b t d"], rotation: Rotation) -> Float[Tensor, "*b t d"]:
+    def turn(self, x: Float[Tensor, "*b t d"], rotation: Rotation | None) -> Float[Tensor, "*b t d"]:
         """Turn the pairs of x by a table of angles; in float32 at least."""
+        if rotation is None:
+            raise ValueError("a Rope turns by a table of angles: rope.rotation(positions, head_width, dtype)")
         width = 2 * rotation.cos.shape[-1]
         turned = x[..., :width].to(rotation.cos.dtype)
         if self.pairing == "interleaved":
@@ -114,56 +112,43 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Unscaled:
-    """base^(−2i/d): the frequencies as published."""
-
-    amplitude = 1.0
-
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]:
-        return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-
-
-@dataclass(frozen=True)
-class Linear:
+class Linear(Scaling):
     """Positions pressed together by `factor` (position interpolation)."""
 
     factor: float
-    amplitude = 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]:
-        return Unscaled().frequencies(width, base) / self.factor
+    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+        return super().frequencies(width, base) / self.factor
 
 
 @dataclass(frozen=True)
-class Ntk:
+class Ntk(Scaling):
     """A larger base, so that the slowest pair is stretched by `factor` and the fastest not at all."""
 
     factor: float
-    amplitude = 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]:
-        return Unscaled().frequencies(width, base * self.factor ** (width / max(width - 2, 1)))
+    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+        return super().frequencies(width, base * self.factor ** (width / max(width - 2, 1)))
 
 
 @dataclass(frozen=True)
-class Llama3:
+class Llama3(Scaling):
     """Llama 3: slow pairs are stretched by `factor`, fast ones are kept, those between are blended."""
 
     factor: float = 8.0
     low: float = 1.0
     high: float = 4.0
     length: int = 8192
-    amplitude = 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]:
-        plain = Unscaled().frequencies(width, base)
+    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+        plain = super().frequencies(width, base)
         turns = self.length * plain / (2 * math.pi)  # how often a pair turns within the trained length
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return kept * plain + (1 - kept) * plain / self.factor
 
 
 @dataclass(frozen=True)
-class Yarn:
+class Yarn(Scaling):
     """YaRN: as Llama 3's, with the blend measured in pairs, and scores sharpened by `attention`.
 
     attention: what cosine and sine are multiplied by; None is 0.1·ln(factor) + 1.
@@ -182,7 +167,7 @@ class Yarn:
             return self.attention
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, "pairs"]:
+    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
         def pair_turning(turns: float) -> float:
             return width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
@@ -190,7 +175,7 @@ class Yarn:
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
-        plain = Unscaled().frequencies(width, base)
+        plain = super().frequencies(width, base)
         pairs = torch.arange(width // 2, dtype=torch.float64)
         stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
         return stretched * plain / self.factor + (1 - stretched) * plain

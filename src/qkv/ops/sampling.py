@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 
-def greedy(logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
+def greedy(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
     """The likeliest token; the first of equals.
 
     >>> greedy(torch.tensor([[0.0, 2.0, 1.0]])).tolist()
@@ -25,7 +25,7 @@ def sample(
     top_p: float | None = None,
     min_p: float | None = None,
     generator: Generator | None = None,
-) -> Int[Tensor, "b"]:
+) -> Int[Tensor, " b"]:
     """Draw a token from the softmax of logits / temperature, cut down first by top-k, then min-p, then top-p.
 
     A temperature of 0 is the greedy choice.

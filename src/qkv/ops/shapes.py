@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.ops.masks import Mask
+from qkv.ops.mask_kinds import Mask
 
 LAYOUT = "q (b, h, t, d), k (b, h, s, d) and v (b, h, s, d), or without h, or without b and h"
 
@@ -56,18 +56,20 @@ def check_dropout(dropout: float) -> None:
         raise ValueError(f"dropout is a probability from 0 to below 1; got {dropout}")
 
 
-def check_mask(mask: Mask, shape: tuple[int, int, int, int]) -> None:
+def check_mask(mask: Mask, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless the mask fits scores of shape (b, h, t, s)."""
     t, s = shape[-2:]
-    if mask.t not in (None, t) or mask.s not in (1, s):
+    queries, keys = mask.shape
+    if queries not in (None, t) or keys not in (1, s):
         raise ValueError(
-            f"the mask is for {mask.t or 'any number of'} queries and {mask.s} keys; there are {t} queries and {s} keys"
+            f"the mask is for {'any number of' if queries is None else queries} queries and {keys} keys; there are "
+            f"{t} queries and {s} keys"
         )
     corner = mask.tile(range(min(t, 1)), range(min(s, 1)))
-    _check_broadcast("allowed", (*corner.shape[:-2], mask.t or 1, mask.s), shape)
+    _check_broadcast("allowed", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
 
 
-def check_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> None:
+def check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless the bias is floating and broadcasts to (b, h, t, s)."""
     if not bias.is_floating_point():
         raise ValueError(

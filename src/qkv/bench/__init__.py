@@ -1,0 +1,1 @@
+"""Side-by-side measurements: what this machine does, and how fast."""

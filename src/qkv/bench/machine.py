@@ -1,0 +1,120 @@
+"""The machine: what it is, and how fast it multiplies matrices in each dtype."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one dtype is multiplied: 10⁹ operations a second, best of the repeats, for square matrices of `size`."""
+
+    dtype: str
+    gigaflops: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What computations run on here."""
+
+    python: str
+    torch: str
+    device: str
+    processor: str
+    cores: int
+    threads: int
+    memory_gib: float
+    speeds: list[Speed]
+
+    @property
+    def best_dtype(self) -> str:
+        """The fastest dtype to train in: a shorter one only where it is really faster than float32."""
+        known = {speed.dtype: speed.gigaflops for speed in self.speeds}
+        shorter = known.get("bfloat16", 0.0)
+        return "bfloat16" if shorter > 1.2 * known.get("float32", 0.0) else "float32"
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "best_dtype": self.best_dtype}
+
+
+def describe(device: torch.device, note: Callable[[str], None] = lambda _: None) -> Machine:
+    """Look at the machine and measure it; `note` is told what is being measured."""
+    speeds = []
+    for name in DTYPES:
+        note(f"measuring {name}")
+        speed = matrix_speed(getattr(torch, name), device)
+        if speed is not None:
+            speeds.append(speed)
+    return Machine(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        device=str(device),
+        processor=_processor(),
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        memory_gib=round(_memory() / 2**30, 1),
+        speeds=speeds,
+    )
+
+
+def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0.4) -> Speed | None:
+    """The speed of a matrix product, grown until one takes a measurable time; None where the device cannot do it."""
+    size, best = 64, 0.0
+    try:
+        while True:
+            took = _time_product(size, dtype, device)
+            if took > seconds / 20 or size >= 4096:
+                break
+            size *= 2
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            took = min(took, _time_product(size, dtype, device))
+        best = 2 * size**3 / took / 1e9
+    except (RuntimeError, TypeError):  # a dtype that this device has no kernel for
+        return None
+    return Speed(str(dtype).removeprefix("torch."), round(best, 1), size)
+
+
+def pick_device() -> torch.device:
+    """The accelerator if there is one, otherwise the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _time_product(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    _wait(device)
+    start = time.perf_counter()
+    _ = a @ b
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).synchronize()
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()

@@ -1,0 +1,125 @@
+"""The block: attention to itself, perhaps attention to a memory, a feed-forward network; each with a way around it.
+
+Axes: b batch · t tokens · m memory tokens · c model width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.layers.attention import MultiHeadAttention
+from qkv.layers.cache import LayerCache
+from qkv.layers.feed_forward import Activation, FeedForward
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.positions import Positions
+from qkv.layers.scores import Dot, Score
+from qkv.ops.mask_kinds import Mask
+from qkv.ops.positions import Relative
+
+Order = Literal["pre", "post"]
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What a block is made of.
+
+    order: "pre" normalises what a part reads, x + part(norm(x)); "post", as published in 2017, what it leaves
+        behind, norm(x + part(x)).
+    cross: whether the block also attends to a memory.
+    dropout: on the weights of attention, on the hidden features, and on what each part adds.
+    """
+
+    width: int
+    heads: int
+    hidden: int
+    kv_heads: int | None = None
+    head_width: int | None = None
+    activation: Activation = "gelu"
+    norm: NormKind = "layer"
+    order: Order = "pre"
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    bias: bool = True
+    score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
+    position: Relative | None = None
+    cross: bool = False
+
+    def __post_init__(self) -> None:
+        if self.order not in ("pre", "post"):
+            raise ValueError(f"a block normalises 'pre' or 'post'; got order={self.order!r}")
+
+
+class Block(nn.Module):
+    """One layer of a transformer.
+
+    >>> import torch
+    >>> block = Block(BlockConfig(width=16, heads=4, hidden=32))
+    >>> block(torch.randn(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.order = config.order
+        self.attention = _attention(config, config.score, config.position)
+        self.attention_norm = _norm(config)
+        if config.cross:  # positions say how far apart two tokens of one text are: nothing across two texts
+            self.cross_attention = _attention(config, Dot(), None)
+            self.cross_norm = _norm(config)
+        else:
+            self.cross_attention = self.cross_norm = None
+        self.feed_forward = FeedForward(
+            config.width,
+            config.hidden,
+            activation=config.activation,
+            dropout=config.dropout,
+            bias=config.bias,
+        )
+        self.feed_forward_norm = _norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t c"],
+        memory: Float[Tensor, "b m c"] | None = None,
+        *,
+        allowed: Mask | Tensor | None = None,
+        memory_allowed: Mask | Tensor | None = None,
+        positions: Positions | None = None,
+        cache: LayerCache | None = None,
+        memory_cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b t c"]:
+        x = self._add(
+            x,
+            self.attention_norm,
+            lambda y: self.attention(y, allowed=allowed, positions=positions, cache=cache),
+        )
+        if self.cross_attention is not None and self.cross_norm is not None:
+            attend = self.cross_attention
+            x = self._add(x, self.cross_norm, lambda y: attend(y, memory, allowed=memory_allowed, cache=memory_cache))
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.order == "pre":
+            return x + self.dropout(part(norm(x)))
+        return norm(x + self.dropout(part(x)))
+
+
+def _attention(config: BlockConfig, score: Score, position: Relative | None) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.width,
+        config.heads,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        score=score,
+        position=position,
+        dropout=config.dropout,
+        bias=config.bias,
+    )
+
+
+def _norm(config: BlockConfig) -> nn.Module:
+    return make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)

@@ -1,0 +1,71 @@
+"""What a call of a model is about: where its tokens stand, and who may attend to whom.
+
+Axes: b batch · t new tokens · s all tokens, those in the cache included.
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.layers.cache import Cache
+from qkv.layers.positions import Positions
+from qkv.ops import masks
+from qkv.ops.attention import BLOCK
+from qkv.ops.mask_kinds import Band, Dense, Mask
+
+
+def causal_context(
+    x: Tensor, present: Tensor | None, cache: Cache | None, window: int | None = None
+) -> tuple[Positions, Mask | None]:
+    """For a causal model: x is (b, t, …), `present` (b, t) says which of its tokens exist.
+
+    window: how many tokens a query sees, itself included; counted over the tokens that are present.
+    """
+    t = x.shape[1]
+    present = checked_present(present, x)
+    if cache is None:
+        cache = Cache(window)
+    positions = cache.advance(t, present, x.device)
+    present, s = cache.present, cache.length
+    left = None if window is None else window - 1
+    if present is None:
+        return positions, settled(masks.window(t, s, left, 0), t, x.device)
+    mask = masks.causal(t, s) & masks.present(present)
+    if left is not None:
+        mask = mask & masks.band_over_positions(positions.queries, positions.keys, left)
+    return positions, settled(mask, t, x.device)
+
+
+def chunked_context(
+    x: Tensor, present: Tensor | None, cache: Cache | None, size: int | None, left_chunks: int | None
+) -> tuple[Positions, Mask | None]:
+    """For an encoder: every token sees every other, or its own chunk and `left_chunks` before it."""
+    t = x.shape[1]
+    cache = Cache() if cache is None else cache
+    positions = cache.advance(t, checked_present(present, x), x.device)
+    present, s = cache.present, cache.length
+    if present is None:
+        return positions, None if size is None else settled(masks.chunks(t, s, size, left_chunks), t, x.device)
+    mask = masks.present(present)
+    if size is not None:
+        mask = mask & masks.band_over_positions(positions.queries, positions.keys, left_chunks, 0, size=size)
+    return positions, settled(mask, t, x.device)
+
+
+def settled(mask: Mask, t: int, device: torch.device) -> Mask | None:
+    """The mask written out once for all layers where it is small; lazy where it is large or needs no writing."""
+    if t == 1 and mask.open(range(1)) and mask.reach(range(1)) == range(mask.shape[1]):
+        return None
+    plain = isinstance(mask, Band) and (t == 1 or (t == mask.shape[1] and mask.is_causal))
+    return mask if plain or t > BLOCK else Dense(mask.tile(range(t), range(mask.shape[1]), device))
+
+
+def checked_present(present: Tensor | None, x: Tensor) -> Tensor | None:
+    """`present` if it says anything: None where every token exists."""
+    if present is None:
+        return None
+    if present.dtype != torch.bool or present.shape != x.shape[:2]:
+        raise ValueError(
+            f"present is boolean, True where a token exists, of shape (batch, tokens) = {tuple(x.shape[:2])}; got "
+            f"{present.dtype} of {tuple(present.shape)}"
+        )
+    return None if bool(present.all()) else present

@@ -1,0 +1,147 @@
+"""Encoder: each token sees every other, or, to work in real time, only so far ahead.
+
+Axes: b batch · t tokens · c model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.layers import Cache
+from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.context import chunked_context
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.layers.feed_forward import Activation
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.placement import Placement, Position, named_position, relative_part
+from qkv.models.base import Model, small_normal
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """An encoder's sizes and choices.
+
+    vocab: how many tokens it knows; or features: how wide the vectors are that it reads instead (speech).
+    chunk: a token sees its own chunk of so many and `left_chunks` before it (None: all before). None sees all.
+    final_norm: whether the output is normalised once more; for pre-norm blocks, unless said otherwise.
+    """
+
+    vocab: int | None = None
+    features: int | None = None
+    length: int = 512
+    width: int = 256
+    layers: int = 4
+    heads: int = 8
+    hidden: int | None = None
+    activation: Activation = "gelu"
+    norm: NormKind = "layer"
+    order: Order = "pre"
+    epsilon: float = 1e-5
+    position: Position = "sinusoidal"
+    final_norm: bool | None = None
+    scale: bool = False
+    chunk: int | None = None
+    left_chunks: int | None = None
+    dropout: float = 0.0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "position", named_position(self.position, causal=False))
+        if (self.vocab is None) == (self.features is None):
+            raise ValueError(
+                f"an encoder reads tokens (vocab=…) or vectors (features=…), one of the two; got "
+                f"vocab={self.vocab}, features={self.features}"
+            )
+        if self.chunk is None and self.left_chunks is not None:
+            raise ValueError(f"left_chunks={self.left_chunks} means nothing without chunk=…")
+
+    @property
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            hidden=4 * self.width if self.hidden is None else self.hidden,
+            activation=self.activation,
+            norm=self.norm,
+            order=self.order,
+            epsilon=self.epsilon,
+            dropout=self.dropout,
+            bias=self.bias,
+            position=relative_part(self.position),
+        )
+
+
+class Encoder(Model):
+    """Tokens (or vectors) in, hidden states out.
+
+    >>> model = Encoder(EncoderConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 32])
+    """
+
+    config_class = EncoderConfig
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        if config.vocab is not None:
+            self.tokens = TokenEmbedding(config.vocab, config.width)
+        else:
+            self.tokens = nn.Linear(config.features or 0, config.width)
+        self.place = Placement(config.position, config.length, config.width, dropout=config.dropout, scale=config.scale)
+        self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
+        final = config.order == "pre" if config.final_norm is None else config.final_norm
+        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        self.norm = norm if final else nn.Identity()
+        small_normal(self, layers=config.layers)
+
+    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Float[Tensor, "b t c"]:
+        """tokens (b, t), or vectors (b, t, features). present (b, t): which of them exist."""
+        return self._run(tokens, present, None)
+
+    def stream(
+        self, tokens: Tensor, state: EncoderState | None = None, *, final: bool = False
+    ) -> tuple[Float[Tensor, "b t c"], EncoderState]:
+        """Feed a piece of any length; get the hidden states of the chunks it completes, and the state to go on with.
+
+        The states put together equal one call on the whole, to rounding. `final` closes the last chunk early. The
+        state given stays as it was, so that a stream can be continued twice.
+        """
+        config = self.config
+        if config.chunk is None:
+            raise ValueError("an encoder that sees everything cannot stream; give its config a chunk=…")
+        if state is not None and state.closed:
+            raise ValueError("this stream was closed by final=True; start a new one with state=None")
+        waiting = tokens if state is None or state.waiting is None else torch.cat((state.waiting, tokens), dim=1)
+        whole = waiting.shape[1] if final else waiting.shape[1] // config.chunk * config.chunk
+        cache = Cache() if state is None else state.cache.copy()
+        hidden = self._run(waiting[:, :whole], None, cache)
+        if config.left_chunks is not None:
+            cache.drop(cache.length - config.left_chunks * config.chunk)
+        return hidden, EncoderState(cache, waiting[:, whole:], closed=final)
+
+    def _run(self, tokens: Tensor, present: Tensor | None, cache: Cache | None) -> Tensor:
+        config = self.config
+        if config.features is not None and (tokens.ndim != 3 or tokens.shape[-1] != config.features):
+            raise ValueError(
+                f"this encoder reads vectors of shape (batch, tokens, {config.features}); got {tuple(tokens.shape)}"
+            )
+        x = self.tokens(tokens)
+        positions, allowed = chunked_context(x, present, cache, config.chunk, config.left_chunks)
+        x = self.place(x, positions)
+        for index, block in enumerate(self.blocks):
+            held = None if cache is None else cache.layer(index)
+            x = block(x, allowed=allowed, positions=positions, cache=held)
+        return self.norm(x)
+
+
+@dataclass(frozen=True)
+class EncoderState:
+    """Where a stream stands: keys and values of the chunks still visible, and input that waits for its chunk."""
+
+    cache: Cache
+    waiting: Tensor | None = None
+    closed: bool = False

@@ -1,0 +1,113 @@
+"""Writing on: a language model's own words, one token at a time.
+
+Axes: b batch · t tokens · c model width.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+
+from qkv.layers.context import checked_present
+from qkv.ops.sampling import sample
+
+
+class LanguageModel(nn.Module):
+    """A model that predicts the next token of a text: it has hidden states, a head that reads them, perhaps a cache."""
+
+    head: nn.Module
+
+    def hidden(self, tokens: Tensor, present: Tensor | None = None, cache: Any = None) -> Float[Tensor, "b t c"]:
+        raise NotImplementedError
+
+    def new_cache(self) -> Any:
+        """An empty cache for this model, to be handed to calls that continue one another; None if it has none."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sequence that the model knows positions for; None if there is no such limit."""
+        return None
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Int[Tensor, "b t"],
+        count: int,
+        *,
+        present: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        stop: int | None = None,
+        cached: bool = True,
+        generator: Generator | None = None,
+    ) -> Int[Tensor, "b n"]:
+        """The tokens, followed by `count` more that the model draws from its own predictions.
+
+        present: which of the given tokens exist; shorter texts are padded on the left.
+        temperature: 0 takes the likeliest token each time; higher is bolder. top_k, top_p and min_p cut the tail.
+        stop: a token that ends a text; after it the row is filled with it, and when all rows have ended so does this.
+        cached: False computes every step from scratch, with the same result.
+        """
+        if count < 0:
+            raise ValueError(f"count is a number of tokens, 0 or more; got {count}")
+        if tokens.ndim != 2 or tokens.shape[1] == 0:
+            raise ValueError(f"generation continues (batch, tokens) with at least one token; got {tuple(tokens.shape)}")
+        present = checked_present(present, tokens)
+        if present is not None and not bool(present[:, -1].all()):
+            raise ValueError("generation continues the last token, so it must be present: pad on the left")
+        longest = tokens.shape[1] if present is None else int(present.sum(-1).max())
+        if self.limit is not None and count and longest + count - 1 > self.limit:
+            raise ValueError(
+                f"this model knows {self.limit} positions; {longest} tokens and {count} more are too many: at most "
+                f"{max(self.limit - longest + 1, 0)} can be added"
+            )
+        was_training = self.training
+        self.eval()
+        try:
+            return self._write_on(tokens, count, present, stop, cached, temperature, top_k, top_p, min_p, generator)
+        finally:
+            self.train(was_training)
+
+    def _write_on(
+        self,
+        tokens: Tensor,
+        count: int,
+        present: Tensor | None,
+        stop: int | None,
+        cached: bool,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        min_p: float | None,
+        generator: Generator | None,
+    ) -> Tensor:
+        cache = self.new_cache() if cached else None
+        written, flags, read = tokens, present, tokens
+        ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+        for _ in range(count):
+            unread = written if cache is None else read
+            last = self.hidden(unread, flags, cache)[:, -1]
+            new = sample(
+                self.head(last),
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                generator=generator,
+            )
+            if stop is not None:
+                new = new.masked_fill(ended, stop)
+                ended = ended | (new == stop)
+            read = new[:, None]
+            written = torch.cat((written, read), dim=1)
+            if cache is not None:
+                flags = None  # what is new is always present
+            elif flags is not None:
+                flags = torch.cat((flags, torch.ones_like(read, dtype=torch.bool)), dim=1)
+            if bool(ended.all()):
+                break
+        return written

@@ -1,0 +1,130 @@
+"""GPT: a decoder-only language model; each token sees itself and those before it.
+
+Axes: b batch · t tokens · c model width.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.layers import Cache, DenseSynthesizer, Dot, RandomSynthesizer, Score
+from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.context import causal_context
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.layers.feed_forward import Activation
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.placement import Placement, Position, named_position, relative_part
+from qkv.models.base import Model, small_normal
+from qkv.models.generate import LanguageModel
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """A GPT's sizes and choices.
+
+    length: the longest sequence that learned positions know; other positions set no limit.
+    hidden: width of the feed-forward network; 4·width if not given.
+    position: learned, sinusoidal, none, rope, alibi, t5, shaw, or a scheme such as Rope(base=500_000).
+    score: how queries meet keys; DenseSynthesizer(length) is the synthesizer variant.
+    window: how many tokens a query sees, itself included; None is all before it.
+    tied: whether the output shares the token vectors.
+    """
+
+    vocab: int
+    length: int = 128
+    width: int = 256
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int | None = None
+    head_width: int | None = None
+    hidden: int | None = None
+    activation: Activation = "gelu"
+    norm: NormKind = "layer"
+    order: Order = "pre"
+    epsilon: float = 1e-5
+    position: Position = "learned"
+    score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
+    window: int | None = None
+    dropout: float = 0.0
+    bias: bool = True
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "position", named_position(self.position, causal=True))
+        if self.layers < 0 or (self.window is not None and self.window < 1):
+            raise ValueError(f"layers are 0 or more, a window 1 or more; got {self.layers} and {self.window}")
+
+    @property
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            hidden=4 * self.width if self.hidden is None else self.hidden,
+            kv_heads=self.kv_heads,
+            head_width=self.head_width,
+            activation=self.activation,
+            norm=self.norm,
+            order=self.order,
+            epsilon=self.epsilon,
+            dropout=self.dropout,
+            bias=self.bias,
+            score=self.score,
+            position=relative_part(self.position),
+        )
+
+
+class GPT(LanguageModel, Model):
+    """Tokens in, logits of each next token out.
+
+    >>> import torch
+    >>> model = GPT(GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 65])
+    """
+
+    config_class = GPTConfig
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.tokens = TokenEmbedding(config.vocab, config.width)
+        self.place = Placement(config.position, config.length, config.width, dropout=config.dropout)
+        self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
+        # with post-norm each block ends in a norm already
+        last = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        self.norm = last if config.order == "pre" else nn.Identity()
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        small_normal(self, layers=config.layers)
+        if config.tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(
+        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "b t vocab"]:
+        """present (b, t): which tokens exist. cache: what earlier calls left; this call's tokens are added."""
+        return self.head(self.hidden(tokens, present, cache))
+
+    def hidden(
+        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """What the output projection reads."""
+        x = self.tokens(tokens)
+        positions, allowed = causal_context(x, present, cache, self.config.window)
+        x = self.place(x, positions)
+        for index, block in enumerate(self.blocks):
+            held = None if cache is None else cache.layer(index)
+            x = block(x, allowed=allowed, positions=positions, cache=held)
+        if cache is not None:
+            cache.trim()
+        return self.norm(x)
+
+    def new_cache(self) -> Cache:
+        return Cache(self.config.window)
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sequence that the model knows positions for; None if there is no such limit."""
+        lengths = [self.config.length] if self.config.position == "learned" else []
+        if isinstance(self.config.score, DenseSynthesizer | RandomSynthesizer):
+            lengths.append(self.config.score.length)
+        return min(lengths, default=None)

@@ -1,0 +1,169 @@
+"""Perceiver: a long text is pressed into a few latents, worked on there, and brought back to its tokens.
+
+Axes: b batch · t tokens · m latents · c model width.
+
+Down-project: latents attend to tokens. Blocks: latents attend to latents. Up-project: tokens attend to latents.
+To stay a language model, latent k stands at a position, sees tokens up to it and latents up to itself, and is seen
+by tokens from it on.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.layers import MultiHeadAttention
+from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.context import causal_context
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.layers.feed_forward import Activation, FeedForward
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.placement import Placement
+from qkv.models.base import Model, small_normal
+from qkv.models.generate import LanguageModel
+from qkv.ops import masks
+from qkv.ops.mask_kinds import Mask
+
+
+@dataclass(frozen=True)
+class PerceiverConfig:
+    """A Perceiver's sizes and choices.
+
+    layers: all of them: one down-projection, layers − 2 blocks on the latents, one up-projection.
+    latents: how many there are.
+    coverage: where the latents stand: "even", spread over the whole length; or "course", latent k at position k, as
+        in the course's version, where tokens beyond the last latent are read by none.
+    """
+
+    vocab: int
+    length: int = 128
+    width: int = 256
+    layers: int = 4
+    heads: int = 8
+    latents: int = 32
+    coverage: Literal["even", "course"] = "even"
+    hidden: int | None = None
+    activation: Activation = "gelu"
+    norm: NormKind = "layer"
+    order: Order = "pre"
+    epsilon: float = 1e-5
+    position: Literal["learned", "sinusoidal"] = "learned"
+    dropout: float = 0.0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.layers < 2:
+            raise ValueError(f"a Perceiver has a layer down and a layer up, so at least 2; got layers={self.layers}")
+        if not 1 <= self.latents <= self.length:
+            raise ValueError(f"latents are from 1 to the length {self.length}; got {self.latents}")
+        if self.coverage not in ("even", "course") or self.position not in ("learned", "sinusoidal"):
+            raise ValueError(
+                f"coverage is 'even' or 'course' and position 'learned' or 'sinusoidal'; got {self.coverage!r} and "
+                f"{self.position!r}"
+            )
+
+    @property
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            hidden=4 * self.width if self.hidden is None else self.hidden,
+            activation=self.activation,
+            norm=self.norm,
+            order=self.order,
+            epsilon=self.epsilon,
+            dropout=self.dropout,
+            bias=self.bias,
+        )
+
+    @property
+    def places(self) -> list[int]:
+        """The position at which each latent stands."""
+        if self.coverage == "course":
+            return list(range(self.latents))
+        return [(k + 1) * self.length // self.latents - 1 for k in range(self.latents)]
+
+
+class Perceiver(LanguageModel, Model):
+    """Tokens in, logits of each next token out.
+
+    >>> model = Perceiver(PerceiverConfig(vocab=65, width=32, heads=4, latents=8))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 65])
+    """
+
+    config_class = PerceiverConfig
+    places: Tensor
+
+    def __init__(self, config: PerceiverConfig) -> None:
+        super().__init__(config)
+        self.tokens = TokenEmbedding(config.vocab, config.width)
+        self.place = Placement(config.position, config.length, config.width, dropout=config.dropout)
+        self.latents = nn.Parameter(torch.randn(1, config.latents, config.width) * 0.02)
+        self.down = Exchange(config.block)
+        self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers - 2))
+        self.up = Exchange(config.block)
+        last = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        self.norm = last if config.order == "pre" else nn.Identity()
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+        self.register_buffer("places", torch.tensor(config.places), persistent=False)
+        small_normal(self, layers=config.layers)
+
+    def forward(self, tokens: Int[Tensor, "b t"], present: Tensor | None = None) -> Float[Tensor, "b t vocab"]:
+        """present (b, t): which tokens exist."""
+        return self.head(self.hidden(tokens, present))
+
+    def hidden(
+        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: None = None
+    ) -> Float[Tensor, "b t c"]:
+        """What the output projection reads."""
+        x = self.tokens(tokens)
+        positions, _ = causal_context(x, present, None)
+        x = self.place(x, positions)
+        latents = self.latents.expand(len(x), -1, -1)
+        where = positions.queries
+        reads = masks.band_over_positions(self.places, where, right=0)  # a latent reads tokens up to its place
+        if present is not None:
+            reads = reads & masks.present(present)
+        seen = masks.band_over_positions(where, self.places, right=0)  # a token sees latents up to its own
+        latents = self.down(latents, x, allowed=reads)
+        for block in self.blocks:
+            latents = block(latents, allowed=masks.causal(self.config.latents))
+        return self.norm(self.up(x, latents, allowed=seen))
+
+    @property
+    def limit(self) -> int | None:
+        return self.config.length
+
+
+class Exchange(nn.Module):
+    """A block without attention to itself: one sequence reads another, then the feed-forward network."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        config = replace(config, cross=False)
+        self.order = config.order
+        self.attention = MultiHeadAttention(config.width, config.heads, dropout=config.dropout, bias=config.bias)
+        self.feed_forward = FeedForward(
+            config.width,
+            config.hidden,
+            activation=config.activation,
+            dropout=config.dropout,
+            bias=config.bias,
+        )
+        self.attention_norm, self.memory_norm, self.feed_forward_norm = (
+            make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) for _ in range(3)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "b t c"], memory: Float[Tensor, "b m c"], *, allowed: Mask
+    ) -> Float[Tensor, "b t c"]:
+        memory = self.memory_norm(memory)
+        if self.order == "pre":
+            x = x + self.dropout(self.attention(self.attention_norm(x), memory, allowed=allowed))
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, memory, allowed=allowed)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))

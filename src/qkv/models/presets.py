@@ -1,0 +1,34 @@
+"""Sizes are data: the models that courses train, exactly."""
+
+from dataclasses import replace
+
+from qkv.layers import DenseSynthesizer
+from qkv.models.gpt import GPTConfig
+from qkv.models.perceiver import PerceiverConfig
+from qkv.models.vit import ViTConfig
+
+_GPT = GPTConfig(vocab=256, length=128, width=256, layers=4, heads=8, dropout=0.1)
+
+PRESETS = {
+    # CIFAR-100: 65 tokens, no final norm; 3,217,764 parameters
+    "course-vit": ViTConfig(
+        image=32,
+        patch=4,
+        classes=100,
+        width=256,
+        layers=6,
+        heads=8,
+        hidden=512,
+        dropout=0.01,
+        final_norm=False,
+    ),
+    # characters, learned positions; 3,323,392 parameters
+    "course-gpt": _GPT,
+    # scores for 127 positions, the longest input of a text of 128; 3,076,988 parameters
+    "course-gpt-synthesizer": replace(_GPT, score=DenseSynthesizer(127)),
+    # rotary positions instead of a table; 3,290,624 parameters
+    "course-gpt-rope": replace(_GPT, position="rope"),
+    "course-perceiver": PerceiverConfig(
+        vocab=256, length=128, width=256, layers=4, heads=8, latents=32, coverage="course", dropout=0.1
+    ),
+}

@@ -1,0 +1,118 @@
+"""RNN: the baseline that reads one token after another and carries a state.
+
+Axes: b batch · t tokens · c hidden width.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from qkv.layers.context import checked_present
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.models.base import Model
+from qkv.models.generate import LanguageModel
+
+Cell = Literal["rnn", "gru", "lstm"]
+CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class RNNCache:
+    """The state after the last token read: (layers, b, c), or two of them for an LSTM."""
+
+    def __init__(self) -> None:
+        self.state: tuple[Tensor, ...] | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order."""
+        if self.state is not None:
+            self.state = tuple(part.index_select(1, rows) for part in self.state)
+
+
+class Recurrent(nn.Module):
+    """A stack of recurrent layers that skips tokens that are not present and can go on from a state."""
+
+    def __init__(self, cell: Cell, width: int, hidden: int, layers: int, dropout: float, both: bool = False) -> None:
+        super().__init__()
+        if cell not in CELLS:
+            raise ValueError(f"a cell is {', '.join(CELLS)}; got {cell!r}")
+        if layers < 1 or hidden < 1:
+            raise ValueError(f"layers and hidden are at least 1; got {layers} and {hidden}")
+        between = dropout if layers > 1 else 0.0
+        self.stack = CELLS[cell](width, hidden, layers, batch_first=True, dropout=between, bidirectional=both)
+
+    def forward(
+        self, x: Float[Tensor, "b t width"], present: Tensor | None = None, cache: RNNCache | None = None
+    ) -> Float[Tensor, "b t c"]:
+        state = None if cache is None else cache.state
+        start = state[0] if state is not None and len(state) == 1 else state
+        if x.shape[1] == 0:
+            return x.new_zeros(len(x), 0, self.stack.hidden_size)
+        if present is None:
+            out, end = self.stack(x, start)
+        else:
+            out, end = self._skipping(x, present, start)
+        if cache is not None:
+            cache.state = end if isinstance(end, tuple) else (end,)
+        return out
+
+    def _skipping(self, x: Tensor, present: Tensor, start):
+        """Move the tokens that exist to the front, run over them, and move the outputs back."""
+        order = (~present).long().sort(dim=1, stable=True).indices
+        lengths = present.sum(1)
+        if int(lengths.min()) == 0:
+            raise ValueError("a recurrent model needs at least one token in each row of a call")
+        front = x.gather(1, order[..., None].expand_as(x))
+        packed = pack_padded_sequence(front, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        out, end = self.stack(packed, start)
+        out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
+        return torch.zeros_like(out).scatter(1, order[..., None].expand_as(out), out), end
+
+
+@dataclass(frozen=True)
+class RNNConfig:
+    """An RNN's sizes. cell: the plain "rnn", a "gru" or an "lstm"."""
+
+    vocab: int
+    width: int = 256
+    hidden: int = 256
+    layers: int = 2
+    cell: Cell = "lstm"
+    dropout: float = 0.0
+
+
+class RNN(LanguageModel, Model):
+    """Tokens in, logits of each next token out.
+
+    >>> model = RNN(RNNConfig(vocab=65, width=16, hidden=16))
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 65])
+    """
+
+    config_class = RNNConfig
+
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__(config)
+        self.tokens = TokenEmbedding(config.vocab, config.width)
+        self.recurrent = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.hidden, config.vocab)
+
+    def forward(
+        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: RNNCache | None = None
+    ) -> Float[Tensor, "b t vocab"]:
+        """present (b, t): which tokens exist. cache: the state that earlier calls left."""
+        return self.head(self.hidden(tokens, present, cache))
+
+    def hidden(
+        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: RNNCache | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """What the output projection reads."""
+        x = self.tokens(tokens)
+        return self.dropout(self.recurrent(self.dropout(x), checked_present(present, x), cache))
+
+    def new_cache(self) -> RNNCache:
+        return RNNCache()

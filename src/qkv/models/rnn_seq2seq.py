@@ -1,0 +1,111 @@
+"""RNNSeq2Seq: the encoder–decoder before transformers; attention is all that is borrowed from them.
+
+Axes: b batch · m source tokens · t target tokens · c hidden width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.layers import Additive, LayerCache, MultiHeadAttention, Score
+from qkv.layers.context import checked_present
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.models.base import Model
+from qkv.models.rnn import Cell, Recurrent, RNNCache
+from qkv.models.translate import Translator
+
+
+@dataclass(frozen=True)
+class RNNSeq2SeqConfig:
+    """An RNNSeq2Seq's sizes.
+
+    score: how the decoder's state meets the source: Additive (Bahdanau), LocationAware or Dot.
+    """
+
+    vocab: int
+    target_vocab: int | None = None
+    width: int = 256
+    hidden: int = 256
+    layers: int = 1
+    cell: Cell = "lstm"
+    score: Score = Additive(64)  # noqa: RUF009  (frozen: safe to share)
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.hidden % 2:
+            raise ValueError(f"half of hidden reads forwards, half backwards, so it is even; got {self.hidden}")
+
+
+class RNNSeq2SeqCache(RNNCache):
+    """The decoder's state, and the source's keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = LayerCache(fixed=True)
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.memory.select(rows)
+
+
+class RNNSeq2Seq(Translator, Model):
+    """Source and target in, logits of each next target token out.
+
+    The decoder attends with its state and mixes what it finds into its output; unlike Bahdanau's, what it finds is not
+    fed to its next state, so that a whole target is attended at once in training.
+
+    >>> model = RNNSeq2Seq(RNNSeq2SeqConfig(vocab=65, width=16, hidden=16))
+    >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])).shape
+    torch.Size([1, 2, 65])
+    """
+
+    config_class = RNNSeq2SeqConfig
+
+    def __init__(self, config: RNNSeq2SeqConfig) -> None:
+        super().__init__(config)
+        target_vocab = config.vocab if config.target_vocab is None else config.target_vocab
+        self.source_tokens = TokenEmbedding(config.vocab, config.width)
+        self.target_tokens = TokenEmbedding(target_vocab, config.width)
+        half = config.hidden // 2
+        self.encoder = Recurrent(config.cell, config.width, half, config.layers, config.dropout, both=True)
+        self.decoder = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
+        self.attention = MultiHeadAttention(config.hidden, 1, score=config.score)
+        self.mix = nn.Linear(2 * config.hidden, config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(config.hidden, target_vocab)
+
+    def forward(
+        self,
+        source: Int[Tensor, "b m"],
+        target: Int[Tensor, "b t"],
+        source_present: Tensor | None = None,
+        target_present: Tensor | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        memory = self.encode(source, source_present)
+        return self.decode(target, memory, source_present, target_present)
+
+    def encode(self, source: Int[Tensor, "b m"], present: Tensor | None = None) -> Float[Tensor, "b m c"]:
+        """The source, read forwards and backwards."""
+        x = self.dropout(self.source_tokens(source))
+        return self.encoder(x, checked_present(present, x))
+
+    def decode(
+        self,
+        target: Int[Tensor, "b t"],
+        memory: Float[Tensor, "b m c"],
+        memory_present: Tensor | None = None,
+        present: Tensor | None = None,
+        cache: RNNSeq2SeqCache | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Logits of each next token, given the target so far and the source as it was read."""
+        x = self.dropout(self.target_tokens(target))
+        states = self.decoder(x, checked_present(present, x), cache)
+        held = None if cache is None else cache.memory
+        found = self.attention(states, memory, present=checked_present(memory_present, memory), cache=held)
+        mixed = torch.tanh(self.mix(torch.cat((states, found), dim=-1)))
+        return self.head(self.dropout(mixed))
+
+    def new_cache(self) -> RNNSeq2SeqCache:
+        return RNNSeq2SeqCache()

@@ -1,0 +1,170 @@
+"""Seq2Seq: the encoder–decoder of 2017; the decoder sees its own past and all of the source.
+
+Axes: b batch · m source tokens · t target tokens · c model width.
+"""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.layers import Cache
+from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.context import causal_context, checked_present, chunked_context
+from qkv.layers.embeddings import TokenEmbedding
+from qkv.layers.feed_forward import Activation
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.placement import Placement, Position, named_position, relative_part
+from qkv.models.base import Model
+from qkv.models.translate import Translator
+from qkv.ops import masks
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """A Seq2Seq's sizes and choices; as published but for the sizes.
+
+    target_vocab: as large as the source's if not given; then the two may share one table (`tied`).
+    order: "post" as published; "pre" trains without warm-up.
+    final_norm: a norm after the last block of encoder and decoder; for pre-norm blocks, unless said otherwise.
+    tied: source, target and output share one table of token vectors, as published.
+    scale: token vectors are multiplied by √width, as published.
+    """
+
+    vocab: int
+    target_vocab: int | None = None
+    length: int = 512
+    width: int = 256
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    heads: int = 8
+    hidden: int | None = None
+    activation: Activation = "relu"
+    norm: NormKind = "layer"
+    order: Order = "post"
+    epsilon: float = 1e-5
+    position: Position = "sinusoidal"
+    final_norm: bool | None = None
+    dropout: float = 0.1
+    bias: bool = True
+    tied: bool = True
+    scale: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "position", named_position(self.position, causal=True))
+        if self.tied and self.target_vocab not in (None, self.vocab):
+            raise ValueError(
+                f"source and target share one table only if they share a vocabulary; got vocab={self.vocab} and "
+                f"target_vocab={self.target_vocab}: say tied=False"
+            )
+
+    @property
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            hidden=4 * self.width if self.hidden is None else self.hidden,
+            activation=self.activation,
+            norm=self.norm,
+            order=self.order,
+            epsilon=self.epsilon,
+            dropout=self.dropout,
+            bias=self.bias,
+            position=relative_part(self.position),
+        )
+
+
+class Seq2Seq(Translator, Model):
+    """Source and target in, logits of each next target token out.
+
+    >>> import torch
+    >>> model = Seq2Seq(Seq2SeqConfig(vocab=65, width=32, heads=4))
+    >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])).shape
+    torch.Size([1, 2, 65])
+    """
+
+    config_class = Seq2SeqConfig
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__(config)
+        target_vocab = config.vocab if config.target_vocab is None else config.target_vocab
+        self.source_tokens = TokenEmbedding(config.vocab, config.width)
+        self.target_tokens = self.source_tokens if config.tied else TokenEmbedding(target_vocab, config.width)
+        self.source_place = self._placement(config)
+        self.target_place = self._placement(config)
+        decoder = replace(config.block, cross=True)
+        self.encoder = nn.ModuleList(Block(config.block) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(Block(decoder) for _ in range(config.decoder_layers))
+        self.encoder_norm, self.decoder_norm = self._final_norm(config), self._final_norm(config)
+        self.head = nn.Linear(config.width, target_vocab, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+        for table in (self.source_tokens, self.target_tokens):
+            nn.init.normal_(table.weight, std=config.width**-0.5)
+        if config.tied:
+            self.head.weight = self.source_tokens.weight
+
+    def forward(
+        self,
+        source: Int[Tensor, "b m"],
+        target: Int[Tensor, "b t"],
+        source_present: Tensor | None = None,
+        target_present: Tensor | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        memory = self.encode(source, source_present)
+        return self.decode(target, memory, source_present, target_present)
+
+    def encode(self, source: Int[Tensor, "b m"], present: Tensor | None = None) -> Float[Tensor, "b m c"]:
+        """The source, read: what the decoder attends to."""
+        x = self.source_tokens(source)
+        positions, allowed = chunked_context(x, present, None, None, None)
+        x = self.source_place(x, positions)
+        for block in self.encoder:
+            x = block(x, allowed=allowed, positions=positions)
+        return self.encoder_norm(x)
+
+    def decode(
+        self,
+        target: Int[Tensor, "b t"],
+        memory: Float[Tensor, "b m c"],
+        memory_present: Tensor | None = None,
+        present: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Logits of each next token, given the target so far and the source as it was read."""
+        x = self.target_tokens(target)
+        positions, allowed = causal_context(x, present, cache)
+        memory_present = checked_present(memory_present, memory)
+        visible = None if memory_present is None else masks.present(memory_present)
+        x = self.target_place(x, positions)
+        for index, block in enumerate(self.decoder):
+            x = block(
+                x,
+                memory,
+                allowed=allowed,
+                memory_allowed=visible,
+                positions=positions,
+                cache=None if cache is None else cache.layer(index),
+                memory_cache=None if cache is None else cache.layer(("memory", index), fixed=True),
+            )
+        return self.head(self.decoder_norm(x))
+
+    def new_cache(self) -> Cache:
+        return Cache()
+
+    @property
+    def limit(self) -> int | None:
+        """The longest sequence that the model knows positions for; None if there is no such limit."""
+        return self.config.length if self.config.position == "learned" else None
+
+    @staticmethod
+    def _placement(config: Seq2SeqConfig) -> Placement:
+        return Placement(config.position, config.length, config.width, dropout=config.dropout, scale=config.scale)
+
+    @staticmethod
+    def _final_norm(config: Seq2SeqConfig) -> nn.Module:
+        final = config.order == "pre" if config.final_norm is None else config.final_norm
+        return (
+            make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) if final else nn.Identity()
+        )

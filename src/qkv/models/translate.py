@@ -1,0 +1,125 @@
+"""From a source to the model's own target: greedy, drawn at random, or by beam search.
+
+Axes: b batch · m source tokens · t target tokens · c model width.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor, nn
+
+from qkv.models.beam import beam_search
+from qkv.ops.sampling import sample
+
+
+class Translator(nn.Module):
+    """A model that reads a source and writes a target: it encodes, decodes, and has a cache."""
+
+    def encode(self, source: Tensor, present: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Tensor,
+        memory_present: Tensor | None = None,
+        present: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        raise NotImplementedError
+
+    def new_cache(self) -> Any:
+        """An empty cache, to be handed to calls of `decode` that continue one another."""
+        raise NotImplementedError
+
+    @property
+    def limit(self) -> int | None:
+        """The longest target that the model knows positions for; None if there is no such limit."""
+        return None
+
+    @torch.no_grad()
+    def generate(
+        self,
+        source: Int[Tensor, "b m"],
+        count: int,
+        *,
+        start: int,
+        stop: int,
+        present: Tensor | None = None,
+        beams: int = 1,
+        length_penalty: float = 0.6,
+        temperature: float = 0.0,
+        cached: bool = True,
+        generator: Generator | None = None,
+    ) -> Int[Tensor, "b t"]:
+        """Up to `count` target tokens for each source, after the start token; ended rows are filled with `stop`.
+
+        present: which source tokens exist.
+        beams: 1 takes the likeliest token each time (or draws one, at a temperature above 0); more search.
+        cached: False computes every step from scratch, with the same result.
+        """
+        if count < 1:
+            raise ValueError(f"count is a number of tokens, at least 1; got {count}")
+        if self.limit is not None and count > self.limit:
+            raise ValueError(f"this model knows {self.limit} positions; {count} target tokens are too many")
+        was_training = self.training
+        self.eval()
+        try:
+            memory = self.encode(source, present)
+            first = torch.full((len(source),), start, device=source.device)
+            if beams > 1:
+                step = self._beam_step(memory, present, beams, cached)
+                found = beam_search(step, first, beams=beams, count=count, stop=stop, length_penalty=length_penalty)
+                return _padded([row[0][1] for row in found], stop, source.device)
+            return self._write(memory, present, first, count, stop, temperature, cached, generator)
+        finally:
+            self.train(was_training)
+
+    def _write(
+        self,
+        memory: Tensor,
+        present: Tensor | None,
+        first: Tensor,
+        count: int,
+        stop: int,
+        temperature: float,
+        cached: bool,
+        generator: Generator | None,
+    ) -> Tensor:
+        cache = self.new_cache() if cached else None
+        written = first[:, None]
+        ended = torch.zeros_like(first, dtype=torch.bool)
+        for _ in range(count):
+            unread = written if cache is None else written[:, -1:]
+            logits = self.decode(unread, memory, present, cache=cache)[:, -1]
+            new = sample(logits, temperature=temperature, generator=generator).masked_fill(ended, stop)
+            ended = ended | (new == stop)
+            written = torch.cat((written, new[:, None]), dim=1)
+            if bool(ended.all()):
+                break
+        return written[:, 1:]
+
+    def _beam_step(self, memory: Tensor, present: Tensor | None, beams: int, cached: bool):
+        """One step of the beam search: each source's memory stands once for each beam."""
+        memory = memory.repeat_interleave(beams, dim=0)
+        present = None if present is None else present.repeat_interleave(beams, dim=0)
+        cache = self.new_cache() if cached else None
+        written: list[Tensor] = []
+
+        def step(tokens: Tensor, parents: Tensor | None) -> Tensor:
+            if parents is not None:
+                written[:] = [before.index_select(0, parents) for before in written]
+                if cache is not None:
+                    cache.reorder(parents)
+            written.append(tokens)
+            unread = tokens[:, None] if cache is not None else torch.stack(written, dim=1)
+            return self.decode(unread, memory, present, cache=cache)[:, -1]
+
+        return step
+
+
+def _padded(sentences: list[list[int]], stop: int, device: torch.device) -> Tensor:
+    longest = max(len(sentence) for sentence in sentences) + 1
+    rows = [sentence + [stop] * (longest - len(sentence)) for sentence in sentences]
+    return torch.tensor(rows, device=device)

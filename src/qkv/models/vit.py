@@ -1,0 +1,130 @@
+"""ViT: a picture cut into patches, read as a sequence.
+
+Axes: b batch · t patches (and a class token) · c model width.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.embeddings import LearnedPositions2D, PatchEmbedding
+from qkv.layers.feed_forward import Activation
+from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.placement import make_positions
+from qkv.models.base import Model, small_normal
+from qkv.models.images import check_images
+from qkv.ops.shapes import divisors
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """A ViT's sizes and choices.
+
+    image: side of the square pictures, in pixels. patch: side of a patch.
+    head: what the classes are read from: a "class" token of its own, or the "mean" of all patches.
+    position: "learned" for each patch, "learned-2d" for each row and column, "sinusoidal" or "none".
+    final_norm: whether the output is normalised once more; for pre-norm blocks, unless said otherwise.
+    unfold: cut patches out and multiply, instead of a convolution; the same numbers.
+    """
+
+    image: int = 32
+    patch: int = 4
+    channels: int = 3
+    classes: int = 10
+    width: int = 128
+    layers: int = 6
+    heads: int = 4
+    hidden: int | None = None
+    activation: Activation = "gelu"
+    norm: NormKind = "layer"
+    order: Order = "pre"
+    epsilon: float = 1e-5
+    head: Literal["class", "mean"] = "class"
+    position: Literal["learned", "learned-2d", "sinusoidal", "none"] = "learned"
+    final_norm: bool | None = None
+    dropout: float = 0.0
+    bias: bool = True
+    unfold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.patch < 1 or self.image % self.patch:
+            raise ValueError(
+                f"pictures of {self.image} pixels do not cut into patches of {self.patch}; patches that fit: "
+                f"{divisors(self.image)}"
+            )
+        if self.head not in ("class", "mean"):
+            raise ValueError(f"a ViT reads its classes from 'class' or 'mean'; got head={self.head!r}")
+        if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
+            raise ValueError(f"a ViT's positions are learned, learned-2d, sinusoidal or none; got {self.position!r}")
+        if self.classes < 1:
+            raise ValueError(f"classes are at least 1; got {self.classes}")
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+    @property
+    def block(self) -> BlockConfig:
+        return BlockConfig(
+            width=self.width,
+            heads=self.heads,
+            hidden=4 * self.width if self.hidden is None else self.hidden,
+            activation=self.activation,
+            norm=self.norm,
+            order=self.order,
+            epsilon=self.epsilon,
+            dropout=self.dropout,
+            bias=self.bias,
+        )
+
+
+class ViT(Model):
+    """Pictures in, logits of classes out.
+
+    >>> model = ViT(ViTConfig(width=32, layers=2))
+    >>> model(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    config_class = ViTConfig
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        self.patches = PatchEmbedding(config.channels, config.patch, config.width, unfold=config.unfold)
+        self.class_token = nn.Parameter(torch.randn(1, 1, config.width) * 0.02) if config.head == "class" else None
+        tokens = config.patches + (config.head == "class")
+        side = config.image // config.patch
+        if config.position == "learned-2d":
+            self.positions = LearnedPositions2D(side, side, config.width)
+        else:
+            self.positions = make_positions(config.position, tokens, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
+        final = config.order == "pre" if config.final_norm is None else config.final_norm
+        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
+        self.norm = norm if final else nn.Identity()
+        self.head = nn.Linear(config.width, config.classes)
+        small_normal(self, layers=config.layers)
+
+    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
+        x = self.hidden(images)
+        return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
+
+    def hidden(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
+        """The class token, if there is one, and the patches, after the last block."""
+        check_images(images, self.config.channels, self.config.image)
+        x = self.patches(images)
+        if isinstance(self.positions, LearnedPositions2D):
+            x = x + self.positions()  # rows and columns place the patches; the class token has no place
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
+        if self.positions is not None and not isinstance(self.positions, LearnedPositions2D):
+            x = x + self.positions(torch.arange(x.shape[1], device=x.device))
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)

@@ -1,0 +1,1 @@
+"""What runs inside a model: recorded, changed and drawn."""

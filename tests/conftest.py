@@ -1,0 +1,36 @@
+"""What all tests share: the device they run on, exact numbers, and a seed."""
+
+import os
+
+import jaxtyping
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """QKV_DEVICE, or the CPU."""
+    return torch.device(os.environ.get("QKV_DEVICE", "cpu"))
+
+
+@pytest.fixture
+def randn(device):
+    """Random numbers in float64 on the device under test."""
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.randn(*shape, dtype=dtype).to(device)
+
+    return draw
+
+
+@pytest.fixture
+def unchecked():
+    """Without shape checks at run time, as users have it: our own messages are what is tested."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
