@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from qkv.byhand.chain import Numbers, Table
 from qkv.byhand.matrices import transpose
-from qkv.byhand.reading import Cell, MatrixLike, cells_of, normal, read_number
+from qkv.byhand.reading import LIMIT, Cell, MatrixLike, cells_of, normal, read_number
 
 _WRITTEN = re.compile(r"[+-]?\d*\.(\d*)(?:[eE]([+-]?\d+))?|[+-]?\d+[eE]([+-]?\d+)")
 _FORBIDDEN = re.compile(r"-(inf|infinity|∞|oo)", re.IGNORECASE)
@@ -36,7 +36,7 @@ class Given:
 
 def read_given(step: str, given: MatrixLike, shape: tuple[int, int], columns: bool) -> Given:
     """Read a step whose table has this shape (one token a row)."""
-    texts = [[_text(cell) for cell in row] for row in cells_of(given, step)]
+    texts = [[_text(cell) for cell in row] for row in cells_of(given, step, LIMIT * LIMIT)]
     if columns:
         texts = [list(row) for row in transpose(texts)]
     came = (len(texts), len(texts[0]))

@@ -49,9 +49,9 @@ def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], di
     if not isinstance(worked, dict):
         raise ValueError(f"{name}: answer: expected a table of steps such as scores = [[1, 2]], got {worked!r}")
     steps = {_step_name(key, name): value for key, value in worked.items()}
-    from_inputs = "x" in content or "x" in base
+    known = "x" in content or "x" in base or "q" in base  # then q, k and v are the person's own
     for key, value in content.items():
-        if key in ("q", "k", "v") and (from_inputs or "q" in base):
+        if key in ("q", "k", "v") and known:
             steps[_step_name(key, name)] = value
         elif key in MATRICES or key in SETTINGS:
             base[key] = value

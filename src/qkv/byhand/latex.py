@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from qkv.byhand.captions import agreement_sentence, givens
 from qkv.byhand.matrices import Matrix
-from qkv.byhand.steps import Cell, Step, explain, givens
-from qkv.byhand.terminal import agreement_sentence
+from qkv.byhand.steps import Cell, Step, explain
 from qkv.byhand.working import Worked
-from qkv.byhand.writing import fixed, latex
+from qkv.byhand.writing import fixed, latex, latex_decimal
 
 LONG = 12  # characters of an exact number that still stands well in a matrix
 
@@ -40,14 +40,14 @@ def _step(step: Step, places: int) -> Iterator[str]:
     yield rf"\[ {symbol} = {step.formula_latex} {sign} {_matrix(shown)} \]"
     if step.sums:
         sums = r",\quad ".join(
-            rf"\Sigma_{{{i}}} \approx {_scientific(fixed(t.decimal, places))}" for i, t in enumerate(step.sums, 1)
+            rf"\Sigma_{{{i}}} \approx {latex_decimal(fixed(t.decimal, places))}" for i, t in enumerate(step.sums, 1)
         )
         yield rf"\[ {sums} \]"
 
 
 def _equation(cell: Cell, places: int) -> str:
     parts = [cell.written_latex]
-    exact, decimal = latex(cell.number), _scientific(fixed(cell.number.decimal, places))
+    exact, decimal = latex(cell.number), latex_decimal(fixed(cell.number.decimal, places))
     if not cell.says_exact and not exact.startswith(r"\approx"):
         parts.append(exact)
     text = " = ".join(parts)
@@ -76,12 +76,7 @@ def _exact(matrix: Matrix) -> list[list[str]]:
 
 
 def _decimals(matrix: Matrix, places: int) -> list[list[str]]:
-    return [[_scientific(fixed(number.decimal, places)) for number in row] for row in matrix.numbers]
-
-
-def _scientific(text: str) -> str:
-    mantissa, found, power = text.partition("e")
-    return rf"{mantissa}\cdot 10^{{{power}}}" if found else text
+    return [[latex_decimal(fixed(number.decimal, places)) for number in row] for row in matrix.numbers]
 
 
 def _escaped(text: str) -> str:

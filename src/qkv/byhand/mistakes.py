@@ -56,30 +56,6 @@ def guesses(problem: Problem, step: str, state: State, written: Mapping[str, obj
                     yield Guess(guess.name, follow(problem, step, changed).values, guess.rounding)
 
 
-def product_terms(problem: Problem, step: str, state: State, row: int, column: int) -> list[tuple[Decimal, Decimal]]:
-    """The pairs that are multiplied and added to make one number; none where it is made otherwise."""
-    if step in ("queries", "keys", "values"):
-        weight = problem.projections[("queries", "keys", "values").index(step)]
-        if problem.inputs is None or weight is None:
-            return []
-        left, right = decimals(problem.inputs)[row], transpose(decimals(weight))[column]
-    elif step == "scores":
-        tokens = len(state["queries"].values)
-        head, row = divmod(row, tokens)
-        left = split(state["queries"], problem.heads)[head].values[row]
-        right = split(state["keys"], problem.heads)[head].values[column]
-    elif step == "joined" or (step == "output" and problem.wo is None):
-        width = len(state["values"].values[0]) // problem.heads
-        tokens = len(state["queries"].values)
-        left = state["weights"].values[column // width * tokens + row]
-        right = transpose(state["values"].values)[column]
-    elif step == "output" and problem.wo is not None:
-        left, right = state["joined"].values[row], transpose(decimals(problem.wo))[column]
-    else:
-        return []
-    return list(zip(left, right, strict=True))
-
-
 def _projection(index: int) -> Callable[[Problem, State], Iterator[Guess]]:
     names = ("Q", "K", "V")
 

@@ -6,10 +6,10 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
+from qkv.byhand.captions import agreement_sentence, givens, setting_text
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.number import Number
-from qkv.byhand.steps import Cell, Step, explain, givens, setting_text
-from qkv.byhand.terminal import agreement_sentence
+from qkv.byhand.steps import Cell, Step, explain
 from qkv.byhand.working import Worked
 from qkv.byhand.writing import fixed, plain
 

@@ -65,13 +65,13 @@ def read_matrix(given: MatrixLike, name: str) -> Rows:
     )
 
 
-def cells_of(given: MatrixLike, name: str) -> list[list[Cell]]:
+def cells_of(given: MatrixLike, name: str, limit: int = LIMIT) -> list[list[Cell]]:
     """The cells of a matrix, unread; its shape is checked here."""
     cells: list[list[Cell]]
     if isinstance(given, str):
         cells = _split(given)
     elif isinstance(given, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in given):
-        cells = [list(row) for row in given]
+        cells = [[*row] for row in given]
     else:
         raise ValueError(f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]')
     if not cells or not all(cells):
@@ -82,9 +82,9 @@ def cells_of(given: MatrixLike, name: str) -> list[list[Cell]]:
             raise ValueError(
                 f"{name} is ragged: row 1 has {width} numbers, row {i} has {len(row)}; give every row as many"
             )
-    if max(len(cells), width) > LIMIT:
+    if max(len(cells), width) > limit:
         raise ValueError(
-            f"{name} is {len(cells)}×{width}: by hand goes up to {LIMIT}×{LIMIT}; qkv.attention takes larger ones"
+            f"{name} is {len(cells)}×{width}: by hand goes up to {limit}×{limit}; qkv.attention takes larger ones"
         )
     return cells
 
@@ -92,7 +92,7 @@ def cells_of(given: MatrixLike, name: str) -> list[list[Cell]]:
 def _split(text: str) -> list[list[Cell]]:
     text = re.sub(r"\]\s*,?\s*\[", ";", text.strip())
     rows = [row.strip(" \t,") for row in re.split(r"[;\n]", text.strip("[]; \n\t"))]
-    return [re.split(r"\s*,\s*", row) if "," in row else row.split() for row in rows]
+    return [[*(re.split(r"\s*,\s*", row) if "," in row else row.split())] for row in rows]
 
 
 def _at(where: str) -> str:

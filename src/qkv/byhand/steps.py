@@ -11,7 +11,7 @@ from qkv.byhand.matrices import Matrix, transpose
 from qkv.byhand.number import Number
 from qkv.byhand.reading import Rows
 from qkv.byhand.working import Head, Worked
-from qkv.byhand.writing import fixed, in_latex_product, in_product, latex, plain, readable
+from qkv.byhand.writing import in_latex_product, in_product, latex, plain, readable, short, short_latex
 
 Colour = Literal["queries", "keys", "values", "output", ""]
 
@@ -253,52 +253,3 @@ class Explainer:
 def explain(worked: Worked) -> list[Step]:
     """The steps of a working, in the order in which a person takes them."""
     return Explainer(worked).steps()
-
-
-def givens(worked: Worked) -> list[tuple[str, str, Colour, Matrix]]:
-    """What was given, as it is shown: (key, symbol, colour, matrix)."""
-    problem = worked.problem
-    wq, wk, wv = problem.projections
-    q, k, v = problem.given or (None, None, None)
-    rows: list[tuple[str, str, Colour, Rows | None]] = [
-        ("x", "X", "", problem.x),
-        ("positions", "P", "", problem.positions),
-        ("wq", "W_Q", "queries", wq),
-        ("wk", "W_K", "keys", wk),
-        ("wv", "W_V", "values", wv),
-        ("queries", "Q", "queries", q),
-        ("keys", "K", "keys", k),
-        ("values", "V", "values", v),
-        ("wo", "W_O", "output", problem.wo),
-    ]
-    turn = problem.convention == "columns"
-    return [(a, b, c, Matrix(transpose(m) if turn else m)) for a, b, c, m in rows if m is not None]
-
-
-def short(number: Number, places: int = 4) -> str:
-    """A factor that may be long: its fraction if it is one, else its decimal."""
-    text = plain(number)
-    if number.fraction is None or len(text) > 8:
-        text = fixed(number.decimal, places)
-    return f"({text})" if text.startswith("-") else text
-
-
-def short_latex(number: Number, places: int = 4) -> str:
-    text = short(number, places)
-    if number.fraction is not None and len(plain(number)) <= 8:
-        return in_latex_product(number)
-    mantissa, found, power = text.strip("()").partition("e")
-    scientific = rf"{mantissa} \cdot 10^{{{power}}}" if found else mantissa
-    return rf"\left({scientific}\right)" if text.startswith("(") else scientific
-
-
-def setting_text(worked: Worked) -> str:
-    """One line on what is worked: convention, sizes, scale, mask."""
-    problem = worked.problem
-    head = worked.heads[0]
-    width = len(head.keys[0])
-    one = "one token a column" if problem.convention == "columns" else "one token a row"
-    heads = "1 head" if problem.heads == 1 else f"{problem.heads} heads"
-    beta = f"β = 1/√{width} = {plain(problem.beta)}" if problem.default_beta else f"β = {plain(problem.beta)}"
-    mask = "" if problem.allowed is None else " · masked"
-    return f"{one} · {heads} of width {width} · {beta}{mask}"

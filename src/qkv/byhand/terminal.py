@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from qkv.byhand.captions import agreement_sentence, givens, setting_text
 from qkv.byhand.matrices import Matrix
-from qkv.byhand.steps import Cell, Step, explain, givens, setting_text
+from qkv.byhand.steps import Cell, Step, explain
 from qkv.byhand.working import Worked
 from qkv.byhand.writing import fixed, plain
 
@@ -34,14 +35,6 @@ def wrapped(text: str, indent: str = "", style: str = "", hang: str = "") -> Ite
     """Lines of at most 80 characters."""
     for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + hang) or [""]:
         yield Text(line, style)
-
-
-def agreement_sentence(worked: Worked) -> str:
-    """How the exact output stands beside the library's own."""
-    agreement = worked.agreement
-    verdict = "the same" if agreement.agrees else "NOT the same, which is a bug in qkv"
-    difference = f"{agreement.difference:.1e}" if agreement.difference else "0"
-    return f"qkv's float64 attention gives {verdict}: difference {difference} (allowed {agreement.tolerance:.0e})."
 
 
 def _closing(worked: Worked, places: int) -> Iterator[Text]:

@@ -5,67 +5,23 @@ from the person's own earlier numbers is no new mistake: it follows from an earl
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from decimal import Decimal, localcontext
 from typing import Any, Literal
 
 from qkv.byhand.answer import Given, is_forbidden, read_given
-from qkv.byhand.chain import NEEDS, Numbers, State, follow
+from qkv.byhand.chain import NEEDS, Numbers, State, follow, product_terms
 from qkv.byhand.matrices import transpose
-from qkv.byhand.mistakes import LOST_SIGN, TURNED, Guess, early, guesses, product_terms
+from qkv.byhand.mistakes import LOST_SIGN, TURNED, Guess, early, guesses
 from qkv.byhand.number import DIGITS, Number
 from qkv.byhand.problem import Problem
 from qkv.byhand.reading import Rows
+from qkv.byhand.verdict import Remark, StepCheck, Verification
 from qkv.byhand.working import Worked, work_problem
 from qkv.byhand.writing import digits, fixed, plain
 
 TOLERANCE = 0.02  # how far early rounding may move a number and be accepted
 HAIR = Decimal("1e-12")
 Status = Literal["right", "slip", "follows", "rounded"]
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One number that is not as exact arithmetic has it; row and column count from 1, as the person wrote."""
-
-    step: str
-    row: int
-    column: int
-    expected: str
-    got: str
-    kind: Literal["slip", "rounding"]
-    mistake: str
-    accepted: bool
-
-    @property
-    def sentence(self) -> str:
-        cell = f"{self.step}[{self.row},{self.column}]" if self.row else self.step
-        named = f": {self.mistake}" if self.mistake else ""
-        return f"{cell}: expected {self.expected}, got {self.got}{named}"
-
-
-@dataclass(frozen=True)
-class StepCheck:
-    """How one step stands: how many numbers are right, follow from earlier ones, or are wrong."""
-
-    step: str
-    verdict: Literal["right", "wrong", "follows", "rounded"]
-    right: int
-    follows: int
-    rounded: int
-    wrong: int
-    remarks: tuple[Remark, ...]
-
-
-@dataclass(frozen=True)
-class Verification:
-    ok: bool
-    tolerance: float
-    first: Remark | None  # the first wrong number
-    steps: tuple[StepCheck, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLERANCE) -> Verification:

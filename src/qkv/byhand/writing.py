@@ -1,7 +1,7 @@
 """How a number is written: as text, as LaTeX, as a decimal."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 
@@ -17,15 +17,15 @@ def plain(number: Number) -> str:
     >>> plain(Number.of(Fraction(-3, 4)) * square_root(2) + Number.of(1))
     '-3√2/4+1'
     """
-    exact = _write(number, _plain_term, "({})/({})".format, "/({})".format)
+    exact = _write(number, _plain_term, _plain_bar)
     return exact if _has_names(number) and len(exact) <= READABLE else f"≈{digits(number.decimal)}"
 
 
 def latex(number: Number) -> str:
     """The number as LaTeX, for math mode."""
     if not readable(number):
-        return rf"\approx {_latex_scientific(digits(number.decimal, 8))}"
-    return _write(number, _latex_term, r"\frac{{{}}}{{{}}}".format, None)
+        return rf"\approx {latex_decimal(digits(number.decimal, 8))}"
+    return _write(number, _latex_term, _latex_bar)
 
 
 def readable(number: Number) -> bool:
@@ -83,12 +83,38 @@ def fixed(value: Decimal, places: int = 4) -> str:
         return text.rstrip("0").rstrip(".") if value == rounded and "." in text else text
 
 
+def short(number: Number, places: int = 4) -> str:
+    """A factor that may be long: its fraction if it is one, else its decimal."""
+    text = plain(number)
+    if number.fraction is None or len(text) > 8:
+        text = fixed(number.decimal, places)
+    return f"({text})" if text.startswith("-") else text
+
+
+def short_latex(number: Number, places: int = 4) -> str:
+    text = short(number, places)
+    if number.fraction is not None and len(plain(number)) <= 8:
+        return in_latex_product(number)
+    scientific = latex_decimal(text.strip("()"))
+    return rf"\left({scientific}\right)" if text.startswith("(") else scientific
+
+
+def latex_decimal(text: str) -> str:
+    """A decimal as `digits` and `fixed` write it, for LaTeX."""
+    mantissa, found, power = text.partition("e")
+    return rf"{mantissa}\cdot 10^{{{power}}}" if found else text
+
+
 def _has_names(number: Number) -> bool:
     return all(atom.readable for _, atoms in number.terms for atom in atoms)
 
 
-def _write(number: Number, term, fraction_bar, short_bar) -> str:
-    """The terms, those under the same fraction bar together."""
+def _write(
+    number: Number,
+    term: Callable[[Monomial, Fraction], str],
+    bar: Callable[[str, Atom, bool], str],
+) -> str:
+    """The terms, those under the same fraction bar together; bar(top, below, whether the top is a sum)."""
     groups: dict[tuple[Atom, ...], dict[Monomial, Fraction]] = {}
     for (radicand, atoms), fraction in number.terms.items():
         below = tuple(atom for atom in atoms if atom.inverse)
@@ -98,14 +124,20 @@ def _write(number: Number, term, fraction_bar, short_bar) -> str:
     for below, terms in groups.items():
         top = _join(term(monomial, fraction) for monomial, fraction in terms.items())
         for atom in below:
-            bottom = atom.latex if short_bar is None else atom.text
-            single = short_bar is not None and len(terms) == 1
-            top = f"{top}{short_bar(bottom)}" if single else fraction_bar(top, bottom)
+            top = bar(top, atom, len(terms) > 1)
         parts.append(top)
     return _join(parts) or "0"
 
 
-def _join(parts) -> str:
+def _plain_bar(top: str, below: Atom, is_sum: bool) -> str:
+    return f"({top})/({below.text})" if is_sum else f"{top}/({below.text})"
+
+
+def _latex_bar(top: str, below: Atom, is_sum: bool) -> str:
+    return rf"\frac{{{top}}}{{{below.latex}}}"
+
+
+def _join(parts: Iterable[str]) -> str:
     return "".join(part if part.startswith("-") or not index else f"+{part}" for index, part in enumerate(parts))
 
 
@@ -143,8 +175,3 @@ def _powers(atoms: tuple[Atom, ...], name: Callable[[Atom], str], power: str) ->
     """Each atom once, with its power: sin(1)^2."""
     counts = Counter(atoms)
     return [name(atom) if count == 1 else power.format(name(atom), count) for atom, count in counts.items()]
-
-
-def _latex_scientific(text: str) -> str:
-    mantissa, found, power = text.partition("e")
-    return rf"{mantissa}\cdot 10^{{{power}}}" if found else text

@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from qkv.cli.console import out, print_json
 
@@ -10,6 +12,7 @@ if TYPE_CHECKING:
     from qkv.byhand.verify import Verification
     from qkv.byhand.working import Worked
 
+Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # a matrix may begin with a minus sign
 MOST_REMARKS = 6  # of one step; a table full of slips is not read to its end
 
 
@@ -20,19 +23,19 @@ def byhand(
     example: str | None = None,
     examples: bool = False,
     verify: Path | None = None,
-    x: str | None = None,
-    wq: str | None = None,
-    wk: str | None = None,
-    wv: str | None = None,
-    wo: str | None = None,
-    q: str | None = None,
-    k: str | None = None,
-    v: str | None = None,
+    x: Words = None,
+    wq: Words = None,
+    wk: Words = None,
+    wv: Words = None,
+    wo: Words = None,
+    q: Words = None,
+    k: Words = None,
+    v: Words = None,
     heads: int | None = None,
-    beta: str | None = None,
+    beta: Words = None,
     causal: bool | None = None,
-    mask: str | None = None,
-    positions: str | None = None,
+    mask: Words = None,
+    positions: Words = None,
     convention: Literal["rows", "columns"] | None = None,
     digits: int = 4,
     tolerance: float | None = None,
