@@ -1,8 +1,11 @@
 """`qkv byhand` as a person runs it."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -150,7 +153,8 @@ HUNDRED = "; ".join([" ".join(["1"] * 100)] * 100)
         (["--x", "1 2", "--wo", "1 2"], "do not multiply: wo needs 2 rows"),
         (["--x", "1 2", "--convention", "diagonal"], "diagonal"),
         (["--x", "1 2", "--digits", "99"], "--digits: expected 0 to 30"),
-        (["--x", "1 2", "--html", "/no/such/folder/out.html"], "No such file or directory"),
+        (["--x", "1 2", "--html", "/no/such/folder/out.html"], "there is no folder /no/such/folder"),
+        (["--x", "1 2", "--html", "/"], "is a folder"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence_and_exit_code_two(qkv, arguments, sentence):
@@ -163,3 +167,26 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_two(qkv, arguments, sen
 def test_the_command_is_imported_without_torch():
     code = "import sys, qkv.cli.byhand; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "byhand.md"
+SHOWN = re.findall(r"```console\n\$ qkv byhand (.*)\n([\s\S]*?)```", PAGE.read_text("utf-8"))
+
+
+def without_rounding(text: str) -> str:
+    """Without float64's own last digits, which differ from machine to machine."""
+    return re.sub(r"difference \S+", "difference", text)
+
+
+@pytest.mark.parametrize(("command", "expected"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_the_page_shows_what_the_command_prints(qkv, tmp_path, monkeypatch, command, expected):
+    answer = next(
+        block for block in re.findall(r"```toml\n([\s\S]*?)```", PAGE.read_text("utf-8")) if "queries" in block
+    )
+    (tmp_path / "answer.toml").write_text(answer)
+    monkeypatch.chdir(tmp_path)
+    _, out, err = qkv(*shlex.split(command))
+    place, printed = 0, without_rounding(out + err)
+    for part in re.split(r"^\.\.\.\n", without_rounding(expected), flags=re.MULTILINE):
+        place = printed.find(part, place)
+        assert place >= 0, f"not printed:\n{part}"

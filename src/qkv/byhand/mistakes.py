@@ -27,6 +27,7 @@ from qkv.byhand.number import DIGITS
 from qkv.byhand.problem import Problem
 from qkv.byhand.reading import Rows
 
+HUGE = Decimal("1e40")  # beyond this no rounding shows
 LOST_SIGN = "a lost minus sign"
 NO_SCALE = "forgotten 1/√d: the scores were not scaled"
 EARLY = "early rounding"
@@ -225,7 +226,9 @@ def early(step: str, places: int, before: str) -> str:
 def rounded_to(values: Table, places: int) -> list[list[Decimal]]:
     unit = Decimal(1).scaleb(-places)
     with localcontext(DIGITS):
-        return [[value.quantize(unit, ROUND_HALF_EVEN) for value in row] for row in values]
+        return [
+            [value if abs(value) > HUGE else value.quantize(unit, ROUND_HALF_EVEN) for value in row] for row in values
+        ]
 
 
 def _per_head(table: Numbers, problem: Problem, change: Callable[[Numbers], Numbers]) -> Numbers:

@@ -159,7 +159,8 @@ class _Verifier:
         return None
 
     def fits(self, given: Given, guess: Guess, i: int, j: int) -> bool:
-        return _near(given.values[i][j], guess.values[i][j], given.slack[i][j])
+        """A whole unit of the last digit is allowed: who made a mistake may also have cut off instead of rounded."""
+        return _near(given.values[i][j], guess.values[i][j], given.slack[i][j] * (1 if guess.rounding else 2))
 
     def cell_mistake(self, given: Given, carried: Numbers, i: int, j: int) -> str:
         """What may have happened to one number alone."""
