@@ -6,6 +6,8 @@ import jaxtyping
 import pytest
 import torch
 
+torch.set_num_threads(1)  # tensors here are tiny: threads would only wait for one another
+
 
 @pytest.fixture(autouse=True)
 def _seeded():

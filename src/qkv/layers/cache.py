@@ -1,9 +1,12 @@
 """What a model remembers between calls, so that each token's keys and values are computed once.
 
-Axes: b batch · g key heads · t new tokens · s all tokens held · d head width.
+Axes: b batch · g key heads · t new tokens · s all tokens held · d width of keys · e width of values.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,11 +14,33 @@ from torch import Tensor
 
 from qkv.layers.positions import Positions
 
-New = Float[Tensor, "b g t d"]
+NewKeys = Float[Tensor, "b g t d"]
+NewValues = Float[Tensor, "b g t e"]
 Keys = Float[Tensor, "b g s d"]
+Values = Float[Tensor, "b g s e"]
 
 
-class LayerCache:
+class Held:
+    """What is remembered between calls; a call that fails leaves it as it was."""
+
+    def parts(self) -> list[Held]:
+        """All objects whose fields a call may set."""
+        return [self]
+
+
+@contextmanager
+def undone_on_failure(held: Held | None) -> Iterator[None]:
+    """Put a cache back as it was if what is done here fails."""
+    before = [] if held is None else [(part, vars(part).copy()) for part in held.parts()]
+    try:
+        yield
+    except BaseException:
+        for part, fields in before:
+            vars(part).update(fields)
+        raise
+
+
+class LayerCache(Held):
     """The keys and values of one attention layer. Its buffers grow by doubling, so a step copies one token.
 
     >>> held = LayerCache()
@@ -36,16 +61,16 @@ class LayerCache:
         """Whether a fixed memory has been read already."""
         return self.fixed and self.length > 0
 
-    def append(self, keys: New | None, values: New) -> tuple[Keys | None, Keys]:
+    def append(self, keys: NewKeys | None, values: NewValues) -> tuple[Keys | None, Values]:
         """Add new keys and values; give all that are held. (Synthesizers have no keys.)"""
-        length = self.length + values.shape[-2]
-        for place, new in enumerate((keys, values)):
-            if new is not None:
-                self._buffers[place] = _extended(self._buffers[place], new, self.length)
-        self.length = length
+        self._buffers = [
+            buffer if new is None else _extended(buffer, new, self.length)
+            for buffer, new in zip(self._buffers, (keys, values), strict=True)
+        ]
+        self.length += values.shape[-2]
         return self.held()
 
-    def held(self) -> tuple[Keys | None, Keys]:
+    def held(self) -> tuple[Keys | None, Values]:
         """All keys and values."""
         keys, values = (None if buffer is None else buffer[..., : self.length, :] for buffer in self._buffers)
         if values is None:
@@ -74,7 +99,7 @@ class LayerCache:
         return twin
 
 
-class Cache:
+class Cache(Held):
     """The memory of a whole model: a `LayerCache` for each layer, and where the tokens held stand.
 
     window: how many of the last tokens a query can see; older ones are forgotten, a windowful at a time, so that
@@ -93,7 +118,12 @@ class Cache:
 
     def layer(self, name: object, *, fixed: bool = False) -> LayerCache:
         """The cache of one layer, made when first asked for."""
-        return self._layers.setdefault(name, LayerCache(fixed=fixed))
+        if name not in self._layers:
+            self._layers = {**self._layers, name: LayerCache(fixed=fixed)}
+        return self._layers[name]
+
+    def parts(self) -> list[Held]:
+        return [self, *self._layers.values()]
 
     def advance(self, t: int, present: Bool[Tensor, "b t"] | None, device: torch.device) -> Positions:
         """Take note of t new tokens; say where they and all tokens held stand."""
@@ -115,10 +145,12 @@ class Cache:
         """Forget what no later query can see."""
         if self.window is None:
             return
-        count = self.length - (self.window - 1)
+        # The next query sees window − 1 of these tokens; one more is kept for scores that look back at the last
+        # query's weights.
+        count = self.length - self.window
         if self.present is not None:  # a row with holes needs more columns to hold as many tokens
             later = self.present.flip(-1).cumsum(-1).flip(-1)
-            spare = (later >= self.window).all(0)  # the window is full without this column's token
+            spare = (later > self.window).all(0)  # the window is full without this column's token
             count = int(spare.cumprod(-1).sum())
         if count >= self.window:  # forget a windowful at a time: then a token costs no copy of the whole window
             self.drop(count)

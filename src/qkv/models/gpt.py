@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.layers import Cache, DenseSynthesizer, Dot, RandomSynthesizer, Score
 from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
@@ -109,13 +110,14 @@ class GPT(LanguageModel, Model):
     ) -> Float[Tensor, "b t c"]:
         """What the output projection reads."""
         x = self.tokens(tokens)
-        positions, allowed = causal_context(x, present, cache, self.config.window)
-        x = self.place(x, positions)
-        for index, block in enumerate(self.blocks):
-            held = None if cache is None else cache.layer(index)
-            x = block(x, allowed=allowed, positions=positions, cache=held)
-        if cache is not None:
-            cache.trim()
+        with undone_on_failure(cache):
+            positions, allowed = causal_context(x, present, cache, self.config.window)
+            x = self.place(x, positions)
+            for index, block in enumerate(self.blocks):
+                held = None if cache is None else cache.layer(index)
+                x = block(x, allowed=allowed, positions=positions, cache=held)
+            if cache is not None:
+                cache.trim()
         return self.norm(x)
 
     def new_cache(self) -> Cache:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from qkv.layers.cache import Held
 from qkv.layers.context import checked_present
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
@@ -20,7 +21,7 @@ Cell = Literal["rnn", "gru", "lstm"]
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
-class RNNCache:
+class RNNCache(Held):
     """The state after the last token read: (layers, b, c), or two of them for an LSTM."""
 
     def __init__(self) -> None:
@@ -49,8 +50,10 @@ class Recurrent(nn.Module):
     ) -> Float[Tensor, "b t c"]:
         state = None if cache is None else cache.state
         start = state[0] if state is not None and len(state) == 1 else state
+        if state is not None and state[0].shape[1] != len(x):
+            raise ValueError(f"the cache holds {state[0].shape[1]} rows; got {len(x)}")
         if x.shape[1] == 0:
-            return x.new_zeros(len(x), 0, self.stack.hidden_size)
+            return x.new_zeros(len(x), 0, self.stack.hidden_size * (1 + self.stack.bidirectional))
         if present is None:
             out, end = self.stack(x, start)
         else:
@@ -62,14 +65,21 @@ class Recurrent(nn.Module):
     def _skipping(self, x: Tensor, present: Tensor, start):
         """Move the tokens that exist to the front, run over them, and move the outputs back."""
         order = (~present).long().sort(dim=1, stable=True).indices
-        lengths = present.sum(1)
-        if int(lengths.min()) == 0:
-            raise ValueError("a recurrent model needs at least one token in each row of a call")
+        lengths = present.sum(1).clamp(min=1)  # packing takes no empty rows: what they read is undone below
         front = x.gather(1, order[..., None].expand_as(x))
         packed = pack_padded_sequence(front, lengths.cpu(), batch_first=True, enforce_sorted=False)
         out, end = self.stack(packed, start)
         out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
-        return torch.zeros_like(out).scatter(1, order[..., None].expand_as(out), out), end
+        out = torch.zeros_like(out).scatter(1, order[..., None].expand_as(out), out)
+        return out.masked_fill(~present[..., None], 0.0), _kept(start, end, ~present.any(1))
+
+
+def _kept(start, end, empty: Tensor):
+    """The state at the end; that of the start in rows where nothing was read."""
+    if isinstance(end, tuple):
+        starts = (None,) * len(end) if start is None else start
+        return tuple(_kept(before, after, empty) for before, after in zip(starts, end, strict=True))
+    return torch.where(empty[:, None], torch.zeros_like(end) if start is None else start, end)
 
 
 @dataclass(frozen=True)

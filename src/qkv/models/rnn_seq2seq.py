@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.layers import Additive, LayerCache, MultiHeadAttention, Score
+from qkv.layers.cache import Held, undone_on_failure
 from qkv.layers.context import checked_present
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
@@ -44,6 +45,9 @@ class RNNSeq2SeqCache(RNNCache):
     def __init__(self) -> None:
         super().__init__()
         self.memory = LayerCache(fixed=True)
+
+    def parts(self) -> list[Held]:
+        return [self, self.memory]
 
     def reorder(self, rows: Tensor) -> None:
         super().reorder(rows)
@@ -101,9 +105,11 @@ class RNNSeq2Seq(Translator, Model):
     ) -> Float[Tensor, "b t vocab"]:
         """Logits of each next token, given the target so far and the source as it was read."""
         x = self.dropout(self.target_tokens(target))
-        states = self.decoder(x, checked_present(present, x), cache)
         held = None if cache is None else cache.memory
-        found = self.attention(states, memory, present=checked_present(memory_present, memory), cache=held)
+        visible = checked_present(memory_present, memory)
+        with undone_on_failure(cache):
+            states = self.decoder(x, checked_present(present, x), cache)
+            found = self.attention(states, memory, present=visible, cache=held)
         mixed = torch.tanh(self.mix(torch.cat((states, found), dim=-1)))
         return self.head(self.dropout(mixed))
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.layers import Cache
 from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context, checked_present, chunked_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
@@ -134,20 +135,21 @@ class Seq2Seq(Translator, Model):
     ) -> Float[Tensor, "b t vocab"]:
         """Logits of each next token, given the target so far and the source as it was read."""
         x = self.target_tokens(target)
-        positions, allowed = causal_context(x, present, cache)
         memory_present = checked_present(memory_present, memory)
         visible = None if memory_present is None else masks.present(memory_present)
-        x = self.target_place(x, positions)
-        for index, block in enumerate(self.decoder):
-            x = block(
-                x,
-                memory,
-                allowed=allowed,
-                memory_allowed=visible,
-                positions=positions,
-                cache=None if cache is None else cache.layer(index),
-                memory_cache=None if cache is None else cache.layer(("memory", index), fixed=True),
-            )
+        with undone_on_failure(cache):
+            positions, allowed = causal_context(x, present, cache)
+            x = self.target_place(x, positions)
+            for index, block in enumerate(self.decoder):
+                x = block(
+                    x,
+                    memory,
+                    allowed=allowed,
+                    memory_allowed=visible,
+                    positions=positions,
+                    cache=None if cache is None else cache.layer(index),
+                    memory_cache=None if cache is None else cache.layer(("memory", index), fixed=True),
+                )
         return self.head(self.decoder_norm(x))
 
     def new_cache(self) -> Cache:

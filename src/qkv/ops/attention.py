@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qkv.ops import shapes
 from qkv.ops.heads import repeat_heads
-from qkv.ops.mask_kinds import Band, Dense, Mask, as_mask
+from qkv.ops.mask_kinds import Band, Both, Dense, Mask, as_mask
 from qkv.ops.masks import causal as causal_mask
 from qkv.ops.softmax import hard_choice, soft_choice
 
@@ -95,9 +95,8 @@ def attention(
     shapes.check_attention(q, k, v)
     shapes.check_dropout(dropout)
     axes = q.ndim
-    mask = None if allowed is None else as_mask(_lift(allowed, axes))
-    bias = _lift(bias, axes)
-    q, k, v = (_lift(x, axes) for x in (q, k, v))
+    mask = None if allowed is None else _lift(as_mask(allowed), axes)
+    q, k, v, beta, bias = (_lift(x, axes) for x in (q, k, v, beta, bias))
     scores_shape = (*q.shape[:-1], k.shape[-2])
     sharpness = q.shape[-1] ** -0.5 if beta is None else beta
     shapes.check_beta(sharpness, q.shape)
@@ -105,6 +104,10 @@ def attention(
         shapes.check_mask(mask, scores_shape)
     if isinstance(bias, Tensor):
         shapes.check_bias(bias, scores_shape)
+    elif bias is not None and (isinstance(bias, Mask) or not isinstance(bias, Bias)):
+        raise ValueError(
+            f"bias is a floating tensor or a lazy Bias; got {type(bias).__name__}. A mask goes into allowed="
+        )
     if causal:
         past = causal_mask(*scores_shape[-2:])
         mask = past if mask is None else past & mask
@@ -158,8 +161,8 @@ def _fused(
     dropout: float,
 ) -> Float[Tensor, "b h t e"]:
     """Attention by PyTorch's fused kernel, which never holds the weights."""
-    if isinstance(beta, Tensor) or beta <= 0:  # the kernel's causal path is NaN for a scale of 0 or below
-        q, beta = q * beta, 1.0
+    if isinstance(beta, Tensor) or beta < 1e-30:  # the kernel's causal path is NaN for a scale of 0 or below
+        q, beta = (q * beta).to(q.dtype), 1.0
     t, s = q.shape[-2], k.shape[-2]
     if mask is None and bias is None:
         return _kernel(q, k, v, beta, dropout)
@@ -170,7 +173,7 @@ def _fused(
     blocks = []
     for start in range(0, max(t, 1), max(size, 1)):
         rows = range(start, min(start + size, t))
-        columns = range(s) if mask is None else mask.reach(rows)
+        columns = range(s) if mask is None or mask.shape[1] != s else mask.reach(rows)
         allowed = None if mask is None or mask.open(rows) else mask.tile(rows, columns, q.device)
         part = q[..., rows.start : rows.stop, :]
         keys, values = (x[..., columns.start : columns.stop, :] for x in (k, v))
@@ -191,7 +194,7 @@ def _kernel(
     """One call of the kernel; rows with nothing allowed are let through whole and emptied afterwards."""
     nothing = None
     if bias is not None:
-        bias = bias.to(q.dtype)
+        bias = bias.to(torch.promote_types(q.dtype, torch.float32))  # the kernel adds it to scores of that precision
         forbidden = bias.isneginf() if allowed is None else bias.isneginf() | ~allowed
         nothing = forbidden.all(-1, keepdim=True)
         added = bias.masked_fill(forbidden, float("-inf")).masked_fill(nothing, 0.0)
@@ -222,6 +225,10 @@ def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | N
 
 def _lift(x, axes: int):
     """Give a tensor of `axes` axes the missing ones of (b, h, t, d); lazy masks and biases know no axes."""
+    if isinstance(x, Both):
+        return Both(tuple(_lift(part, axes) for part in x.parts))
+    if isinstance(x, Dense):
+        return Dense(_lift(x.allowed, axes))
     if not isinstance(x, Tensor) or x.ndim != axes or axes == 4:
         return x
     return x.unsqueeze(1) if axes == 3 else x[None, None]

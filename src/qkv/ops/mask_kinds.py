@@ -234,7 +234,8 @@ class Both(Mask):
     def of(*masks: Mask) -> Both:
         parts = tuple(part for mask in masks for part in (mask.parts if isinstance(mask, Both) else (mask,)))
         for axis, what in enumerate(("queries", "keys")):
-            sizes = {size for part in parts if (size := part.shape[axis]) not in (None, 1)}
+            sizes = {size for part in parts if (size := part.shape[axis]) is not None}
+            sizes -= {part.shape[axis] for part in parts if isinstance(part, Dense)} & {1}  # which stands for all
             if len(sizes) > 1:
                 raise ValueError(f"masks for different numbers of {what} do not combine: {sorted(sizes)}")
         return Both(parts)

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.ops.mask_kinds import Mask
+from qkv.ops.mask_kinds import Both, Dense, Mask
 
 LAYOUT = "q (b, h, t, d), k (b, h, s, d) and v (b, h, s, d), or without h, or without b and h"
 
@@ -25,6 +25,8 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
     if len({x.device for x in named.values()}) > 1:
         places = ", ".join(f"{name} on {x.device}" for name, x in named.items())
         raise ValueError(f"attention takes q, k and v on one device; got {places}")
+    if q.shape[-1] == 0:
+        raise ValueError(f"queries and keys need a width d of at least 1; got {shapes}")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"queries and keys need the same width d; got {q.shape[-1]} and {k.shape[-1]} ({shapes})")
     if k.shape[-2] != v.shape[-2]:
@@ -59,14 +61,15 @@ def check_dropout(dropout: float) -> None:
 def check_mask(mask: Mask, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless the mask fits scores of shape (b, h, t, s)."""
     t, s = shape[-2:]
-    queries, keys = mask.shape
-    if queries not in (None, t) or keys not in (1, s):
-        raise ValueError(
-            f"the mask is for {'any number of' if queries is None else queries} queries and {keys} keys; there are "
-            f"{t} queries and {s} keys"
-        )
-    corner = mask.tile(range(min(t, 1)), range(min(s, 1)))
-    _check_broadcast("allowed", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
+    for part in mask.parts if isinstance(mask, Both) else (mask,):
+        queries, keys = part.shape
+        if queries not in (None, t) or not (keys == s or (keys == 1 and isinstance(part, Dense))):
+            raise ValueError(
+                f"the mask is for {'any number of' if queries is None else queries} queries and {keys} keys; there are "
+                f"{t} queries and {s} keys"
+            )
+        corner = part.tile(range(min(t, 1)), range(min(s, 1)))
+        _check_broadcast("allowed", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
 
 
 def check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:

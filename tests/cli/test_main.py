@@ -1,0 +1,83 @@
+"""The command line as a stranger meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from qkv.cli.main import COMMANDS, run
+
+
+def test_help_lists_every_command_without_importing_torch():
+    code = "import sys; from qkv.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert all(name in shown.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_explains_json(name, capsys):
+    assert run([name, "--help"]) == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert run(["tuor"]) == 2
+    assert capsys.readouterr().err == "qkv: there is no command 'tuor'; did you mean tour? Try: qkv --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["doctor", "--jsn"], "Unknown option"),
+        (["tour", "--steps", "many"], "many"),
+        (["tour", "--steps", "-1"], "steps is a number, 0 or more; got -1"),
+        (["doctor", "--device", "abacus"], "there is no device 'abacus' here"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("qkv: ")
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert "Traceback" not in shown.err
+
+
+def test_debug_shows_where_an_error_happened():
+    with pytest.raises(ValueError, match="steps is a number"):
+        run(["tour", "--steps", "-1", "--debug"])
+
+
+def test_the_tour_works_the_textbook_example_and_learns(capsys):
+    assert run(["tour", "--json", "--steps", "200"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [[round(number, 4) for number in row] for row in found["example"]["output"]] == [
+        [-1.9545, -2.9815],
+        [-1.9934, -2.9910],
+        [1.0562, 0.3563],
+    ]
+    assert found["reversal"]["correct"] > 0.9
+    text, weights = found["reversal"]["text"], found["reversal"]["weights"]
+    assert text[:8] == text[:8:-1]
+    fetched = [row.index(max(row)) for row in weights]
+    assert fetched == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_the_tour_tells_its_story_in_80_columns(capsys):
+    assert run(["tour", "--steps", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "It has not learned yet" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_the_doctor_measures_this_machine(capsys):
+    assert run(["doctor", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    speeds = {speed["dtype"]: speed["gigaflops"] for speed in found["speeds"]}
+    assert speeds["float32"] > 0
+    assert found["best_dtype"] in speeds
+    assert run(["doctor", "--device", "cpu"]) == 0
+    assert "Train in" in capsys.readouterr().out

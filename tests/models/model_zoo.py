@@ -1,0 +1,159 @@
+"""The models under test: tiny, in float64, with every weight drawn at random, since small first weights hide mistakes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
+from qkv.models import (
+    CNNConfig,
+    EncoderConfig,
+    GPTConfig,
+    MLPConfig,
+    Model,
+    PerceiverConfig,
+    RNNConfig,
+    RNNSeq2SeqConfig,
+    Seq2SeqConfig,
+    ViTConfig,
+    build,
+)
+from qkv.positions import Llama3, Rope, Yarn
+
+VOCAB = 11
+SMALL = {"vocab": VOCAB, "length": 16, "width": 8, "layers": 2, "heads": 4, "hidden": 12}
+
+POSITIONS = {
+    "learned": "learned",
+    "sinusoidal": "sinusoidal",
+    "none": "none",
+    "rope": "rope",
+    "rope in halves": Rope(pairing="halves", base=100.0),
+    "rope on a part": Rope(width=2),
+    "rope stretched": Rope(scaling=Yarn(factor=4.0, length=8)),
+    "alibi": "alibi",
+    "t5": "t5",
+    "shaw": "shaw",
+}
+
+GPTS = {
+    **{name: GPTConfig(**{**SMALL, "heads": 2}, position=position) for name, position in POSITIONS.items()},
+    "dense synthesizer": GPTConfig(**SMALL, score=DenseSynthesizer(16)),
+    "dense synthesizer for each head": GPTConfig(**SMALL, score=DenseSynthesizer(16, shared=False)),
+    "random synthesizer": GPTConfig(**SMALL, score=RandomSynthesizer(16)),
+    "additive": GPTConfig(**SMALL, score=Additive(5)),
+    "location-aware": GPTConfig(**SMALL, score=LocationAware(5, filters=2, kernel=3)),
+    "grouped heads": GPTConfig(**SMALL, kv_heads=2, position="t5"),
+    "one key head": GPTConfig(**SMALL, kv_heads=1, head_width=6, position="rope"),
+    "grouped additive": GPTConfig(**SMALL, kv_heads=2, score=Additive(5)),
+    "post-norm": GPTConfig(**SMALL, order="post", position="alibi"),
+    "swiglu and rms": GPTConfig(**SMALL, activation="swiglu", norm="rms", bias=False, tied=True),
+    "window": GPTConfig(**SMALL, window=3),
+    "window of one": GPTConfig(**SMALL, window=1, position="sinusoidal"),
+    "window and rope": GPTConfig(**{**SMALL, "heads": 2}, window=4, kv_heads=1, position="rope"),
+    "window and shaw": GPTConfig(**SMALL, window=3, position="shaw"),
+    "window and t5": GPTConfig(**SMALL, window=2, position="t5", order="post"),
+    "window and dense synthesizer": GPTConfig(**SMALL, window=3, score=DenseSynthesizer(16)),
+    "window and random synthesizer": GPTConfig(**SMALL, window=3, score=RandomSynthesizer(16)),
+    "window and additive": GPTConfig(**SMALL, window=3, score=Additive(5)),
+    "window and location-aware": GPTConfig(**SMALL, window=3, score=LocationAware(5, filters=2, kernel=5)),
+}
+RNNS = {cell: RNNConfig(VOCAB, width=6, hidden=7, layers=2, cell=cell) for cell in ("rnn", "gru", "lstm")}
+PERCEIVERS = {
+    f"perceiver, {coverage}, {order}": PerceiverConfig(
+        **{**SMALL, "layers": 3}, latents=5, coverage=coverage, order=order
+    )
+    for coverage in ("even", "course")
+    for order in ("pre", "post")
+}
+LANGUAGE_MODELS = {**GPTS, **RNNS, **PERCEIVERS}
+
+TWO_STACKS = {key: value for key, value in SMALL.items() if key != "layers"} | {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+}
+SEQ2SEQS = {
+    **{
+        f"seq2seq, {name}": Seq2SeqConfig(**TWO_STACKS, position=name)
+        for name in ("learned", "sinusoidal", "rope", "t5")
+    },
+    "seq2seq, pre-norm": Seq2SeqConfig(**TWO_STACKS, order="pre", position="shaw", activation="swiglu", norm="rms"),
+    "seq2seq, two tables": Seq2SeqConfig(**TWO_STACKS, target_vocab=9, tied=False, position="alibi"),
+}
+RNN_SEQ2SEQS = {
+    f"{cell}, {type(score).__name__}": RNNSeq2SeqConfig(
+        VOCAB, target_vocab=9, width=6, hidden=8, cell=cell, score=score
+    )
+    for cell, score in (
+        ("rnn", Additive(5)),
+        ("gru", LocationAware(5, filters=2, kernel=3)),
+        ("lstm", RNNSeq2SeqConfig(VOCAB).score),
+    )
+}
+TRANSLATORS = {**SEQ2SEQS, **RNN_SEQ2SEQS}
+
+ENCODERS = {
+    **{f"encoder, {name}": EncoderConfig(**{**SMALL, "heads": 2}, position=place) for name, place in POSITIONS.items()},
+    "encoder of vectors": EncoderConfig(**{**SMALL, "vocab": None}, features=5),
+    "encoder, post-norm": EncoderConfig(**SMALL, order="post", final_norm=True, scale=True),
+    "encoder, chunks": EncoderConfig(**SMALL, chunk=3, left_chunks=1),
+    "encoder, chunks and all before": EncoderConfig(**SMALL, chunk=4, position="rope"),
+}
+
+IMAGE = {"image": 8, "channels": 2, "classes": 5}
+VITS = {
+    f"vit, {head}, {position}": ViTConfig(
+        **IMAGE, patch=2, width=8, layers=2, heads=2, hidden=12, head=head, position=position
+    )
+    for head in ("class", "mean")
+    for position in ("learned", "learned-2d", "sinusoidal", "none")
+}
+PICTURES = {
+    **VITS,
+    "vit, post-norm": ViTConfig(**IMAGE, patch=4, width=6, layers=1, heads=1, order="post", norm="rms", bias=False),
+    "cnn": CNNConfig(**IMAGE, widths=(3, 4)),
+    "mlp": MLPConfig(**IMAGE, widths=(7, 6)),
+}
+
+STRETCHED = GPTConfig(**SMALL, position=Rope(scaling=Llama3(length=8), pairing="halves"))
+EVERY_MODEL = {**LANGUAGE_MODELS, **TRANSLATORS, **ENCODERS, **PICTURES, "llama's rope": STRETCHED}
+
+
+def randomised(config: object, device: torch.device, *, deviation: float = 0.3) -> Model:
+    """The config's model in eval mode, each parameter drawn from N(0, deviation²)."""
+    model = build(config).to(device, torch.float64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(deviation * torch.randn(parameter.shape, dtype=torch.float64))
+    return model
+
+
+def tokens_like(*shape: int, device: torch.device, vocab: int = VOCAB) -> Tensor:
+    return torch.randint(vocab, shape).to(device)
+
+
+def inputs(config: object, device: torch.device, *, batch: int = 2, length: int = 9) -> tuple[Tensor, ...]:
+    """What a config's model reads."""
+    if isinstance(config, ViTConfig | CNNConfig | MLPConfig):
+        return (torch.randn(batch, config.channels, config.image, config.image, dtype=torch.float64).to(device),)
+    if isinstance(config, EncoderConfig) and config.features is not None:
+        return (torch.randn(batch, length, config.features, dtype=torch.float64).to(device),)
+    source = tokens_like(batch, length, device=device)
+    if isinstance(config, Seq2SeqConfig | RNNSeq2SeqConfig):
+        return source, tokens_like(batch, length - 2, device=device, vocab=9)
+    return (source,)
+
+
+def in_pieces(call: Callable[..., Tensor], tokens: Tensor, present: Tensor | None, *, first: int, size: int) -> Tensor:
+    """call(tokens, present) on the first few tokens, then on pieces of one size; the outputs put together."""
+    sizes = [first]
+    while sum(sizes) < tokens.shape[1]:
+        sizes.append(min(size, tokens.shape[1] - sum(sizes)))
+    flags = [None] * len(sizes) if present is None else present.split(sizes, dim=1)
+    return torch.cat([call(text, flag) for text, flag in zip(tokens.split(sizes, dim=1), flags, strict=True)], dim=1)
+
+
+def padded(*rows: str, device: torch.device) -> Tensor:
+    """Which tokens are present, drawn: "..xx.x" has two missing, two present, and so on."""
+    return torch.tensor([[mark == "x" for mark in row] for row in rows]).to(device)

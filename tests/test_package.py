@@ -1,0 +1,52 @@
+"""What importing qkv costs, and which names it has."""
+
+import subprocess
+import sys
+
+import pytest
+
+import qkv
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_qkv_does_not_import_torch():
+    assert run("import sys, qkv; print('torch' in sys.modules)") == "False"
+
+
+def test_names_are_imported_when_first_used():
+    assert run("import sys, qkv; qkv.attention; print('torch' in sys.modules)") == "True"
+
+
+def test_masks_are_importable_by_their_public_path():
+    assert run("from qkv.masks import causal; print(causal(2).dense().int().tolist())") == "[[1, 0], [1, 1]]"
+
+
+@pytest.mark.parametrize("name", qkv.__all__)
+def test_every_public_name_exists_and_is_listed(name):
+    assert getattr(qkv, name) is not None
+    assert name in dir(qkv)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "chunks", "prefix", "present"])
+def test_every_pinned_mask_exists(name):
+    assert callable(getattr(qkv.masks, name))
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "Rope", "Alibi", "T5Bias", "Shaw"])
+def test_every_pinned_position_scheme_exists(name):
+    assert callable(getattr(qkv.positions, name))
+
+
+@pytest.mark.parametrize("name", ["GPT", "ViT", "Encoder", "Seq2Seq", "Perceiver", "RNN", "RNNSeq2Seq", "CNN", "MLP"])
+def test_every_pinned_model_has_a_frozen_config_beside_it(name):
+    config = getattr(qkv.models, f"{name}Config")
+    assert getattr(qkv.models, name).config_class is config
+    assert config.__dataclass_params__.frozen
+
+
+def test_a_wrong_name_is_answered_with_the_right_ones():
+    with pytest.raises(AttributeError, match="has no attribute 'atention'; it has .*attention"):
+        _ = qkv.atention  # pyright: ignore[reportAttributeAccessIssue]
