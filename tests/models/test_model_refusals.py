@@ -66,7 +66,7 @@ IMPOSSIBLE = [
     (ViTConfig, {"layers": -1}, "layers.*-1"),
     (ViTConfig, {"head": "max"}, "'class' or 'mean'; got head='max'"),
     (ViTConfig, {"position": "rope"}, "learned, learned-2d, sinusoidal or none; got 'rope'"),
-    (ViTConfig, {"classes": 0}, "at least 1; got 0"),
+    (ViTConfig, {"classes": 0}, "classes are at least 1.*got 0"),
     (ViTConfig, {"channels": 0}, "at least 1; got 0"),
     (CNNConfig, {"kernel": 4}, "odd number.*got 4"),
     (CNNConfig, {"image": 4, "widths": (8, 8, 8)}, "3 stages do not fit a picture of 4"),

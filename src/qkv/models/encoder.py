@@ -148,7 +148,8 @@ class Encoder(Model):
 
     def _check(self, tokens: Tensor) -> None:
         if isinstance(self.tokens, TokenEmbedding):
-            return self.tokens.check(tokens)
+            self.tokens.check(tokens)
+            return
         if tokens.ndim != 3 or tokens.shape[-1] != self.config.features:
             raise ValueError(
                 f"this encoder reads vectors of shape (batch, tokens, {self.config.features}); got "
