@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 import torch
-from model_zoo import padded, talkative, tokens_like
+from model_zoo import assert_close, every, padded, talkative, tokens_like
 
 from qkv.layers import LocationAware
 from qkv.models import RNNSeq2SeqConfig, Seq2SeqConfig
@@ -15,14 +15,12 @@ STOP = 0
 PENALTIES = [0.0, 0.6, 1.0, 3.0]
 TRANSLATORS = {
     "seq2seq": Seq2SeqConfig(4, width=8, heads=2, encoder_layers=1, decoder_layers=2, hidden=12),
-    "learned positions": Seq2SeqConfig(4, width=8, heads=2, decoder_layers=1, length=6, order="pre", position="learned"),
+    "learned positions": Seq2SeqConfig(
+        4, width=8, heads=2, decoder_layers=1, length=6, order="pre", position="learned"
+    ),
     "rnn": RNNSeq2SeqConfig(4, width=6, hidden=6, layers=2, cell="gru"),
     "location-aware": RNNSeq2SeqConfig(4, width=6, hidden=6, score=LocationAware(4, filters=2, kernel=3)),
 }
-
-
-def every_translator():
-    return pytest.mark.parametrize("config", list(TRANSLATORS.values()), ids=list(TRANSLATORS))
 
 
 def scored(total: float, tokens: int, penalty: float) -> float:
@@ -71,7 +69,9 @@ class Language:
         live, ended = [(0.0, ())], []
         for length in range(1, count + 1):
             candidates = [
-                (total + log_p, (*text, token)) for total, text in live for token, log_p in enumerate(self.log_p[row][text])
+                (total + log_p, (*text, token))
+                for total, text in live
+                for token, log_p in enumerate(self.log_p[row][text])
             ]
             best = sorted(candidates, reverse=True)[: 2 * beams]
             ended += [(scored(total, length, penalty), [*text[:-1]]) for total, text in best if text[-1] == STOP]
@@ -82,7 +82,7 @@ class Language:
 
 def assert_same_sentences(found, expected):
     assert [sentence for _, sentence in found] == [sentence for _, sentence in expected]
-    torch.testing.assert_close([score for score, _ in found], [score for score, _ in expected], atol=1e-9, rtol=0)
+    assert_close([score for score, _ in found], [score for score, _ in expected], within=1e-9)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -146,9 +146,9 @@ def best_by_brute_force(model, source, heard, count: int, penalty: float) -> lis
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-@every_translator()
+@every(TRANSLATORS)
 @torch.no_grad()
-def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, device):
+def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, device, unchecked):
     model = talkative(config, device)
     source, heard = tokens_like(3, 5, device=device, vocab=4), padded("xxxxx", "..xxx", "x.x..", device=device)
     for cached in (True, False):
@@ -161,9 +161,9 @@ def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, devi
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-@every_translator()
+@every(TRANSLATORS)
 @torch.no_grad()
-def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(config, beams, device):
+def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(config, beams, device, unchecked):
     model = talkative(config, device)
     source, heard = tokens_like(3, 5, device=device, vocab=4), padded("xxxxx", "..xxx", "x.x..", device=device)
     together = model.generate(source, 6, start=1, stop=STOP, present=heard, beams=beams)
@@ -175,7 +175,7 @@ def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(conf
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
-@every_translator()
+@every(TRANSLATORS)
 def test_a_translation_has_at_most_as_many_tokens_as_asked_for(config, beams, device):
     model = talkative(config, device)
     source = tokens_like(4, 5, device=device, vocab=4)

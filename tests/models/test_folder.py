@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_zoo import EVERY_MODEL, GPTS, IMAGE, STRETCHED, TWO_STACKS, inputs, randomised
+from model_zoo import EVERY_MODEL, GPTS, IMAGE, LLAMA, TWO_STACKS, every, inputs, randomised
 from safetensors.torch import load_file, save_file
 
 import qkv
@@ -29,7 +29,7 @@ def equal_state(ours, theirs):
     )
 
 
-@pytest.mark.parametrize("config", list(EVERY_MODEL.values()), ids=list(EVERY_MODEL))
+@every(EVERY_MODEL)
 @torch.no_grad()
 def test_a_saved_model_comes_back_bit_for_bit(config, tmp_path, device):
     model = randomised(config, device).train()
@@ -66,7 +66,7 @@ def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, devi
     assert equal_state(back, model)
 
 
-@pytest.mark.parametrize("scaling", [None, Linear(2.0), Ntk(4.0), STRETCHED.position.scaling])
+@pytest.mark.parametrize("scaling", [None, Linear(2.0), Ntk(4.0), LLAMA.scaling])
 def test_a_config_within_a_config_comes_back(scaling, tmp_path, device):
     config = GPTConfig(7, width=8, heads=2, position=Rope(base=500.0, pairing="halves", width=2, scaling=scaling))
     randomised(config, device).save(tmp_path / "model")
@@ -218,10 +218,16 @@ DAMAGES = {
         "Rope has no field 'speed'",
     ),
     "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width of GPTConfig cannot be '8'"),
-    "a number that is none": (described(lambda all_: all_["config"].update(layers=None)), "layers of .* cannot be None"),
+    "a number that is none": (
+        described(lambda all_: all_["config"].update(layers=None)),
+        "layers of .* cannot be None",
+    ),
     "a truth as number": (described(lambda all_: all_["config"].update(heads=True)), "heads of .* cannot be True"),
     "an unknown choice": (described(lambda all_: all_["config"].update(norm="batch")), "norm of .* cannot be 'batch'"),
-    "a score as position": (described(lambda all_: all_["config"].update(position={"kind": "Dot"})), "position of .*Dot"),
+    "a score as position": (
+        described(lambda all_: all_["config"].update(position={"kind": "Dot"})),
+        "position of .*Dot",
+    ),
     "missing tensor": (stored(lambda tensors: tensors.pop("norm.weight")), "lacks 1 tensors of GPT, first norm.weight"),
     "extra tensor": (
         stored(lambda tensors: tensors.update(more=torch.zeros(2))),

@@ -2,17 +2,26 @@
 
 import pytest
 import torch
-from model_zoo import GPTS, PERCEIVERS, RNNS, SMALL, TRANSLATORS, VOCAB, inputs, padded, randomised, talkative, tokens_like
+from model_zoo import (
+    GPTS,
+    PERCEIVERS,
+    RNNS,
+    SMALL,
+    TRANSLATORS,
+    VOCAB,
+    every,
+    inputs,
+    padded,
+    randomised,
+    talkative,
+    tokens_like,
+)
 
 from qkv.layers import DenseSynthesizer
 from qkv.models import GPTConfig, PerceiverConfig, RNNConfig, Seq2SeqConfig
 
 NAMES = ("learned", "rope", "shaw", "dense synthesizer", "location-aware", "grouped heads", "window and t5")
 WRITERS = {name: GPTS[name] for name in NAMES} | RNNS | PERCEIVERS
-
-
-def every(configs: dict[str, object]):
-    return pytest.mark.parametrize("config", list(configs.values()), ids=list(configs))
 
 
 def written_by_hand(model, tokens, count):
@@ -34,7 +43,7 @@ def test_the_greedy_text_is_the_likeliest_token_each_time_cached_or_not(config, 
 
 
 @every(WRITERS)
-def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device):
+def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device, unchecked):
     model = talkative(config, device)
     tokens, present = tokens_like(3, 6, device=device), padded("..xxxx", "xxxxxx", ".x..xx", device=device)
     for cached in (True, False):
@@ -45,7 +54,7 @@ def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device):
 
 
 @every({name: WRITERS[name] for name in ("learned", "rope", "window and t5", "lstm")})
-def test_a_text_ends_at_its_stop_token_and_is_filled_with_it(config, device):
+def test_a_text_ends_at_its_stop_token_and_is_filled_with_it(config, device, unchecked):
     model = talkative(config, device)
     tokens = tokens_like(4, 3, device=device)
     free = written_by_hand(model, tokens, 8)[:, 3:].tolist()
@@ -100,12 +109,12 @@ LIMITED = {
 
 @pytest.mark.parametrize("cached", [True, False])
 @every(LIMITED)
-def test_a_text_is_continued_up_to_the_last_known_position_and_no_further(config, cached, device):
+def test_a_text_is_continued_up_to_the_last_known_position_and_no_further(config, cached, device, unchecked):
     """The last token written is never read, so 10 tokens in 16 positions leave room for 7."""
     model = randomised(config, device)
     tokens = tokens_like(2, 10, device=device)
     assert model.generate(tokens, 7, cached=cached).shape == (2, 17)
-    with pytest.raises(ValueError, match="knows 16 positions; 10 tokens and 8 more.*at most 7 can be added"):
+    with pytest.raises(ValueError, match=r"knows 16 positions; 10 tokens and 8 more.*at most 7 can be added"):
         model.generate(tokens, 8, cached=cached)
     present = padded("....xxxxxx", ".....xxxxx", device=device)  # at most 6 positions are taken
     assert model.generate(tokens, 11, present=present, cached=cached).shape == (2, 21)
@@ -150,7 +159,7 @@ def test_what_cannot_be_continued_is_refused(device, unchecked):
 
 @every(TRANSLATORS)
 @torch.no_grad()
-def test_a_translation_is_the_likeliest_token_each_time(config, device):
+def test_a_translation_is_the_likeliest_token_each_time(config, device, unchecked):
     model = talkative(config, device)
     source, _ = inputs(config, device, batch=3, length=7)
     heard = padded("xxxxxxx", "..xxxxx", "x.xx...", device=device)

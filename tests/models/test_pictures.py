@@ -1,22 +1,17 @@
 """Models of pictures against the same arithmetic written out, and what moving patches may change."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_zoo import IMAGE, PICTURES, VITS, inputs, randomised
+from model_zoo import IMAGE, PICTURES, VITS, assert_close, every, inputs, randomised
 from torch import nn
 
 from qkv.hub.torch_modules import fill_block
 from qkv.models import CNNConfig, MLPConfig, ViTConfig
 from qkv.positions import sinusoidal
-
-EXACT = {"atol": 1e-10, "rtol": 0.0}
-
-
-def every(configs: dict[str, object]):
-    return pytest.mark.parametrize("config", list(configs.values()), ids=list(configs))
 
 
 def patches_by_hand(images, patch):
@@ -48,7 +43,9 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
     weight, bias = model.patches.convolution.weight, model.patches.convolution.bias
     x = patches_by_hand(images, 2) @ weight.flatten(1).mT + bias
     if config.position == "learned-2d":
-        grid = [model.positions.rows[row, 0] + model.positions.columns[0, column] for row in range(4) for column in range(4)]
+        grid = [
+            model.positions.rows[row, 0] + model.positions.columns[0, column] for row in range(4) for column in range(4)
+        ]
         x = x + torch.stack(grid)
     if config.head == "class":
         x = torch.cat((model.class_token.expand(3, 1, 8), x), dim=1)
@@ -60,7 +57,7 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
     if order == "pre":
         x = F.layer_norm(x, (8,), model.norm.weight, model.norm.bias)
     summary = x[:, 0] if config.head == "class" else x.sum(1) / 16
-    torch.testing.assert_close(model(images), summary @ model.head.weight.mT + model.head.bias, **EXACT)
+    assert_close(model(images), summary @ model.head.weight.mT + model.head.bias)
     assert model.hidden(images).shape == (3, 16 + (config.head == "class"), 8)
 
 
@@ -71,7 +68,7 @@ def test_patches_by_convolution_equal_patches_by_unfolding(config, device):
     twin = randomised(replace(config, unfold=True), device)
     twin.load_state_dict(model.state_dict())
     (images,) = inputs(config, device)
-    torch.testing.assert_close(twin(images), model(images), **EXACT)
+    assert_close(twin(images), model(images))
 
 
 @every(VITS)
@@ -80,7 +77,7 @@ def test_only_positions_tell_a_vit_where_a_patch_stood(config, device):
     model = randomised(config, device)
     (images,) = inputs(config, device)
     moved = images.roll(2, dims=3)  # each patch one place to the right
-    same = torch.allclose(model(moved), model(images), **EXACT)
+    same = torch.allclose(model(moved), model(images))
     assert same == (config.position == "none")
 
 
@@ -92,17 +89,17 @@ def test_pictures_of_a_batch_do_not_meet(config, device):
     out = model(images)
     assert out.shape == (4, 5)
     alone = torch.cat([model(image[None]) for image in images])
-    torch.testing.assert_close(out, alone, **EXACT)
+    assert_close(out, alone)
     assert model(images[:0]).shape == (0, 5)
 
 
 @torch.no_grad()
 def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
     model = randomised(CNNConfig(**{**IMAGE, "image": 9}, widths=(3, 4), kernel=5), device)
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms: list[Any] = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2.0)
+        norm.running_mean = torch.randn_like(norm.bias)
+        norm.running_var = torch.rand_like(norm.bias) + 0.5
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     images = torch.randn(2, 2, 9, 9, dtype=torch.float64).to(device)
     x = images
@@ -114,7 +111,7 @@ def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
             side = x.shape[-1] // 2
             x = x[..., : 2 * side, : 2 * side].unflatten(-1, (side, 2)).unflatten(-3, (side, 2)).amax((-1, -3))
     expected = x.flatten(2).mean(-1) @ model.head.weight.mT + model.head.bias
-    torch.testing.assert_close(model(images), expected, **EXACT)
+    assert_close(model(images), expected)
 
 
 @torch.no_grad()
@@ -125,7 +122,7 @@ def test_an_mlp_is_matrices_with_relu_between(device):
     x = images.flatten(1)
     for weight, bias in zip(parameters[0:-2:2], parameters[1:-2:2], strict=True):
         x = (x @ weight.mT + bias).clamp(min=0)
-    torch.testing.assert_close(model(images), x @ parameters[-2].mT + parameters[-1], **EXACT)
+    assert_close(model(images), x @ parameters[-2].mT + parameters[-1])
 
 
 @pytest.mark.parametrize(
@@ -146,8 +143,9 @@ def test_pictures_of_another_shape_or_kind_are_refused(config, shape, dtype, wor
 
 
 def test_the_size_of_a_vit_follows_the_formula():
+    sizes: dict[str, Any] = {"image": 16, "classes": 7, "heads": 4, "hidden": 20}
     for patch, width, layers, head in ((2, 8, 1, "class"), (4, 12, 3, "mean")):
-        config = ViTConfig(image=16, patch=patch, classes=7, width=width, layers=layers, heads=4, hidden=20, head=head)
+        config = ViTConfig(**{**sizes, "patch": patch, "width": width, "layers": layers, "head": head})
         tokens = (16 // patch) ** 2 + (head == "class")
         attention, norms = 4 * (width * width + width), 2 * 2 * width
         feed_forward = width * 20 + 20 + 20 * width + width

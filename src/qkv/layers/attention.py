@@ -139,8 +139,10 @@ class MultiHeadAttention(nn.Module):
             k = None if self.to_k is None else split_heads(self.to_k(source), self.kv_heads)
             v = split_heads(self.to_v(source), self.kv_heads)
         cross = read or memory is not None
+        s = v.shape[-2] + (0 if cache is None or read else cache.length)
+        if present is not None:
+            _check_present(present, len(x), s)
         if positions is None:
-            s = v.shape[-2] + (0 if cache is None or read else cache.length)
             positions = Positions.counted(x.shape[1], s, present, x.device, cross=cross)
         if self.position is not None and q is not None and k is not None:
             rotation = positions.rotation(self.position, q.shape[-1], q.dtype)
@@ -189,6 +191,14 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"{name} and the layer have one dtype; got {x.dtype} for a layer of {self.to_v.weight.dtype}"
             )
+
+
+def _check_present(present: Tensor, b: int, s: int) -> None:
+    if present.dtype != torch.bool or present.ndim != 2 or len(present) not in (1, b) or present.shape[1] != s:
+        raise ValueError(
+            f"present is a boolean tensor (b, s) = ({b}, {s}), True where a key exists, those in the cache included; "
+            f"got {present.dtype} of shape {tuple(present.shape)}"
+        )
 
 
 def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:

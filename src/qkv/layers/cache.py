@@ -79,7 +79,8 @@ class LayerCache(Held):
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` tokens."""
-        if count and self.length:
+        count = min(count, self.length)
+        if count > 0:
             keep = slice(count, self.length)
             self._buffers = [None if buffer is None else buffer[..., keep, :].clone() for buffer in self._buffers]
             self.weights = None if self.weights is None else self.weights[..., count:]
@@ -158,6 +159,7 @@ class Cache(Held):
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` tokens."""
+        count = min(count, self.length)
         if count <= 0:
             return
         if self.present is None:
@@ -196,7 +198,8 @@ def _extended(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
     if buffer.shape[0] != new.shape[0]:
         raise ValueError(f"the cache holds {buffer.shape[0]} rows; got {new.shape[0]}")
     needed = length + new.shape[-2]
-    if new.requires_grad or buffer.requires_grad:  # writing into a buffer would spoil the gradient
+    frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
+    if torch.is_grad_enabled() or buffer.requires_grad or frozen:  # writing into a buffer would spoil a gradient
         return torch.cat((buffer[..., :length, :], new), dim=-2)
     if needed > buffer.shape[-2] or length == 0:
         roomy = new.new_empty(*new.shape[:-2], max(2 * needed, 16), new.shape[-1])

@@ -133,6 +133,8 @@ class LocationAwareScorer(AdditiveScorer):
     def features(self, last: Float[Tensor, "b h s"], keys: Tensor) -> Float[Tensor, "b h s d"]:
         """What the last weights look like around each key; neighbours are next in position, across holes."""
         heads, kernel = last.shape[1], self.filters.shape[-1]
+        if last.shape[-1] == 0:  # a convolution takes no empty rows
+            return last.new_zeros(*last.shape, self.to_hidden.shape[-1])
         order = (keys - keys[:, :1])[:, None].expand_as(last) if keys.ndim == 2 else None
         if order is not None:
             last = torch.zeros_like(last).scatter_add(-1, order, last)
@@ -233,6 +235,7 @@ class RandomSynthesizerScorer(Scorer):
 
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:
         _check_length("random", positions.keys, self.table.shape[-1])
+        _check_length("random", positions.queries, self.table.shape[-1])
         queries = positions.queries
         rows = self.table[:, queries]  # (h, t, length), or (h, b, t, length)
         rows = rows[None] if queries.ndim == 1 else rows.transpose(0, 1)
@@ -247,10 +250,10 @@ def _columns(scores: Float[Tensor, "b h t length"], keys: Tensor) -> Float[Tenso
     return scores.expand(keys.shape[0], -1, -1, -1).gather(-1, index)
 
 
-def _check_length(kind: str, keys: Tensor, length: int) -> None:
-    if keys.numel() and int(keys.max()) >= length:
+def _check_length(kind: str, positions: Tensor, length: int) -> None:
+    if positions.numel() and int(positions.max()) >= length:
         raise ValueError(
-            f"this {kind} synthesizer has scores for {length} positions; got a sequence of {int(keys.max()) + 1}"
+            f"this {kind} synthesizer has scores for {length} positions; got a sequence of {int(positions.max()) + 1}"
         )
 
 

@@ -206,9 +206,12 @@ def _kernel(
     if added is not None:  # the kernel takes a mask of two axes or of four, with as many keys as there are
         added = added.reshape(*[1] * (4 - added.ndim), *added.shape)
         added = added.expand(*added.shape[:2], q.shape[-2], k.shape[-2])
+    d, e = q.shape[-1], v.shape[-1]
+    if d != e:  # the fused kernels know one width; zeros add nothing to a score, and are cut off the output again
+        q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, added, dropout, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    )[..., :e]
     return out if nothing is None else out.masked_fill(nothing, 0.0)
 
 
