@@ -129,6 +129,16 @@ def randomised(config: object, device: torch.device, *, deviation: float = 0.3) 
     return model
 
 
+def talkative(config: object, device: torch.device) -> Model:
+    """A model whose likeliest words change with what it has read: large matrices, small biases."""
+    model = randomised(config, device, deviation=1.0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.mul_(0.1).add_(float("norm" in name and name.endswith("weight")))
+    return model
+
+
 def tokens_like(*shape: int, device: torch.device, vocab: int = VOCAB) -> Tensor:
     return torch.randint(vocab, shape).to(device)
 

@@ -13,28 +13,10 @@ PADDINGS = {
     "holes": ("x..xx.xxx..x", ".x.x.x.x.x.x", "..xxx....xx."),
 }
 SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
-LOOKS_AT_THE_LAST_QUERY = pytest.mark.xfail(strict=True, reason="a location-aware score convolves over holes")
 
 
 def every(configs: dict[str, object], names: str = "config"):
     return pytest.mark.parametrize(names, list(configs.values()), ids=list(configs))
-
-
-def with_known_gaps(configs: dict[str, object]):
-    """Each config with each padding; those known to fail are expected to."""
-    return pytest.mark.parametrize(
-        ("config", "padding"),
-        [
-            pytest.param(
-                config,
-                padding,
-                id=f"{name}, {padding}",
-                marks=[LOOKS_AT_THE_LAST_QUERY] if padding == "holes" and "location" in name.lower() else [],
-            )
-            for name, config in configs.items()
-            for padding in PADDINGS
-        ],
-    )
 
 
 def other_content(given: Tensor, present: Tensor) -> Tensor:
@@ -44,7 +26,8 @@ def other_content(given: Tensor, present: Tensor) -> Tensor:
     return torch.where(present, given, (given + 1) % 9)
 
 
-@with_known_gaps(SINGLE_FILE)
+@pytest.mark.parametrize("padding", PADDINGS)
+@every(SINGLE_FILE)
 @torch.no_grad()
 def test_padding_changes_nothing(config, padding, device):
     model = randomised(config, device)
@@ -58,7 +41,8 @@ def test_padding_changes_nothing(config, padding, device):
     torch.testing.assert_close(changed[present], out[present], atol=1e-12, rtol=0)
 
 
-@with_known_gaps(TRANSLATORS)
+@pytest.mark.parametrize("padding", PADDINGS)
+@every(TRANSLATORS)
 @torch.no_grad()
 def test_padding_of_source_and_target_changes_nothing(config, padding, device):
     model = randomised(config, device)
@@ -73,7 +57,7 @@ def test_padding_of_source_and_target_changes_nothing(config, padding, device):
     torch.testing.assert_close(changed[present], out[present], atol=1e-12, rtol=0)
 
 
-@every({**SINGLE_FILE})
+@every(SINGLE_FILE)
 @torch.no_grad()
 def test_saying_that_all_is_present_says_nothing(config, device):
     model = randomised(config, device)
@@ -82,7 +66,7 @@ def test_saying_that_all_is_present_says_nothing(config, device):
     assert torch.equal(model(given, everything), model(given))
 
 
-@every({**SINGLE_FILE})
+@every(SINGLE_FILE)
 @torch.no_grad()
 def test_rows_of_a_batch_do_not_meet(config, device):
     model = randomised(config, device)

@@ -14,6 +14,10 @@ from qkv import __version__
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
     "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
+    "byhand": (
+        "qkv.cli.byhand:byhand",
+        "Attention worked by hand, in exact numbers; and your own working checked.",
+    ),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 
@@ -23,8 +27,8 @@ shows where it happened.
 """
 
 
-def make_app() -> App:
-    """The command line, with every command still unimported."""
+def make_app(called: str = "") -> App:
+    """The command line, with every command unimported; the one called tells its own, longer help."""
     app = App(
         name="qkv",
         help="The workbench for transformers: build them, train them, look inside them, prove that they work.",
@@ -34,7 +38,7 @@ def make_app() -> App:
         default_parameter=Parameter(negative=()),
     )
     for name, (home, summary) in COMMANDS.items():
-        app.command(home, name=name, help=summary)
+        app.command(home, name=name, help=None if name == called else summary)
     return app
 
 
@@ -45,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _wrong_use(_unknown(arguments[0]))
     try:
-        result = make_app()(arguments, exit_on_error=False, print_error=False)
+        result = make_app(arguments[0] if arguments else "")(arguments, exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
         _say("interrupted")
         return 130

@@ -112,6 +112,8 @@ class MultiHeadAttention(nn.Module):
         self._check_input("x", x)
         if memory is not None:
             self._check_input("memory", memory)
+            if len(memory) != len(x):
+                raise ValueError(f"x and memory have one batch size; got {len(x)} and {len(memory)}")
         q = None if self.to_q is None else split_heads(self.to_q(x), self.heads)
         q, k, v, positions = self._meet(x, q, memory, present, positions, cache)
         mask = _combined(allowed, causal, present, x.shape[1], v.shape[-2])

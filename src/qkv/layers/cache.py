@@ -139,7 +139,8 @@ class Cache(Held):
             keys = torch.arange(self.dropped, self.dropped + self.length, device=device)
         else:
             keys = (self.present.long().cumsum(-1) - 1 + self._dropped_present).clamp(min=0)
-        return Positions(keys[..., self.length - t :], keys)
+        asking = None if self.present is None else self.present[:, self.length - t :]
+        return Positions(keys[..., self.length - t :], keys, asking)
 
     def trim(self) -> None:
         """Forget what no later query can see."""

@@ -130,11 +130,16 @@ class LocationAwareScorer(AdditiveScorer):
         self.filters = nn.Parameter(torch.randn(shape) * score.kernel**-0.5)
         self.to_hidden = nn.Parameter(torch.randn(heads, score.filters, score.hidden) * score.filters**-0.5)
 
-    def features(self, last: Float[Tensor, "b h s"]) -> Float[Tensor, "b h s d"]:
-        """What the last weights look like around each key."""
+    def features(self, last: Float[Tensor, "b h s"], keys: Tensor) -> Float[Tensor, "b h s d"]:
+        """What the last weights look like around each key; neighbours are next in position, across holes."""
         heads, kernel = last.shape[1], self.filters.shape[-1]
-        seen = nn.functional.conv1d(last, self.filters, padding=kernel // 2, groups=heads)
-        return torch.einsum("bhfs,hfd->bhsd", seen.unflatten(1, (heads, -1)), self.to_hidden)
+        order = (keys - keys[:, :1])[:, None].expand_as(last) if keys.ndim == 2 else None
+        if order is not None:
+            last = torch.zeros_like(last).scatter_add(-1, order, last)
+        seen = nn.functional.conv1d(last, self.filters, padding=kernel // 2, groups=heads).unflatten(1, (heads, -1))
+        if order is not None:
+            seen = seen.gather(-1, order[:, :, None].expand_as(seen))
+        return torch.einsum("bhfs,hfd->bhsd", seen, self.to_hidden)
 
     def forward(
         self,
@@ -152,12 +157,14 @@ class LocationAwareScorer(AdditiveScorer):
         steps = []
         for i in range(q.shape[-2]):
             rows = None if allowed is None else allowed if allowed.shape[-2] == 1 else allowed[..., i : i + 1, :]
-            scores = self.meet(q[..., i : i + 1, :], k + self.features(last))
+            scores = self.meet(q[..., i : i + 1, :], k + self.features(last, positions.keys))
             steps.append(soft_choice(scores, rows))
-            last = steps[-1].squeeze(-2)
+            now = steps[-1].squeeze(-2)
+            asks = None if positions.asking is None else positions.asking[:, None, i : i + 1]
+            last = now if asks is None else torch.where(asks, now, last)  # padding leaves no trace
         if cache is not None:
             cache.weights = last
-        return torch.cat(steps, dim=-2)
+        return torch.cat(steps, dim=-2) if steps else last[..., None, :][..., :0, :]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ lazy mask or a lazy bias the fused path takes the queries in blocks, so that mem
 t·s, and keys beyond a block's reach cost nothing.
 """
 
-from typing import Literal, Protocol, overload, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -223,7 +223,7 @@ def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | N
     return part if part.shape[-1] == 1 else part[..., columns.start : columns.stop]
 
 
-def _lift(x, axes: int):
+def _lift(x: Any, axes: int) -> Any:
     """Give a tensor of `axes` axes the missing ones of (b, h, t, d); lazy masks and biases know no axes."""
     if isinstance(x, Both):
         return Both(tuple(_lift(part, axes) for part in x.parts))
