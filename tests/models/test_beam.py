@@ -15,7 +15,9 @@ STOP = 0
 PENALTIES = [0.0, 0.6, 1.0, 3.0]
 TRANSLATORS = {
     "seq2seq": Seq2SeqConfig(4, width=8, heads=2, encoder_layers=1, decoder_layers=2, hidden=12),
-    "learned positions": Seq2SeqConfig(4, width=8, heads=2, decoder_layers=1, length=6, order="pre", position="learned"),
+    "learned positions": Seq2SeqConfig(
+        4, width=8, heads=2, decoder_layers=1, length=6, order="pre", position="learned"
+    ),
     "rnn": RNNSeq2SeqConfig(4, width=6, hidden=6, layers=2, cell="gru"),
     "location-aware": RNNSeq2SeqConfig(4, width=6, hidden=6, score=LocationAware(4, filters=2, kernel=3)),
 }
@@ -71,7 +73,9 @@ class Language:
         live, ended = [(0.0, ())], []
         for length in range(1, count + 1):
             candidates = [
-                (total + log_p, (*text, token)) for total, text in live for token, log_p in enumerate(self.log_p[row][text])
+                (total + log_p, (*text, token))
+                for total, text in live
+                for token, log_p in enumerate(self.log_p[row][text])
             ]
             best = sorted(candidates, reverse=True)[: 2 * beams]
             ended += [(scored(total, length, penalty), [*text[:-1]]) for total, text in best if text[-1] == STOP]

@@ -218,10 +218,16 @@ DAMAGES = {
         "Rope has no field 'speed'",
     ),
     "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width of GPTConfig cannot be '8'"),
-    "a number that is none": (described(lambda all_: all_["config"].update(layers=None)), "layers of .* cannot be None"),
+    "a number that is none": (
+        described(lambda all_: all_["config"].update(layers=None)),
+        "layers of .* cannot be None",
+    ),
     "a truth as number": (described(lambda all_: all_["config"].update(heads=True)), "heads of .* cannot be True"),
     "an unknown choice": (described(lambda all_: all_["config"].update(norm="batch")), "norm of .* cannot be 'batch'"),
-    "a score as position": (described(lambda all_: all_["config"].update(position={"kind": "Dot"})), "position of .*Dot"),
+    "a score as position": (
+        described(lambda all_: all_["config"].update(position={"kind": "Dot"})),
+        "position of .*Dot",
+    ),
     "missing tensor": (stored(lambda tensors: tensors.pop("norm.weight")), "lacks 1 tensors of GPT, first norm.weight"),
     "extra tensor": (
         stored(lambda tensors: tensors.update(more=torch.zeros(2))),

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from model_zoo import GPTS, PERCEIVERS, RNNS, SMALL, TRANSLATORS, VOCAB, inputs, padded, randomised, talkative, tokens_like
+from model_zoo import (
+    GPTS,
+    PERCEIVERS,
+    RNNS,
+    SMALL,
+    TRANSLATORS,
+    VOCAB,
+    inputs,
+    padded,
+    randomised,
+    talkative,
+    tokens_like,
+)
 
 from qkv.layers import DenseSynthesizer
 from qkv.models import GPTConfig, PerceiverConfig, RNNConfig, Seq2SeqConfig

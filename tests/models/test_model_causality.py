@@ -100,7 +100,9 @@ def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(devic
 
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=list(POSITIONS))
-@pytest.mark.parametrize(("chunk", "left_chunks"), [(1, 0), (3, 0), (3, 1), (4, 2), (4, None), (20, None), (None, None)])
+@pytest.mark.parametrize(
+    ("chunk", "left_chunks"), [(1, 0), (3, 0), (3, 1), (4, 2), (4, None), (20, None), (None, None)]
+)
 @torch.no_grad()
 def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks, position, device):
     config = EncoderConfig(**ONE_LAYER, chunk=chunk, left_chunks=left_chunks, position=position)

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from model_zoo import ENCODERS, GPTS, IMAGE, LANGUAGE_MODELS, RNNS, SMALL, TRANSLATORS, VOCAB, padded, randomised, tokens_like
+from model_zoo import (
+    ENCODERS,
+    GPTS,
+    IMAGE,
+    LANGUAGE_MODELS,
+    RNNS,
+    SMALL,
+    TRANSLATORS,
+    VOCAB,
+    padded,
+    randomised,
+    tokens_like,
+)
 
 from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
 from qkv.models import (
@@ -21,7 +33,11 @@ from qkv.models import (
 from qkv.positions import Rope
 
 IMPOSSIBLE = [
-    (GPTConfig, {"vocab": 5, "width": 10, "heads": 4}, r"width=10 does not split into heads=4; heads that fit: \[1, 2, 5"),
+    (
+        GPTConfig,
+        {"vocab": 5, "width": 10, "heads": 4},
+        r"width=10 does not split into heads=4; heads that fit: \[1, 2, 5",
+    ),
     (GPTConfig, {"vocab": 5, "heads": 8, "kv_heads": 3}, r"heads=8 do not share kv_heads=3 evenly.*\[1, 2, 4, 8\]"),
     (GPTConfig, {"vocab": 0}, "vocab=0"),
     (GPTConfig, {"vocab": 5, "width": 0}, "width=0"),
@@ -172,7 +188,10 @@ BEYOND = {
     "random": (GPTConfig(**SMALL, position="none", score=RandomSynthesizer(16)), "16 positions; got .* of 17"),
     "encoder": (EncoderConfig(**SMALL, position="learned"), "has learned 16 positions; got a sequence of 17 tokens"),
     "perceiver": (PerceiverConfig(**SMALL, latents=3), "16 positions; got a sequence of 17"),
-    "perceiver, sinusoidal": (PerceiverConfig(**SMALL, latents=3, position="sinusoidal"), "for 16 positions; got .* 17"),
+    "perceiver, sinusoidal": (
+        PerceiverConfig(**SMALL, latents=3, position="sinusoidal"),
+        "for 16 positions; got .* 17",
+    ),
 }
 
 
@@ -187,7 +206,9 @@ def test_a_text_longer_than_the_known_positions_is_refused(config, words, device
     assert model(tokens, flags).shape[1] == 17  # one token too many, but no position too many
 
 
-@pytest.mark.parametrize("features", [torch.zeros(2, 4), torch.zeros(2, 4, 6), torch.zeros(2, 4, 5).long(), torch.zeros(2, 4, 5)])
+@pytest.mark.parametrize(
+    "features", [torch.zeros(2, 4), torch.zeros(2, 4, 6), torch.zeros(2, 4, 5).long(), torch.zeros(2, 4, 5)]
+)
 def test_vectors_of_another_shape_or_dtype_are_refused(features, device, unchecked):
     model = randomised(ENCODERS["encoder of vectors"], device)
     with pytest.raises(ValueError, match=r"vectors of (shape \(batch, tokens, 5\)|torch.float64); got"):
@@ -198,7 +219,9 @@ def test_memories_of_another_width_are_refused(device, unchecked):
     for name in ("seq2seq, rope", "lstm, Additive"):
         model = randomised(TRANSLATORS[name], device)
         with pytest.raises(ValueError, match=r"memory is \(batch, tokens, width=8\); got \(2, 3, 5\)"):
-            model.decode(tokens_like(2, 3, device=device, vocab=9), torch.zeros(2, 3, 5, dtype=torch.float64, device=device))
+            model.decode(
+                tokens_like(2, 3, device=device, vocab=9), torch.zeros(2, 3, 5, dtype=torch.float64, device=device)
+            )
 
 
 def test_every_known_name_builds_a_model(device):

@@ -48,7 +48,9 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
     weight, bias = model.patches.convolution.weight, model.patches.convolution.bias
     x = patches_by_hand(images, 2) @ weight.flatten(1).mT + bias
     if config.position == "learned-2d":
-        grid = [model.positions.rows[row, 0] + model.positions.columns[0, column] for row in range(4) for column in range(4)]
+        grid = [
+            model.positions.rows[row, 0] + model.positions.columns[0, column] for row in range(4) for column in range(4)
+        ]
         x = x + torch.stack(grid)
     if config.head == "class":
         x = torch.cat((model.class_token.expand(3, 1, 8), x), dim=1)

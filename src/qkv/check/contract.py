@@ -18,6 +18,7 @@ class Contract:
     alignment: where a causal mask stands if there are more keys than queries.
     padding: whether padding, wherever it stands, must not matter.
     cache: whether it can be called piece by piece with the same result.
+    position: "relative" if only distances between tokens may matter, not where they stand.
     """
 
     kind: Kind | None = None
@@ -29,6 +30,7 @@ class Contract:
     alignment: Literal["bottom-right", "top-left"] | None = None
     padding: bool | None = None
     cache: bool | None = None
+    position: Literal["relative"] | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "window" and self.window is None:

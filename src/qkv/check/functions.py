@@ -102,7 +102,7 @@ def calling(function: Callable[..., Any]) -> Calling:
 
 
 def find_polarity(plain: Calling) -> str | None:
-    """What True means in the mask: the meaning under which what is forbidden does not matter and what is allowed does."""
+    """What True means in the mask: what is forbidden must not matter, and what is allowed must."""
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, HEADS, 6, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
     allowed = torch.rand(6, 6, generator=generator) < 0.5
@@ -130,15 +130,11 @@ def function_subject(function: Callable[..., Any], name: str, contract: Contract
     projections = [torch.randn(width, width, generator=generator, dtype=torch.float64) * width**-0.5 for _ in range(3)]
     asked = contract.kind == "causal" and (call.causal is not None or call.mask is not None)
 
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False
-    ) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False) -> Tensor:
         return call(q, k, v, allowed, causal=causal)
 
     def run(x: Tensor, present: Tensor | None = None) -> Tensor:
-        q, k, v = (
-            (x @ projection).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for projection in projections
-        )
+        q, k, v = ((x @ projection).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for projection in projections)
         allowed = None
         if asked and call.causal is None:
             allowed = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()

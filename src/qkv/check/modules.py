@@ -32,7 +32,9 @@ def module_subject(module: nn.Module, name: str, contract: Contract) -> Subject:
             tried.append(f"{form}: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}")
             continue
         if out is not None:
-            return _subject(module, name, contract, form, call, parameters, vocab if form.startswith("tokens") else None, width)
+            return _subject(
+                module, name, contract, form, call, parameters, vocab if form.startswith("tokens") else None, width
+            )
         tried.append(f"{form}: no output of shape (batch, tokens, …)")
     raise ValueError(f"{name} could not be called; tried {'; '.join(tried)}. Declare its sizes with --args")
 
@@ -70,7 +72,7 @@ def _subject(
         width=width,
         module=module,
         pads=padding is not None,
-        cached=_cached(module, call, parameters, fixed),
+        cached=_cached(module, call, parameters, fixed, _sample(2, 4, vocab, width)),
     )
 
 
@@ -126,7 +128,7 @@ def _asked(
 def _leaks_nothing(call: Callable[..., Any], mask: str, form: Callable[[Tensor], Tensor], width: int | None) -> bool:
     x = _sample(1, 6, None, width)
     other = x.clone()
-    other[:, -1] += 1.0
+    other[:, -1] = -other[:, -1].flip(-1)  # a shift or a scale alone would be undone by a norm
     try:
         a, b = (output_of(call(y, {mask: form(y)}), 1, 6) for y in (x, other))
     except Exception:  # a form of mask that the layer does not take is one answer fewer
@@ -134,14 +136,27 @@ def _leaks_nothing(call: Callable[..., Any], mask: str, form: Callable[[Tensor],
     return a is not None and b is not None and bool((a - b)[:, :-1].abs().max() < 1e-9 < (a - b)[:, -1].abs().max())
 
 
+def _gives_cache(call: Callable[..., Any], parameters: Any, fixed: dict[str, Any], sample: Tensor) -> bool:
+    """Whether a call hands a cache back."""
+    named = {key: value(sample) for key, value in fixed.items()}
+    if "use_cache" in parameters:
+        named["use_cache"] = True
+    try:
+        return _held(call(sample, named)) is not None
+    except Exception:  # whatever goes wrong here, there is no cache to be had
+        return False
+
+
 def _cached(
-    module: nn.Module, call: Callable[..., Any], parameters: Any, fixed: dict[str, Any]
+    module: nn.Module, call: Callable[..., Any], parameters: Any, fixed: dict[str, Any], sample: Tensor
 ) -> Callable[[Sequence[Tensor], Sequence[Tensor | None]], Tensor] | None:
     """Run pieces one after another through its cache, where there is one that can be recognised."""
     name = next((known for known in CACHES if known in parameters), None)
     if name is None:
         return None
     fresh = getattr(module, "new_cache", None)
+    if fresh is None and not _gives_cache(call, parameters, fixed, sample):
+        return None
 
     def pieces(parts: Sequence[Tensor], flags: Sequence[Tensor | None]) -> Tensor:
         held = None if fresh is None else fresh()
@@ -183,9 +198,11 @@ def output_of(result: Any, batch: int, tokens: int) -> Tensor | None:
         fits = result.ndim >= 2 and tuple(result.shape[:2]) == (batch, tokens) and result.is_floating_point()
         return result if fits else None
     if hasattr(result, "logits") or hasattr(result, "last_hidden_state"):
-        return output_of(getattr(result, "logits", None), batch, tokens) if hasattr(
-            result, "logits"
-        ) else output_of(result.last_hidden_state, batch, tokens)
+        return (
+            output_of(getattr(result, "logits", None), batch, tokens)
+            if hasattr(result, "logits")
+            else output_of(result.last_hidden_state, batch, tokens)
+        )
     parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()
     return next((out for part in parts if (out := output_of(part, batch, tokens)) is not None), None)
 
@@ -238,5 +255,3 @@ def _sample(batch: int, length: int, vocab: int | None, width: int | None) -> Te
     if vocab is not None:
         return torch.randint(0, vocab, (batch, length), generator=generator)
     return torch.randn(batch, length, width or 1, generator=generator, dtype=torch.float64)
-
-

@@ -22,8 +22,8 @@ SIZES: dict[int, tuple[str, ...]] = {
     2: ("layers", "num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth", "num_blocks"),
     64: (
         "vocab", "vocab_size", "n_vocab", "num_tokens", "hidden", "hidden_dim", "ff_dim", "d_ff", "dim_feedforward",
-        "intermediate_size", "mlp_dim", "length", "block_size", "max_len", "max_length", "max_seq_len", "context_length",
-        "seq_len", "n_positions", "max_position_embeddings", "context_size", "n_ctx",
+        "intermediate_size", "mlp_dim", "length", "block_size", "max_len", "max_length", "max_seq_len", "seq_len",
+        "context_length", "n_positions", "max_position_embeddings", "context_size", "n_ctx",
     ),
     8: ("head_dim", "d_head", "head_width", "d_k", "dim_head", "head_size"),
 }  # fmt: skip

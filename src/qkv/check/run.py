@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from qkv.check import build, influence
-from qkv.check.checks.always import check_always
+from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
 from qkv.check.checks.gradient import check_gradient
 from qkv.check.checks.kind import check_kind
@@ -18,6 +19,7 @@ from qkv.check.checks.masked import check_masked
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.weights import check_weights
 from qkv.check.contract import NOTHING, Contract
+from qkv.check.explain import explain
 from qkv.check.finding import Finding, Report
 from qkv.check.functions import function_subject, is_attention_function
 from qkv.check.modules import module_subject
@@ -39,9 +41,12 @@ def run(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.no_grad():
+            steady = determinism(subject)
+            if steady.verdict == "fail":  # what differs from call to call can be compared with nothing
+                return Report(subject.name, how, "random", contract, (steady,))
             felt = influence.measure(subject, seed=seed)
             kind = influence.name_kind(felt)
-            findings = check_kind(felt, contract)
+            findings = [*check_kind(felt, contract), steady]
             findings += _guarded("always", lambda: check_always(subject))
             findings += _guarded("truncation", lambda: check_truncation(subject, contract))
             findings += _guarded("padding", lambda: check_padding(subject, contract))
@@ -50,6 +55,8 @@ def run(
             findings += _guarded("layout", lambda: check_layout(subject, contract))
         findings += _guarded("mask", lambda: check_masked(subject, contract))
         findings += _guarded("gradient", lambda: check_gradient(subject))
+    if any(finding.verdict == "fail" for finding in findings):
+        findings = _diagnosed(findings, explain(subject, contract))
     rows = tuple(tuple(row) for row in felt.moves.tolist())
     return Report(subject.name, how, kind, contract, tuple(findings), rows)
 
@@ -78,6 +85,19 @@ def assert_sound(target: Any, *, contract: Contract | None = None, **promises: A
     if not report.ok:
         lines = [f"{f.check}: {f.evidence}{f' ({f.hint})' if f.hint else ''}" for f in report.failed]
         raise AssertionError(f"{report.target} is not sound under {contract}:\n  " + "\n  ".join(lines))
+
+
+def _diagnosed(findings: list[Finding], words: str | None) -> list[Finding]:
+    """An explanation that fits exactly stands first, in every finding that it explains."""
+    if words is None:
+        return findings
+    explained = ("causal", "past reachable", "kind", "truncation", "rows sum to one", "scale", "formula")
+    return [
+        replace(finding, hint=f"explained exactly: {words}")
+        if finding.verdict == "fail" and finding.check in explained
+        else finding
+        for finding in findings
+    ]
 
 
 def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:

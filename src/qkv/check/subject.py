@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,12 +15,14 @@ from torch import Generator, Tensor, nn
 Level = Literal["function", "layer", "model"]
 
 
+@runtime_checkable
 class Run(Protocol):
     """Call it: x is (b, t) tokens or (b, t, c) vectors; `present` (b, t) says which of them exist."""
 
     def __call__(self, x: Tensor, present: Tensor | None = None) -> Tensor: ...
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Call it as a function: q (b, h, t, d), k and v (b, g, s, d); `allowed` (t, s) or (b, 1, t, s), True = may attend.
 

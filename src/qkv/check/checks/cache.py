@@ -40,8 +40,8 @@ def _judged(subject: Subject, name: str, whole: Tensor, out: Tensor) -> Finding:
         return Finding(f"cache ({name})", "pass", score, evidence)
     first = int((off > 10 * subject.tolerance).nonzero()[0])
     hint = {
-        "steps": "a step differs from the whole: positions without the cache's offset, keys dropped or in another order",
-        "prefill": "a step after a beginning differs: positions without the cache's offset, or a mask aligned at the start",
-        "chunks": "a chunk differs: within a chunk the mask is skipped, aligned at the start, or keys are in another order",
+        "steps": "a step differs: positions without the cache's offset, keys dropped or in another order",
+        "prefill": "a step after a beginning differs: positions without the cache's offset, or a mask not at the end",
+        "chunks": "a chunk differs: its mask is skipped or aligned at the start, or keys are in another order",
     }[name]
     return Finding(f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint)

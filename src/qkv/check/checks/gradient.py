@@ -19,7 +19,9 @@ def directional(subject: Subject) -> Finding:
     x = x.requires_grad_()
     out = subject.run(x)
     if not out.requires_grad:
-        return Finding("gradient", "fail", 1.0, "the output has no gradient", "something detaches, or runs without grad")
+        return Finding(
+            "gradient", "fail", 1.0, "the output has no gradient", "something detaches, or runs without grad"
+        )
     weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
     direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
     (slope,) = torch.autograd.grad((out * weights).sum(), x)

@@ -8,9 +8,8 @@ from qkv.check.finding import Finding
 from qkv.check.influence import Influence, name_kind
 
 HINTS = {
-    "bidirectional": "there is no causal mask on this path: add one before the softmax",
     "sees one token ahead": "the mask is off by one: a query may see keys up to and including itself, no further",
-    "strictly causal: a token does not see itself": "the mask is off by one: a query may see itself too (tril, not tril(-1))",
+    "strictly causal: a token does not see itself": "the mask is off by one: a query may see itself too",
     "anti-causal: sees the future, not the past": "the mask is transposed: allow key ≤ query",
 }
 
@@ -45,7 +44,8 @@ def _future(influence: Influence, found: str) -> Finding:
     evidence = f"changing token {j} moved output {i} by {worst:.2g} (control {control:.2g})"
     if score <= influence.tolerance:
         return Finding("causal", "pass", score, evidence)
-    return Finding("causal", "fail", score, evidence, HINTS.get(found, _leak_hint(influence)))
+    hint = _leak_hint(influence) if found in ("bidirectional", "irregular") else HINTS.get(found, _leak_hint(influence))
+    return Finding("causal", "fail", score, evidence, hint)
 
 
 def _past(influence: Influence, found: str) -> Finding:
@@ -65,11 +65,15 @@ def _leak_hint(influence: Influence) -> str:
     """What kind of leak the map looks like."""
     n = influence.moves.shape[0]
     ahead = torch.ones(n, n, dtype=torch.bool).triu(1)
-    leaks = influence.moves[ahead]
-    if float(leaks.max()) < 0.05:
-        return "a little of the future comes through: masked scores are large and negative but not −∞"
+    behind = torch.ones(n, n, dtype=torch.bool).tril(-1)
+    share = float(influence.moves[ahead].mean() / influence.moves[behind].mean().clamp(min=1e-12))
     if bool((influence.felt | ~ahead).all()):
-        return "every later token comes through: a mean over the sequence, or a mask applied after the softmax"
+        if share > 0.4:
+            return "every later token comes through as strongly as earlier ones: there is no causal mask on this path"
+        return (
+            "every later token comes through, weakly: masked scores that are not −∞, a mask applied after the softmax, "
+            "or a mean over the sequence"
+        )
     return "some later tokens come through: look at how the mask is built and sliced"
 
 

@@ -32,10 +32,10 @@ def _content(subject: Subject, contract: Contract, side: str, present: Tensor) -
     """What stands in the padding is irrelevant to the tokens that exist."""
     generator = torch.Generator().manual_seed(9)
     x = subject.draw(2, subject.length, generator)
-    flags = present.expand(2, -1)
+    flags = torch.stack((present, torch.ones_like(present)))  # rows differ, so that mixing them shows
     other = torch.where(_like(present, x), x, subject.draw(2, subject.length, generator).to(x))
     free = subject.changed(x, int(present.nonzero()[0]), generator)  # the control: a token that exists
-    before, after, control = (subject.run(y, flags)[:, present] for y in (x, other, free))
+    before, after, control = (subject.run(y, flags)[:1, present] for y in (x, other, free))
     moved, may = float((after - before).abs().max()), float((control - before).abs().max())
     name = f"padding content ({side})"
     if not may > 0:
@@ -51,12 +51,18 @@ def _content(subject: Subject, contract: Contract, side: str, present: Tensor) -
 def _removed(subject: Subject, contract: Contract, side: str, present: Tensor) -> Finding:
     """The tokens that exist give the same outputs without any padding."""
     x = subject.draw(2, subject.length, torch.Generator().manual_seed(10))
-    padded = subject.run(x, present.expand(2, -1))[:, present]
-    alone = subject.run(x[:, present])
+    padded = subject.run(x, torch.stack((present, torch.ones_like(present))))[:1, present]
+    alone = subject.run(x[:1, present])
     score = float((padded - alone).abs().max()) / (float(alone.abs().max()) or 1.0)
     name, evidence = f"padding removed ({side})", f"without its padding a text's outputs differ by {score:.2g}"
     if score <= 10 * subject.tolerance:
         return Finding(name, "pass", score, evidence)
+    if side == "left" and contract.position == "relative":
+        hint = (
+            "where the text stands matters, so positions are not relative: a rotation of queries only, of values, "
+            "or by another amount for queries than for keys"
+        )
+        return Finding(name, "fail", score, evidence, hint)
     if side != "right":  # a declared contract in most libraries: positions are counted over padding too
         hint = "positions count padding; give position ids, or count over what is present"
         return Finding(name, "fail" if contract.padding else "warn", score, evidence, hint)

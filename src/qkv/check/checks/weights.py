@@ -35,7 +35,7 @@ def _sums(weights: Tensor, contract: Contract) -> Finding:
     elif heads <= 1e-9:
         hint = "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ"
     elif bool(((weights >= 0) & (weights <= 1)).all()):
-        hint = "each weight is between 0 and 1 but rows do not sum to 1: a sigmoid, or weights dropped or masked after the softmax"
+        hint = "rows do not sum to 1: a sigmoid, or weights dropped or masked after the softmax"
     else:
         hint = "weights are not a distribution: the softmax is missing, or something is added after it"
     verdict = "fail" if contract.softmax == "keys" else "described"
@@ -63,7 +63,9 @@ def _scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> Finding
     near = next((said for value, said in names.items() if abs(slope - value) < 0.01 * value), f"{slope:.4g}")
     evidence = f"log-weights grow with q·k by {slope:.4f}, which is {near} (d = {WIDTH})"
     if straight > 1e-6:
-        return Finding("scale", "described", straight, f"log-weights are not a straight line of q·k (off by {straight:.2g})")
+        return Finding(
+            "scale", "described", straight, f"log-weights are not a straight line of q·k (off by {straight:.2g})"
+        )
     if contract.scale is None:
         return Finding("scale", "described", None, evidence)
     promised = WIDTH**-0.5 if contract.scale == "head" else float(contract.scale)

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 
 class TextbookAttention:
-    """A function attention(q, k, v, mask=None, causal=False): bidirectional unless told otherwise; True = may attend."""
+    """A function attention(q, k, v, mask=None, causal=False); True = may attend."""
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         k, v = self.shared(k, q.shape[1]), self.shared(v, q.shape[1])
         scores = self.scores(q, k)
         allowed = self.allowed(scores, mask, causal)
