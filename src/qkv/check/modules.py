@@ -17,24 +17,34 @@ from qkv.check.names import CACHES, CAUSAL, MASKS, PADDING, QUERIES
 from qkv.check.subject import Level, Subject, randomised
 
 
-def module_subject(module: nn.Module, name: str, contract: Contract) -> Subject:
-    """A module as a subject, in float64, with its trainable weights drawn anew."""
-    module = randomised(module.double().eval())
+def module_subject(
+    module: nn.Module, name: str, contract: Contract, dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32)
+) -> Subject:
+    """A module as a subject, with its trainable weights drawn anew; in float64 where it can be."""
+    for dtype in dtypes[:-1]:
+        try:
+            return _module_subject(module, name, contract, dtype)
+        except ValueError:  # some kernels know no float64
+            continue
+    return _module_subject(module, name, contract, dtypes[-1])
+
+
+def _module_subject(module: nn.Module, name: str, contract: Contract, dtype: torch.dtype) -> Subject:
+    module = randomised(module.to(dtype).eval())
     parameters = inspect.signature(module.forward).parameters
     names = list(parameters)
     vocab, width = _vocabulary(module, names), _width(module)
     tried: list[str] = []
     for form, call in _forms(module, names, vocab, width).items():
-        x = _sample(2, 8, vocab if form.startswith("tokens") else None, width)
+        x = _sample(2, 8, vocab if form.startswith("tokens") else None, width, dtype)
         try:
             out = output_of(call(x, {}), 2, 8)
         except Exception as error:
             tried.append(f"{form}: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}")
             continue
         if out is not None:
-            return _subject(
-                module, name, contract, form, call, parameters, vocab if form.startswith("tokens") else None, width
-            )
+            vocab = vocab if form.startswith("tokens") else None
+            return _subject(module, name, contract, form, call, parameters, vocab, width, dtype)
         tried.append(f"{form}: no output of shape (batch, tokens, …)")
     raise ValueError(f"{name} could not be called; tried {'; '.join(tried)}. Declare its sizes with --args")
 
@@ -48,8 +58,9 @@ def _subject(
     parameters: Any,
     vocab: int | None,
     width: int | None,
+    dtype: torch.dtype,
 ) -> Subject:
-    fixed, said = _asked(call, parameters, contract, vocab, width)
+    fixed, said = _asked(call, parameters, contract, vocab, width, dtype)
     padding = next((known for known in PADDING if known in parameters), None)
 
     def run(x: Tensor, present: Tensor | None = None) -> Tensor:
@@ -70,9 +81,10 @@ def _subject(
         run=run,
         vocab=vocab,
         width=width,
+        dtype=dtype,
         module=module,
         pads=padding is not None,
-        cached=_cached(module, call, parameters, fixed, _sample(2, 4, vocab, width)),
+        cached=_cached(module, call, parameters, fixed, _sample(2, 4, vocab, width, dtype)),
     )
 
 
@@ -105,6 +117,7 @@ def _asked(
     contract: Contract,
     vocab: int | None,
     width: int | None,
+    dtype: torch.dtype,
 ) -> tuple[dict[str, Callable[[Tensor], Any]], str]:
     """What every call says: a layer that is causal only when told so is told so, if that was promised."""
     if contract.kind != "causal" or vocab is not None:
@@ -120,13 +133,12 @@ def _asked(
         ("True = may not attend", lambda x: ~_past(x)),
         ("added", lambda x: torch.zeros(_past(x).shape, dtype=x.dtype).masked_fill(~_past(x), float("-inf"))),
     ):
-        if _leaks_nothing(call, mask, form, width):
+        if _leaks_nothing(call, mask, form, _sample(1, 6, None, width, dtype)):
             return {mask: form}, f", {mask}= a causal mask ({words})"
     return {}, ""
 
 
-def _leaks_nothing(call: Callable[..., Any], mask: str, form: Callable[[Tensor], Tensor], width: int | None) -> bool:
-    x = _sample(1, 6, None, width)
+def _leaks_nothing(call: Callable[..., Any], mask: str, form: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     other = x.clone()
     other[:, -1] = -other[:, -1].flip(-1)  # a shift or a scale alone would be undone by a norm
     try:
@@ -250,8 +262,8 @@ def _past(x: Tensor) -> Tensor:
     return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
 
-def _sample(batch: int, length: int, vocab: int | None, width: int | None) -> Tensor:
+def _sample(batch: int, length: int, vocab: int | None, width: int | None, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     if vocab is not None:
         return torch.randint(0, vocab, (batch, length), generator=generator)
-    return torch.randn(batch, length, width or 1, generator=generator, dtype=torch.float64)
+    return torch.randn(batch, length, width or 1, generator=generator, dtype=dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.check import build, influence
+from qkv.check import build, hugging_face, influence
 from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
 from qkv.check.checks.gradient import check_gradient
@@ -36,7 +36,7 @@ def run(
     >>> run(qkv.attention, COURSE).ok
     True
     """
-    contract = NOTHING if contract is None else contract
+    contract = _promised(target) if contract is None else contract
     subject, how = subject_of(target, contract, arguments)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -64,6 +64,10 @@ def run(
 def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None = None) -> tuple[Subject, str]:
     """The target as a subject, and how it is called, in words."""
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+    if isinstance(target, str) and target.startswith("hf:"):
+        module = hugging_face.build(target.removeprefix("hf:"))
+        subject = module_subject(module, target, contract, (torch.float32,))
+        return subject, f"{subject.how}, built small with random weights"
     found = build.find(target) if isinstance(target, str) else target
     if is_attention_function(found):
         subject = function_subject(found, name.rpartition(":")[2], contract)
@@ -85,6 +89,11 @@ def assert_sound(target: Any, *, contract: Contract | None = None, **promises: A
     if not report.ok:
         lines = [f"{f.check}: {f.evidence}{f' ({f.hint})' if f.hint else ''}" for f in report.failed]
         raise AssertionError(f"{report.target} is not sound under {contract}:\n  " + "\n  ".join(lines))
+
+
+def _promised(target: Any) -> Contract:
+    """What a target promises by its name."""
+    return hugging_face.contract_of(target) if isinstance(target, str) and target.startswith("hf:") else NOTHING
 
 
 def _diagnosed(findings: list[Finding], words: str | None) -> list[Finding]:

@@ -95,7 +95,7 @@ def randomised(module: nn.Module, seed: int = 0) -> nn.Module:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             if parameter.ndim > 1:
                 fan_in = parameter[0].numel()
-                parameter.copy_((noise * fan_in**-0.5).to(parameter))
+                parameter.copy_((noise * fan_in**-0.5).to(parameter.dtype))
             else:
-                parameter.add_((0.2 * noise).to(parameter))
+                parameter.add_((0.2 * noise).to(parameter.dtype))
     return module
