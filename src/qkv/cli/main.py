@@ -13,6 +13,7 @@ from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
+    "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
     "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
     "byhand": (
         "qkv.cli.byhand:byhand",

@@ -121,6 +121,10 @@ class MultiHeadAttention(nn.Module):
         out = self.to_out(merge_heads(out))
         return (out, chosen) if weights and chosen is not None else out
 
+    def new_cache(self) -> LayerCache:
+        """An empty cache for this layer, to be handed to calls that continue one another."""
+        return LayerCache()
+
     def _meet(
         self,
         x: Tensor,

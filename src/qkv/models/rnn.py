@@ -59,7 +59,7 @@ class Recurrent(nn.Module):
         else:
             out, end = self._skipping(x, present, start)
         if cache is not None:
-            cache.state = end if isinstance(end, tuple) else (end,)
+            cache.state = tuple(end) if isinstance(end, tuple) else (end,)
         return out
 
     def _skipping(self, x: Tensor, present: Tensor, start):
