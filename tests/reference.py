@@ -29,26 +29,25 @@ def attend_by_loops(
     """Output and weights of q (b, h, t, d), k (b, g, s, d), v (b, g, s, e); beta may be a list, one for each head."""
     b, h, t, d = q.shape
     g, s, e = k.shape[1], k.shape[2], v.shape[3]
-    flags = torch.ones(b, h, t, s, dtype=torch.bool) if allowed is None else allowed.cpu().expand(b, h, t, s)
-    added = torch.zeros(b, h, t, s) if bias is None else bias.detach().cpu().expand(b, h, t, s)
+    flags = (torch.ones(1, dtype=torch.bool) if allowed is None else allowed.cpu()).expand(b, h, t, s).tolist()
+    added = (torch.zeros(1) if bias is None else bias.detach().cpu()).expand(b, h, t, s).tolist()
     betas = beta if isinstance(beta, list) else [d**-0.5 if beta is None else beta] * h
     queries, keys, values = q.tolist(), k.tolist(), v.tolist()
-    out, weights = torch.zeros(b, h, t, e, dtype=torch.float64), torch.zeros(b, h, t, s, dtype=torch.float64)
+    out, weights = [], []
     for row in range(b):
         for head in range(h):
             group = head // (h // g)
             for i in range(t):
                 scores = [
-                    betas[head] * sum(x * y for x, y in zip(queries[row][head][i], key, strict=True))
-                    + float(added[row, head, i, j])
-                    for j, key in enumerate(keys[row][group])
+                    betas[head] * sum(x * y for x, y in zip(queries[row][head][i], keys[row][group][j], strict=True))
+                    + added[row][head][i][j]
+                    for j in range(s)
                 ]
-                chosen = choose(scores, flags[row, head, i].tolist(), hard)
-                for j in range(s):
-                    weights[row, head, i, j] = chosen[j]
-                for feature in range(e):
-                    out[row, head, i, feature] = math.fsum(chosen[j] * values[row][group][j][feature] for j in range(s))
-    return out.to(q.device), weights.to(q.device)
+                chosen = choose(scores, flags[row][head][i], hard)
+                weights.append(chosen)
+                out.append([sum(chosen[j] * values[row][group][j][f] for j in range(s)) for f in range(e)])
+    shaped = torch.tensor(out, dtype=torch.float64), torch.tensor(weights, dtype=torch.float64)
+    return shaped[0].reshape(b, h, t, e).to(q.device), shaped[1].reshape(b, h, t, s).to(q.device)
 
 
 def choose(scores: list[float], allowed: list[bool], hard: bool = False) -> list[float]:

@@ -2,12 +2,24 @@
 
 import pytest
 import torch
-from model_zoo import GPTS, RNNS, SMALL, TRANSLATORS, VOCAB, in_pieces, inputs, padded, randomised, tokens_like
+from model_zoo import (
+    GPTS,
+    RNNS,
+    SMALL,
+    TRANSLATORS,
+    VOCAB,
+    assert_close,
+    every,
+    in_pieces,
+    inputs,
+    padded,
+    randomised,
+    tokens_like,
+)
 
 from qkv.layers import Additive, DenseSynthesizer, RandomSynthesizer
 from qkv.models import GPTConfig, RNNConfig, RNNSeq2SeqConfig, Seq2SeqConfig
 
-EXACT = {"atol": 1e-10, "rtol": 0.0}
 LANGUAGE = {**GPTS, **RNNS}
 ORDERS = {  # how many tokens come first, and how many in each later piece
     **{f"pieces of {size}": (size, size) for size in range(1, 8)},
@@ -21,58 +33,49 @@ PADDINGS = {
 }
 
 
-def parametrised(names, values):
-    return pytest.mark.parametrize(names, list(values.values()), ids=list(values))
-
-
-@parametrised("config", LANGUAGE)
+@every(LANGUAGE)
 @torch.no_grad()
 def test_a_language_model_fed_in_pieces_equals_one_call(config, device, unchecked):
     model = randomised(config, device)
     tokens = tokens_like(2, 11, device=device)
     whole = model(tokens)
     for name, (first, size) in ORDERS.items():
-        cache = model.new_cache()
-        parts = in_pieces(lambda text, flags: model(text, flags, cache), tokens, None, first=first, size=size)
-        torch.testing.assert_close(parts, whole, **EXACT, msg=lambda text: f"{name}: {text}")
+        parts = in_pieces(model, tokens, None, model.new_cache(), first=first, size=size)
+        assert_close(parts, whole, note=name)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@parametrised("config", LANGUAGE)
+@every(LANGUAGE)
 @torch.no_grad()
 def test_padding_and_holes_do_not_disturb_the_cache(config, padding, device, unchecked):
     model = randomised(config, device)
     tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS[padding], device=device)
     whole = model(tokens, present)
     for first, size in ((1, 1), (5, 2), (3, 3)):
-        cache = model.new_cache()
-        parts = in_pieces(lambda text, flags: model(text, flags, cache), tokens, present, first=first, size=size)
-        torch.testing.assert_close(parts[present], whole[present], **EXACT, msg=lambda text: f"{first}, {size}: {text}")
+        parts = in_pieces(model, tokens, present, model.new_cache(), first=first, size=size)
+        assert_close(parts[present], whole[present], note=f"{first}, {size}")
 
 
-@parametrised("config", TRANSLATORS)
+@every(TRANSLATORS)
 @torch.no_grad()
 def test_a_decoder_fed_in_pieces_equals_one_call(config, device, unchecked):
     model = randomised(config, device)
     source, target = inputs(config, device, batch=3, length=14)
     heard = padded("xxxxxxxxxxxxxx", "....xxxxxxxxxx", "xx.xx.xxxx....", device=device)
     memory = model.encode(source, heard)
+
+    def decode(text, flags, cache):
+        return model.decode(text, memory, heard, flags, cache)
+
     for present in (None, *(padded(*rows, device=device) for rows in PADDINGS.values())):
         whole = model.decode(target, memory, heard, present)
         shown = torch.ones_like(target, dtype=torch.bool) if present is None else present
         for first, size in ORDERS.values() if present is None else ((1, 1), (5, 3)):
-            cache = model.new_cache()
-            parts = in_pieces(
-                lambda text, flags: model.decode(text, memory, heard, flags, cache),
-                target,
-                present,
-                first=first,
-                size=size,
-            )
-            torch.testing.assert_close(parts[shown], whole[shown], **EXACT)
+            parts = in_pieces(decode, target, present, model.new_cache(), first=first, size=size)
+            assert_close(parts[shown], whole[shown])
 
 
-@parametrised("config", LANGUAGE)
+@every(LANGUAGE)
 @torch.no_grad()
 def test_reordering_the_cache_equals_reordering_the_texts(config, device):
     model = randomised(config, device)
@@ -84,10 +87,10 @@ def test_reordering_the_cache_equals_reordering_the_texts(config, device):
         cache.reorder(rows)
         rest = torch.cat([model(tokens[rows, i : i + 1], None, cache) for i in range(7, 12)], dim=1)
         whole = model(tokens[rows], None if flags is None else flags[rows])
-        torch.testing.assert_close(rest, whole[:, 7:], **EXACT)
+        assert_close(rest, whole[:, 7:])
 
 
-@parametrised("config", TRANSLATORS)
+@every(TRANSLATORS)
 @torch.no_grad()
 def test_reordering_a_decoders_cache_takes_the_source_along(config, device):
     model = randomised(config, device)
@@ -97,20 +100,19 @@ def test_reordering_a_decoders_cache_takes_the_source_along(config, device):
     model.decode(target[:, :3], memory, cache=cache)
     cache.reorder(rows)
     rest = model.decode(target[rows, 3:], memory[rows], cache=cache)
-    torch.testing.assert_close(rest, model(source[rows], target[rows])[:, 3:], **EXACT)
+    assert_close(rest, model(source[rows], target[rows])[:, 3:])
 
 
-@parametrised("config", {name: GPTS[name] for name in ("rope", "additive", "window", "shaw")} | RNNS)
+@every({name: GPTS[name] for name in ("rope", "additive", "window", "shaw")} | RNNS)
 def test_gradients_flow_through_a_cache_as_through_one_call(config, device):
     model = randomised(config, device)
     tokens = tokens_like(2, 8, device=device)
     weights = torch.randn(2, 8, model.head.out_features, dtype=torch.float64).to(device)
-    cache = model.new_cache()
-    parts = in_pieces(lambda text, flags: model(text, flags, cache), tokens, None, first=3, size=2)
+    parts = in_pieces(model, tokens, None, model.new_cache(), first=3, size=2)
     pieces = torch.autograd.grad((parts * weights).sum(), [*model.parameters()], allow_unused=True)
     whole = torch.autograd.grad((model(tokens) * weights).sum(), [*model.parameters()], allow_unused=True)
     for ours, expected in zip(pieces, whole, strict=True):
-        torch.testing.assert_close(ours, expected, **EXACT)
+        assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
@@ -132,7 +134,7 @@ def test_a_copy_of_a_cache_goes_its_own_way(device):
     model(tokens[:, :6], None, cache)
     twin = cache.copy()
     model(others[:, 6:], None, twin)
-    torch.testing.assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:], **EXACT)
+    assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:])
 
 
 FAILURES = {
@@ -163,7 +165,7 @@ FAILURES = {
 }
 
 
-@parametrised("failure", FAILURES)
+@every(FAILURES, "failure")
 @torch.no_grad()
 def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, device, unchecked):
     config, wrong = failure
@@ -174,12 +176,10 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, device, unchecked
     for _ in range(2):
         with pytest.raises(ValueError):
             model(*wrong(device), cache)
-    torch.testing.assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:], **EXACT)
+    assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:])
 
 
-@parametrised(
-    "config", {"seq2seq": Seq2SeqConfig(VOCAB, width=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, width=6, hidden=6)}
-)
+@every({"seq2seq": Seq2SeqConfig(VOCAB, width=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, width=6, hidden=6)})
 @torch.no_grad()
 def test_a_decoding_that_fails_leaves_the_cache_as_it_was(config, device, unchecked):
     model = randomised(config, device)
@@ -193,4 +193,4 @@ def test_a_decoding_that_fails_leaves_the_cache_as_it_was(config, device, unchec
     with pytest.raises(ValueError):
         model.decode(target[:, 4:], memory, memory_present=flags, cache=cache)
     rest = model.decode(target[:, 4:], memory, cache=cache)
-    torch.testing.assert_close(rest, model(source, target)[:, 4:], **EXACT)
+    assert_close(rest, model(source, target)[:, 4:])

@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from model_zoo import ENCODERS, GPTS, LANGUAGE_MODELS, TRANSLATORS, inputs, padded, randomised, tokens_like
+from model_zoo import (
+    ENCODERS,
+    GPTS,
+    LANGUAGE_MODELS,
+    TRANSLATORS,
+    assert_close,
+    every,
+    inputs,
+    padded,
+    randomised,
+    tokens_like,
+)
 from torch import Tensor
 
 from qkv.models import EncoderConfig
@@ -13,28 +24,6 @@ PADDINGS = {
     "holes": ("x..xx.xxx..x", ".x.x.x.x.x.x", "..xxx....xx."),
 }
 SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
-LOOKS_AT_THE_LAST_QUERY = pytest.mark.xfail(strict=True, reason="a location-aware score convolves over holes")
-
-
-def every(configs: dict[str, object], names: str = "config"):
-    return pytest.mark.parametrize(names, list(configs.values()), ids=list(configs))
-
-
-def with_known_gaps(configs: dict[str, object]):
-    """Each config with each padding; those known to fail are expected to."""
-    return pytest.mark.parametrize(
-        ("config", "padding"),
-        [
-            pytest.param(
-                config,
-                padding,
-                id=f"{name}, {padding}",
-                marks=[LOOKS_AT_THE_LAST_QUERY] if padding == "holes" and "location" in name.lower() else [],
-            )
-            for name, config in configs.items()
-            for padding in PADDINGS
-        ],
-    )
 
 
 def other_content(given: Tensor, present: Tensor) -> Tensor:
@@ -44,23 +33,25 @@ def other_content(given: Tensor, present: Tensor) -> Tensor:
     return torch.where(present, given, (given + 1) % 9)
 
 
-@with_known_gaps(SINGLE_FILE)
+@pytest.mark.parametrize("padding", PADDINGS)
+@every(SINGLE_FILE)
 @torch.no_grad()
-def test_padding_changes_nothing(config, padding, device):
+def test_padding_changes_nothing(config, padding, device, unchecked):
     model = randomised(config, device)
     (given,) = inputs(config, device, batch=3, length=12)
     present = padded(*PADDINGS[padding], device=device)
     out = model(given, present)
     for row, flags in enumerate(present):
         alone = model(given[row : row + 1, flags])[0]
-        torch.testing.assert_close(out[row, flags], alone, atol=1e-10, rtol=0)
+        assert_close(out[row, flags], alone)
     changed = model(other_content(given, present), present)
-    torch.testing.assert_close(changed[present], out[present], atol=1e-12, rtol=0)
+    assert_close(changed[present], out[present], within=1e-12)
 
 
-@with_known_gaps(TRANSLATORS)
+@pytest.mark.parametrize("padding", PADDINGS)
+@every(TRANSLATORS)
 @torch.no_grad()
-def test_padding_of_source_and_target_changes_nothing(config, padding, device):
+def test_padding_of_source_and_target_changes_nothing(config, padding, device, unchecked):
     model = randomised(config, device)
     source, target = inputs(config, device, batch=3, length=14)
     heard = padded("x.xxx.........", "xxxxxxxxxxxxxx", ".........x.xxx", device=device)
@@ -68,12 +59,12 @@ def test_padding_of_source_and_target_changes_nothing(config, padding, device):
     out = model(source, target, heard, present)
     for row, flags in enumerate(present):
         alone = model(source[row : row + 1, heard[row]], target[row : row + 1, flags])[0]
-        torch.testing.assert_close(out[row, flags], alone, atol=1e-10, rtol=0)
+        assert_close(out[row, flags], alone)
     changed = model(other_content(source, heard), other_content(target, present), heard, present)
-    torch.testing.assert_close(changed[present], out[present], atol=1e-12, rtol=0)
+    assert_close(changed[present], out[present], within=1e-12)
 
 
-@every({**SINGLE_FILE})
+@every(SINGLE_FILE)
 @torch.no_grad()
 def test_saying_that_all_is_present_says_nothing(config, device):
     model = randomised(config, device)
@@ -82,14 +73,14 @@ def test_saying_that_all_is_present_says_nothing(config, device):
     assert torch.equal(model(given, everything), model(given))
 
 
-@every({**SINGLE_FILE})
+@every(SINGLE_FILE)
 @torch.no_grad()
-def test_rows_of_a_batch_do_not_meet(config, device):
+def test_rows_of_a_batch_do_not_meet(config, device, unchecked):
     model = randomised(config, device)
     (given,) = inputs(config, device, batch=3)
     out = model(given)
     for row in range(3):
-        torch.testing.assert_close(model(given[row : row + 1])[0], out[row], atol=1e-12, rtol=0)
+        assert_close(model(given[row : row + 1])[0], out[row], within=1e-12)
 
 
 @pytest.mark.parametrize("block", [2, 3, 5])
@@ -98,15 +89,15 @@ def test_rows_of_a_batch_do_not_meet(config, device):
     | {"chunks": ENCODERS["encoder, chunks"], "alibi": ENCODERS["encoder, alibi"]}
 )
 @torch.no_grad()
-def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device, monkeypatch):
+def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device, monkeypatch, unchecked):
     """Beyond BLOCK tokens masks stay lazy and queries are taken in blocks; here with blocks of a few."""
     model = randomised(config, device)
     tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS["holes"], device=device)
     expected, padded_expected = model(tokens), model(tokens, present)
     monkeypatch.setattr("qkv.ops.attention.BLOCK", block)
     monkeypatch.setattr("qkv.layers.context.BLOCK", block)
-    torch.testing.assert_close(model(tokens), expected, atol=1e-10, rtol=0)
-    torch.testing.assert_close(model(tokens, present)[present], padded_expected[present], atol=1e-10, rtol=0)
+    assert_close(model(tokens), expected)
+    assert_close(model(tokens, present)[present], padded_expected[present])
 
 
 def test_chunks_are_counted_over_what_is_present(device):

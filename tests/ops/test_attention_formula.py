@@ -6,22 +6,22 @@ import torch.nn.functional as F
 from reference import MASKS, SIZES, attend_by_loops, close, mask_case
 
 from qkv import attention
+from qkv.masks import causal
 from qkv.ops.positions import DistanceBias
 
-PATHS = pytest.mark.parametrize("path", ["fused", "plain"])
+
+def check_paths(expected, *qkv, **options):
+    """Both the fused path and the plain one give what is expected."""
+    close(attention(*qkv, **options), expected)
+    close(attention(*qkv, **options, weights=True)[0], expected)
 
 
-def call(path, q, k, v, **options):
-    return attention(q, k, v, **options) if path == "fused" else attention(q, k, v, **options, weights=True)[0]
-
-
-@PATHS
 @pytest.mark.parametrize(("t", "s"), SIZES)
 @pytest.mark.parametrize("name", MASKS)
-def test_attention_is_the_formula_written_in_loops(randn, device, name, t, s, path):
+def test_attention_is_the_formula_written_in_loops(randn, device, name, t, s):
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 5)
     given, allowed = mask_case(name, t, s, device)
-    close(call(path, q, k, v, allowed=given), attend_by_loops(q, k, v, allowed=allowed)[0])
+    check_paths(attend_by_loops(q, k, v, allowed=allowed)[0], q, k, v, allowed=given)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -43,34 +43,31 @@ def test_the_weights_are_those_of_the_loops_and_sum_to_one_or_to_nothing(randn, 
     assert not weights[~allowed].any()
 
 
-@PATHS
 @pytest.mark.parametrize(("t", "s"), SIZES)
 @pytest.mark.parametrize("name", ["none", "present", "tensor (b, 1, t, s)", "prefix by row"])
-def test_causal_composes_with_every_other_mask(randn, device, name, t, s, path):
+def test_causal_composes_with_every_other_mask(randn, device, name, t, s):
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 3)
     given, allowed = mask_case(name, t, s, device)
     past = torch.tensor([[j <= i + s - t for j in range(s)] for i in range(t)], dtype=torch.bool).reshape(t, s)
     expected, _ = attend_by_loops(q, k, v, allowed=allowed & past.to(device))
-    close(call(path, q, k, v, allowed=given, causal=True), expected)
+    check_paths(expected, q, k, v, allowed=given, causal=True)
 
 
-@PATHS
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("name", ["none", "causal", "window & prefix & present", "tensor (1, h, t, s)"])
-def test_a_group_of_heads_shares_one_head_of_keys(randn, device, name, groups, path):
+def test_a_group_of_heads_shares_one_head_of_keys(randn, device, name, groups):
     q, k, v = randn(2, 4, 5, 3), randn(2, groups, 5, 3), randn(2, groups, 5, 2)
     given, allowed = mask_case(name, 5, 5, device)
-    close(call(path, q, k, v, allowed=given), attend_by_loops(q, k, v, allowed=allowed)[0])
+    check_paths(attend_by_loops(q, k, v, allowed=allowed)[0], q, k, v, allowed=given)
 
 
-@PATHS
 @pytest.mark.parametrize("beta", [None, 0.0, -1.5, 0.25, 300.0, 1e-300, [1.0, -2.0, 0.0, 40.0]], ids=str)
 @pytest.mark.parametrize("name", ["none", "causal", "present", "tensor (t, s)"])
-def test_beta_multiplies_the_scores(randn, device, name, beta, path):
+def test_beta_multiplies_the_scores(randn, device, name, beta):
     q, k, v = randn(2, 4, 5, 3), randn(2, 4, 5, 3), randn(2, 4, 5, 2)
     given, allowed = mask_case(name, 5, 5, device)
     passed = torch.tensor(beta, device=device)[:, None, None] if isinstance(beta, list) else beta
-    close(call(path, q, k, v, allowed=given, beta=passed), attend_by_loops(q, k, v, allowed=allowed, beta=beta)[0])
+    check_paths(attend_by_loops(q, k, v, allowed=allowed, beta=beta)[0], q, k, v, allowed=given, beta=passed)
 
 
 def test_a_beta_of_zero_averages_what_is_allowed(randn):
@@ -79,35 +76,32 @@ def test_a_beta_of_zero_averages_what_is_allowed(randn):
     close(out[0, 0], v[0, 0].cumsum(0) / torch.arange(1, 5, device=v.device)[:, None])
 
 
-@PATHS
 @pytest.mark.parametrize(
-    "shape", [(), (6,), (5, 1), (5, 6), (4, 1, 6), (2, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (2, 4, 5, 1)], ids=str
+    "shape", [(6,), (5, 1), (5, 6), (4, 1, 6), (2, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (2, 4, 5, 1)], ids=str
 )
 @pytest.mark.parametrize("name", ["none", "causal", "present", "tensor (t, s)"])
-def test_a_bias_is_added_to_the_scores_after_beta(randn, device, name, shape, path):
+def test_a_bias_is_added_to_the_scores_after_beta(randn, device, name, shape):
     q, k, v = randn(2, 4, 5, 3), randn(2, 4, 6, 3), randn(2, 4, 6, 2)
     bias = randn(*shape)
     given, allowed = mask_case(name, 5, 6, device)
     expected, _ = attend_by_loops(q, k, v, allowed=allowed, bias=bias, beta=2.0)
-    close(call(path, q, k, v, allowed=given, bias=bias, beta=2.0), expected)
+    check_paths(expected, q, k, v, allowed=given, bias=bias, beta=2.0)
 
 
-@PATHS
 @pytest.mark.parametrize("name", ["none", "causal", "window", "present"])
-def test_a_bias_of_minus_infinity_forbids_as_a_mask_does(randn, device, name, path):
+def test_a_bias_of_minus_infinity_forbids_as_a_mask_does(randn, device, name):
     q, k, v, bias = randn(2, 4, 5, 3), randn(2, 4, 6, 3), randn(2, 4, 6, 2), randn(4, 5, 6)
     bias = bias.masked_fill(torch.rand(4, 5, 6).to(device) < 0.5, -torch.inf)
     bias[:, 2] = -torch.inf
     given, allowed = mask_case(name, 5, 6, device)
-    out = call(path, q, k, v, allowed=given, bias=bias)
-    close(out, attend_by_loops(q, k, v, allowed=allowed, bias=bias)[0])
-    assert not out[:, :, 2].any()
+    expected, _ = attend_by_loops(q, k, v, allowed=allowed, bias=bias)
+    assert not expected[:, :, 2].any()
+    check_paths(expected, q, k, v, allowed=given, bias=bias)
 
 
-@PATHS
 @pytest.mark.parametrize(("t", "s"), [(5, 5), (3, 7), (7, 3), (1, 6), (0, 5), (5, 0)])
 @pytest.mark.parametrize("name", ["none", "causal", "window", "prefix by row", "tensor (b, 1, t, s)"])
-def test_a_lazy_bias_is_its_dense_self(randn, device, name, t, s, path):
+def test_a_lazy_bias_is_its_dense_self(randn, device, name, t, s):
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 2)
     per_distance = randn(4, t + s + 1)
     lazy = DistanceBias(
@@ -117,47 +111,25 @@ def test_a_lazy_bias_is_its_dense_self(randn, device, name, t, s, path):
     )
     dense = torch.stack([per_distance[:, t - i : t - i + s] for i in range(t)], 1) if t else randn(4, t, s)
     given, allowed = mask_case(name, t, s, device)
-    close(call(path, q, k, v, allowed=given, bias=lazy), attend_by_loops(q, k, v, allowed=allowed, bias=dense)[0])
+    check_paths(attend_by_loops(q, k, v, allowed=allowed, bias=dense)[0], q, k, v, allowed=given, bias=lazy)
 
 
-@PATHS
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["none", "causal", "window", "tensor (t, s)"])
-def test_extreme_scores_do_not_overflow(randn, device, name, sign, path):
+def test_extreme_scores_do_not_overflow(randn, device, name, sign):
     q, k, v = 100 * randn(2, 4, 5, 3).abs(), sign * 200 * randn(2, 4, 5, 3).abs(), randn(2, 4, 5, 2)
     given, allowed = mask_case(name, 5, 5, device)
     assert (q @ k.mT).abs().amax() > 1e4
-    close(call(path, q, k, v, allowed=given, beta=1.0), attend_by_loops(q, k, v, allowed=allowed, beta=1.0)[0])
+    check_paths(attend_by_loops(q, k, v, allowed=allowed, beta=1.0)[0], q, k, v, allowed=given, beta=1.0)
 
 
-@PATHS
-@pytest.mark.parametrize("axes", [2, 3])
-def test_inputs_without_heads_or_batch_mean_one_of_each(randn, device, axes, path):
+def test_inputs_without_heads_or_batch_mean_one_of_each(randn, device):
     q, k, v = randn(2, 1, 5, 3), randn(2, 1, 6, 3), randn(2, 1, 6, 4)
-    allowed, bias = torch.rand(2, 1, 5, 6).to(device) < 0.7, randn(2, 1, 5, 6)
-    beta = randn(2, 1, 1, 1)
+    allowed, bias, beta = torch.rand(2, 1, 5, 6).to(device) < 0.7, randn(2, 1, 5, 6), randn(2, 1, 1, 1)
     expected = attention(q, k, v, allowed=allowed, bias=bias, beta=beta, causal=True)
-    if axes == 3:
-        out = call(
-            path,
-            *(
-                x[:, 0]
-                for x in (
-                    q,
-                    k,
-                    v,
-                )
-            ),
-            allowed=allowed[:, 0],
-            bias=bias[:, 0],
-            beta=beta[:, 0],
-            causal=True,
-        )
-        close(out, expected[:, 0])
-    else:
-        row = (x[1, 0] for x in (q, k, v))
-        out = call(path, *row, allowed=allowed[1, 0], bias=bias[1, 0], beta=beta[1, 0], causal=True)
-        close(out, expected[1, 0])
+    for index in ((slice(None), 0), (1, 0)):
+        options = {"allowed": allowed[index], "bias": bias[index], "beta": beta[index], "causal": True}
+        check_paths(expected[index], q[index], k[index], v[index], **options)
 
 
 def test_the_weights_of_inputs_without_heads_have_no_heads_either(randn):
@@ -166,16 +138,13 @@ def test_the_weights_of_inputs_without_heads_have_no_heads_either(randn):
     assert attention(x[0], x[0], x[0], weights=True)[1].shape == (5, 5)
 
 
-@PATHS
-def test_a_tensor_composed_with_a_mask_fits_inputs_without_heads(randn, device, path):
+def test_a_tensor_composed_with_a_mask_fits_inputs_without_heads(randn, device):
     q, k, v = randn(2, 1, 5, 3), randn(2, 1, 6, 3), randn(2, 1, 6, 4)
-    given, allowed = mask_case("mask & tensor", 5, 6, device)
+    _, allowed = mask_case("mask & tensor", 5, 6, device)
     tensor = allowed[:, 0]  # (b, t, s)
     expected, _ = attend_by_loops(q, k, v, allowed=allowed[:, :1])
-    from qkv.masks import causal
-
     for both in (tensor & causal(5, 6), causal(5, 6) & tensor):  # pyright: ignore[reportOperatorIssue]
-        close(call(path, q[:, 0], k[:, 0], v[:, 0], allowed=both), expected[:, 0])
+        check_paths(expected[:, 0], q[:, 0], k[:, 0], v[:, 0], allowed=both)
 
 
 def test_a_batch_of_no_rows_gives_no_rows(randn):

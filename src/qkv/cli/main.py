@@ -13,8 +13,13 @@ from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
+    "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
     "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
+    "byhand": (
+        "qkv.cli.byhand:byhand",
+        "Attention worked by hand, in exact numbers; and your own working checked.",
+    ),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 
@@ -24,8 +29,8 @@ shows where it happened.
 """
 
 
-def make_app(chosen: str | None = None) -> App:
-    """The command line, with every command still unimported; the chosen one is helped by its own docstring."""
+def make_app(called: str = "") -> App:
+    """The command line, with every command unimported; the one called tells its own, longer help."""
     app = App(
         name="qkv",
         help="The workbench for transformers: build them, train them, look inside them, prove that they work.",
@@ -35,7 +40,7 @@ def make_app(chosen: str | None = None) -> App:
         default_parameter=Parameter(negative=()),
     )
     for name, (home, summary) in COMMANDS.items():
-        app.command(home, name=name, help=None if name == chosen else summary)
+        app.command(home, name=name, help=None if name == called else summary)
     return app
 
 
@@ -46,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _wrong_use(_unknown(arguments[0]))
     try:
-        result = make_app(arguments[0] if arguments else None)(arguments, exit_on_error=False, print_error=False)
+        result = make_app(arguments[0] if arguments else "")(arguments, exit_on_error=False, print_error=False)
     except KeyboardInterrupt:
         _say("interrupted")
         return 130

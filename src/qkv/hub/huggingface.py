@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from safetensors.torch import save_file
@@ -69,7 +70,10 @@ def save_hf(model: Model, target: str | Path) -> None:
 
 def left_out(model: Model) -> dict[str, Tensor]:
     """The tensors of the folder a model came from that are no part of it (a pooler, a head), by their name there."""
-    return tensors_of(model.files[LEFT_OUT]) if LEFT_OUT in model.files else {}
+    try:
+        return tensors_of(model.files[LEFT_OUT]) if LEFT_OUT in model.files else {}
+    except SafetensorError as error:
+        raise ValueError(f"{LEFT_OUT} is damaged: {error}") from None
 
 
 def _described_by(plain: dict[str, Any], source: Path) -> tuple[Family, Model, dict[str, Tensor]]:
@@ -146,7 +150,10 @@ def _sorted_out(
         if _matches(stem, family.left_out) and not (tied and name in family.tied):
             left[original] = tensor
             continue
-        wanted[name if prefixed or name.startswith(heads) else family.prefix + name] = tensor
+        name = name if prefixed or name.startswith(heads) else family.prefix + name
+        if name in wanted:
+            raise ValueError(f"{where} holds {name} twice, once under an older name")
+        wanted[name] = tensor
     if getattr(config, "tied", False):
         for name, others in family.tied.items():
             _join_copies(wanted, name, others, where)
@@ -189,12 +196,17 @@ def _ours(family: Family, model: Model, tensors: dict[str, Tensor], where: str) 
 
 
 def _fill(model: Model, state: dict[str, Tensor]) -> None:
-    """Put tensors in the place of a model's empty ones, all in the widest precision among them; ties stay ties."""
+    """Put copies of tensors (a file may change under a mapped one) in the place of a model's empty ones, all in the
+    widest precision among them; ties stay ties."""
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in state.values()})
-    parameters = {name: nn.Parameter(tensor.to(dtype).contiguous()) for name, tensor in state.items()}
+    parameters = {name: nn.Parameter(_copied(tensor, dtype)) for name, tensor in state.items()}
     first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     every = {name: parameters[first[id(tensor)]] for name, tensor in model.state_dict(keep_vars=True).items()}
     model.load_state_dict(every, assign=True)
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -48,8 +48,7 @@ def read_llama(switches: Switches) -> GPTConfig:
 
 def read_mistral(switches: Switches) -> GPTConfig:
     # a window left out is 4096 tokens, a window of null is none
-    window = switches.count("sliding_window", 4096) if "sliding_window" not in switches.plain else None
-    window = switches.maybe_count("sliding_window") if window is None else window
+    window = switches.maybe_count("sliding_window") if "sliding_window" in switches.plain else 4096
     kinds = switches.look("layer_types")
     if kinds is not None and set(kinds) != {"full_attention" if window is None else "sliding_attention"}:
         raise ValueError(f"{switches.where}: layers of different layer_types have no equal in qkv; got {kinds!r}")

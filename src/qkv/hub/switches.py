@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -79,7 +80,7 @@ class Switches:
     def number(self, name: str, default: float | None = None) -> float:
         """A number; the default is what the format means where it is left out."""
         value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"{self.where}: {name} should be a number; got {value!r}")
         return float(value)
 

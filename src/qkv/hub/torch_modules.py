@@ -6,10 +6,12 @@ The tables say which of PyTorch's names is which of ours.
 from functools import singledispatch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.layers import MultiHeadAttention
 from qkv.layers.block import Block, BlockConfig
+from qkv.layers.feed_forward import Activation
 from qkv.models import Encoder, EncoderConfig, Seq2Seq
 
 ENCODER_LAYER = {"norm1": "attention_norm", "norm2": "feed_forward_norm"}
@@ -69,7 +71,7 @@ def _(module: nn.TransformerEncoder) -> Encoder:
         hidden=block.hidden,
         activation=block.activation,
         order=block.order,
-        epsilon=block.epsilon,
+        epsilon=_epsilon(module),
         position="none",
         final_norm=module.norm is not None,
         dropout=block.dropout,
@@ -85,21 +87,25 @@ def _(module: nn.TransformerEncoder) -> Encoder:
 
 def fill_seq2seq(ours: Seq2Seq, theirs: nn.Transformer) -> None:
     """Copy the layers of torch.nn.Transformer, which has no token vectors of its own, into a Seq2Seq of its shape."""
-    for our_blocks, stack in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
-        if len(our_blocks) != len(stack.layers):
-            raise ValueError(f"a stack of {len(our_blocks)} layers cannot take the weights of {len(stack.layers)}")
-        for block, layer in zip(our_blocks, stack.layers, strict=True):
-            fill_block(block, layer)
-    _copy(ours.encoder_norm, theirs.encoder.norm)
-    _copy(ours.decoder_norm, theirs.decoder.norm)
+    _fill_stack(ours.encoder, ours.encoder_norm, theirs.encoder)
+    _fill_stack(ours.decoder, ours.decoder_norm, theirs.decoder)
 
 
 def fill_encoder(ours: Encoder, theirs: nn.TransformerEncoder) -> None:
     """Copy the layers of torch.nn.TransformerEncoder into an Encoder of its shape."""
-    for block, layer in zip(ours.blocks, theirs.layers, strict=True):
+    _fill_stack(ours.blocks, ours.norm, theirs)
+
+
+def _fill_stack(blocks: nn.ModuleList, norm: nn.Module, theirs: nn.Module) -> None:
+    assert isinstance(theirs, nn.TransformerEncoder | nn.TransformerDecoder)
+    if len(blocks) != len(theirs.layers):
+        raise ValueError(f"a stack of {len(blocks)} layers cannot take the weights of {len(theirs.layers)}")
+    if isinstance(norm, nn.Identity) != (theirs.norm is None):
+        raise ValueError("of the two stacks one ends in a norm and the other does not; final_norm= of the config says")
+    for block, layer in zip(blocks, theirs.layers, strict=True):
         fill_block(block, layer)
     if theirs.norm is not None:
-        _copy(ours.norm, theirs.norm)
+        _copy(norm, theirs.norm)
 
 
 def fill_block(ours: nn.Module, theirs: nn.Module) -> None:
@@ -129,21 +135,33 @@ def fill_attention(ours: MultiHeadAttention | None, theirs: nn.MultiheadAttentio
 
 
 def _block_config(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> BlockConfig:
-    activation = layer.activation
-    name = getattr(activation, "__name__", type(activation).__name__.lower())
-    if name not in ("relu", "gelu"):
-        raise ValueError(f"a layer with the activation {name!r} has no equal in qkv; 'relu' and 'gelu' have")
     return BlockConfig(
         width=layer.self_attn.embed_dim,
         heads=layer.self_attn.num_heads,
         hidden=layer.linear1.out_features,
-        activation="relu" if name == "relu" else "gelu",
+        activation=_activation(layer.activation),
         order="pre" if layer.norm_first else "post",
-        epsilon=layer.norm1.eps,
+        epsilon=_epsilon(layer),
         dropout=layer.dropout.p,
         bias=layer.linear1.bias is not None,
         cross=isinstance(layer, nn.TransformerDecoderLayer),
     )
+
+
+def _activation(theirs: object) -> Activation:
+    if theirs in (F.relu, torch.relu) or isinstance(theirs, nn.ReLU):
+        return "relu"
+    if theirs is F.gelu or isinstance(theirs, nn.GELU):
+        return "gelu-tanh" if getattr(theirs, "approximate", "none") == "tanh" else "gelu"
+    name = getattr(theirs, "__name__", type(theirs).__name__)
+    raise ValueError(f"a layer with the activation {name!r} has no equal in qkv; 'relu' and 'gelu' have")
+
+
+def _epsilon(theirs: nn.Module) -> float:
+    found = {norm.eps for norm in theirs.modules() if isinstance(norm, nn.LayerNorm)}
+    if len(found) > 1:
+        raise ValueError(f"all norms of a model have one epsilon in qkv; got {sorted(found)}")
+    return found.pop()
 
 
 def _like(ours, theirs: nn.Module, fill):

@@ -118,12 +118,18 @@ class MultiHeadAttention(nn.Module):
         self._check_input("x", x)
         if memory is not None:
             self._check_input("memory", memory)
+            if len(memory) != len(x):
+                raise ValueError(f"x and memory have one batch size; got {len(x)} and {len(memory)}")
         q = _projected(self.to_q, self.q_norm, x, self.heads)
         q, k, v, positions = self._meet(x, q, memory, present, positions, cache)
         mask = _combined(allowed, causal, present, x.shape[1], v.shape[-2])
         out, chosen = self._attend(q, k, v, mask, positions, cache, weights)
         out = self.to_out(merge_heads(out))
         return (out, chosen) if weights and chosen is not None else out
+
+    def new_cache(self) -> LayerCache:
+        """An empty cache for this layer, to be handed to calls that continue one another."""
+        return LayerCache()
 
     def _meet(
         self,
@@ -143,8 +149,10 @@ class MultiHeadAttention(nn.Module):
             k = _projected(self.to_k, self.k_norm, source, self.kv_heads)
             v = split_heads(self.to_v(source), self.kv_heads)
         cross = read or memory is not None
+        s = v.shape[-2] + (0 if cache is None or read else cache.length)
+        if present is not None:
+            _check_present(present, len(x), s)
         if positions is None:
-            s = v.shape[-2] + (0 if cache is None or read else cache.length)
             positions = Positions.counted(x.shape[1], s, present, x.device, cross=cross)
         if self.position is not None and q is not None and k is not None:
             rotation = positions.rotation(self.position, q.shape[-1], q.dtype)
@@ -201,6 +209,14 @@ def _projected(projection: nn.Module | None, norm: nn.Module | None, x: Tensor, 
         return None
     split = split_heads(projection(x), heads)
     return split if norm is None else norm(split)
+
+
+def _check_present(present: Tensor, b: int, s: int) -> None:
+    if present.dtype != torch.bool or present.ndim != 2 or len(present) not in (1, b) or present.shape[1] != s:
+        raise ValueError(
+            f"present is a boolean tensor (b, s) = ({b}, {s}), True where a key exists, those in the cache included; "
+            f"got {present.dtype} of shape {tuple(present.shape)}"
+        )
 
 
 def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:

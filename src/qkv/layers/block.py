@@ -94,6 +94,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         memory_cache: LayerCache | None = None,
     ) -> Float[Tensor, "b t c"]:
+        self._check_memory(memory, memory_cache)
         x = self._add(
             x,
             self.attention_norm,
@@ -103,6 +104,12 @@ class Block(nn.Module):
             attend = self.cross_attention
             x = self._add(x, self.cross_norm, lambda y: attend(y, memory, allowed=memory_allowed, cache=memory_cache))
         return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def _check_memory(self, memory: Tensor | None, held: LayerCache | None) -> None:
+        if self.cross_attention is None and memory is not None:
+            raise ValueError("this block attends to no memory, yet one was given; BlockConfig(cross=True) has one")
+        if self.cross_attention is not None and memory is None and not (held is not None and held.filled):
+            raise ValueError("this block attends to a memory; none was given, and memory_cache holds none")
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.order == "pre":

@@ -79,7 +79,8 @@ class LayerCache(Held):
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` tokens."""
-        if count and self.length:
+        count = min(count, self.length)
+        if count > 0:
             keep = slice(count, self.length)
             self._buffers = [None if buffer is None else buffer[..., keep, :].clone() for buffer in self._buffers]
             self.weights = None if self.weights is None else self.weights[..., count:]
@@ -139,7 +140,8 @@ class Cache(Held):
             keys = torch.arange(self.dropped, self.dropped + self.length, device=device)
         else:
             keys = (self.present.long().cumsum(-1) - 1 + self._dropped_present).clamp(min=0)
-        return Positions(keys[..., self.length - t :], keys)
+        asking = None if self.present is None else self.present[:, self.length - t :]
+        return Positions(keys[..., self.length - t :], keys, asking)
 
     def trim(self) -> None:
         """Forget what no later query can see."""
@@ -157,6 +159,7 @@ class Cache(Held):
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` tokens."""
+        count = min(count, self.length)
         if count <= 0:
             return
         if self.present is None:
@@ -195,7 +198,8 @@ def _extended(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
     if buffer.shape[0] != new.shape[0]:
         raise ValueError(f"the cache holds {buffer.shape[0]} rows; got {new.shape[0]}")
     needed = length + new.shape[-2]
-    if new.requires_grad or buffer.requires_grad:  # writing into a buffer would spoil the gradient
+    frozen = buffer.is_inference() and not torch.is_inference_mode_enabled()
+    if torch.is_grad_enabled() or buffer.requires_grad or frozen:  # writing into a buffer would spoil a gradient
         return torch.cat((buffer[..., :length, :], new), dim=-2)
     if needed > buffer.shape[-2] or length == 0:
         roomy = new.new_empty(*new.shape[:-2], max(2 * needed, 16), new.shape[-1])

@@ -3,6 +3,8 @@
 Axes: b batch · t tokens · c model width · p patch side.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -104,10 +106,14 @@ class PatchEmbedding(nn.Module):
         self.convolution = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
-        if images.shape[-1] % self.patch or images.shape[-2] % self.patch:
+        channels = self.convolution.in_channels
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise ValueError(f"pictures are (b, {channels}, height, width); got {tuple(images.shape)}")
+        height, width = images.shape[-2:]
+        if height % self.patch or width % self.patch:
             raise ValueError(
-                f"pictures of {images.shape[-2]}×{images.shape[-1]} do not cut into patches of {self.patch}×"
-                f"{self.patch}; patches that fit the width: {divisors(images.shape[-1])}"
+                f"pictures of {height}×{width} do not cut into patches of {self.patch}×{self.patch}; patches that "
+                f"fit: {divisors(math.gcd(height, width))}"
             )
         if not self.unfold:
             return self.convolution(images).flatten(2).transpose(1, 2)

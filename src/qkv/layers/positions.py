@@ -15,12 +15,14 @@ from qkv.ops.positions import DistanceBias, Relative, Rotation, count_positions,
 class Positions:
     """Where queries and keys stand: (t,) and (s,), or (b, t) and (b, s) where rows differ.
 
-    Tables made from them (the angles of a Rope) are computed once and shared by all layers.
+    asking: which queries exist (b, t), for scores that look back at the query before; None is all of them.
+    Tables made from positions (the angles of a Rope) are computed once and shared by all layers.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor | None = None) -> None:
+    def __init__(self, queries: Tensor, keys: Tensor | None = None, asking: Tensor | None = None) -> None:
         self.queries = queries
         self.keys = queries if keys is None else keys
+        self.asking = asking
         self._tables: dict[object, Rotation | None] = {}
 
     @classmethod
@@ -29,7 +31,9 @@ class Positions:
     ) -> "Positions":
         """The last t of s tokens ask, or t others (cross); keys are counted over those that are present."""
         keys = torch.arange(s, device=device) if present is None else count_positions(present)
-        return cls(torch.arange(t, device=device) if cross else keys[..., s - t :], keys)
+        if cross:
+            return cls(torch.arange(t, device=device), keys)
+        return cls(keys[..., s - t :], keys, None if present is None else present[:, s - t :])
 
     def rotation(self, scheme: Relative, head_width: int, dtype: torch.dtype) -> Rotation | None:
         """The scheme's table for the queries."""

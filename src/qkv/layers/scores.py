@@ -144,11 +144,18 @@ class LocationAwareScorer(AdditiveScorer):
         self.filters = nn.Parameter(torch.randn(shape) * score.kernel**-0.5)
         self.to_hidden = nn.Parameter(torch.randn(heads, score.filters, score.hidden) * score.filters**-0.5)
 
-    def features(self, last: Float[Tensor, "b h s"]) -> Float[Tensor, "b h s d"]:
-        """What the last weights look like around each key."""
+    def features(self, last: Float[Tensor, "b h s"], keys: Tensor) -> Float[Tensor, "b h s d"]:
+        """What the last weights look like around each key; neighbours are next in position, across holes."""
         heads, kernel = last.shape[1], self.filters.shape[-1]
-        seen = nn.functional.conv1d(last, self.filters, padding=kernel // 2, groups=heads)
-        return torch.einsum("bhfs,hfd->bhsd", seen.unflatten(1, (heads, -1)), self.to_hidden)
+        if last.shape[-1] == 0:  # a convolution takes no empty rows
+            return last.new_zeros(*last.shape, self.to_hidden.shape[-1])
+        order = (keys - keys[:, :1])[:, None].expand_as(last) if keys.ndim == 2 else None
+        if order is not None:
+            last = torch.zeros_like(last).scatter_add(-1, order, last)
+        seen = nn.functional.conv1d(last, self.filters, padding=kernel // 2, groups=heads).unflatten(1, (heads, -1))
+        if order is not None:
+            seen = seen.gather(-1, order[:, :, None].expand_as(seen))
+        return torch.einsum("bhfs,hfd->bhsd", seen, self.to_hidden)
 
     def forward(
         self,
@@ -166,12 +173,14 @@ class LocationAwareScorer(AdditiveScorer):
         steps = []
         for i in range(q.shape[-2]):
             rows = None if allowed is None else allowed if allowed.shape[-2] == 1 else allowed[..., i : i + 1, :]
-            scores = self.meet(q[..., i : i + 1, :], k + self.features(last))
+            scores = self.meet(q[..., i : i + 1, :], k + self.features(last, positions.keys))
             steps.append(soft_choice(scores, rows))
-            last = steps[-1].squeeze(-2)
+            now = steps[-1].squeeze(-2)
+            asks = None if positions.asking is None else positions.asking[:, None, i : i + 1]
+            last = now if asks is None else torch.where(asks, now, last)  # padding leaves no trace
         if cache is not None:
             cache.weights = last
-        return torch.cat(steps, dim=-2)
+        return torch.cat(steps, dim=-2) if steps else last[..., None, :][..., :0, :]
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,7 @@ class RandomSynthesizerScorer(Scorer):
 
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:
         _check_length("random", positions.keys, self.table.shape[-1])
+        _check_length("random", positions.queries, self.table.shape[-1])
         queries = positions.queries
         rows = self.table[:, queries]  # (h, t, length), or (h, b, t, length)
         rows = rows[None] if queries.ndim == 1 else rows.transpose(0, 1)
@@ -254,10 +264,10 @@ def _columns(scores: Float[Tensor, "b h t length"], keys: Tensor) -> Float[Tenso
     return scores.expand(keys.shape[0], -1, -1, -1).gather(-1, index)
 
 
-def _check_length(kind: str, keys: Tensor, length: int) -> None:
-    if keys.numel() and int(keys.max()) >= length:
+def _check_length(kind: str, positions: Tensor, length: int) -> None:
+    if positions.numel() and int(positions.max()) >= length:
         raise ValueError(
-            f"this {kind} synthesizer has scores for {length} positions; got a sequence of {int(keys.max()) + 1}"
+            f"this {kind} synthesizer has scores for {length} positions; got a sequence of {int(positions.max()) + 1}"
         )
 
 

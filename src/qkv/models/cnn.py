@@ -27,6 +27,10 @@ class CNNConfig:
         object.__setattr__(self, "widths", tuple(self.widths))
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"a kernel is an odd number, so that it has a centre; got {self.kernel}")
+        if min(self.channels, self.classes, *self.widths, 1) < 1:
+            raise ValueError(
+                f"channels, classes and widths are at least 1; got {self.channels}, {self.classes} and {self.widths}"
+            )
         if not self.widths or self.image < 2 ** len(self.widths):
             raise ValueError(
                 f"each stage halves the picture; {len(self.widths)} stages do not fit a picture of {self.image} pixels"
@@ -59,7 +63,7 @@ class CNN(Model):
         self.head = nn.Linear(before, config.classes)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
-        check_images(images, self.config.channels, self.config.image)
+        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
         return self.head(self.dropout(self.stages(images).mean((2, 3))))
 
 

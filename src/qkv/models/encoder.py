@@ -60,8 +60,15 @@ class EncoderConfig:
                 f"an encoder reads tokens (vocab=…) or vectors (features=…), one of the two; got "
                 f"vocab={self.vocab}, features={self.features}"
             )
+        if self.layers < 0 or (self.features is not None and self.features < 1):
+            raise ValueError(f"layers are 0 or more, features 1 or more; got {self.layers} and {self.features}")
         if self.chunk is None and self.left_chunks is not None:
             raise ValueError(f"left_chunks={self.left_chunks} means nothing without chunk=…")
+        if (self.chunk is not None and self.chunk < 1) or (self.left_chunks is not None and self.left_chunks < 0):
+            raise ValueError(
+                f"a chunk holds at least 1 token and left_chunks is 0 or more, or None for all; got "
+                f"chunk={self.chunk}, left_chunks={self.left_chunks}"
+            )
 
     @property
     def block(self) -> BlockConfig:
@@ -131,7 +138,11 @@ class Encoder(Model):
             raise ValueError("an encoder that sees everything cannot stream; give its config a chunk=…")
         if state is not None and state.closed:
             raise ValueError("this stream was closed by final=True; start a new one with state=None")
-        waiting = tokens if state is None or state.waiting is None else torch.cat((state.waiting, tokens), dim=1)
+        self._check(tokens)
+        before = None if state is None else state.waiting
+        if before is not None and len(before) != len(tokens):
+            raise ValueError(f"this stream has {len(before)} rows; got {len(tokens)}")
+        waiting = tokens if before is None else torch.cat((before, tokens), dim=1)
         whole = waiting.shape[1] if final else waiting.shape[1] // config.chunk * config.chunk
         cache = Cache() if state is None else state.cache.copy()
         hidden = self._run(waiting[:, :whole], None, cache)
@@ -143,10 +154,8 @@ class Encoder(Model):
         self, tokens: Tensor, present: Tensor | None, cache: Cache | None, segments: Tensor | None = None
     ) -> Tensor:
         config = self.config
-        if config.features is not None and (tokens.ndim != 3 or tokens.shape[-1] != config.features):
-            raise ValueError(
-                f"this encoder reads vectors of shape (batch, tokens, {config.features}); got {tuple(tokens.shape)}"
-            )
+        if config.vocab is None:  # a table of tokens checks them itself
+            self._check(tokens)
         x = self.tokens(tokens)
         positions, allowed = chunked_context(x, present, cache, config.chunk, config.left_chunks)
         x = self.place(x, positions, segments)
@@ -154,6 +163,19 @@ class Encoder(Model):
             held = None if cache is None else cache.layer(index)
             x = block(x, allowed=allowed, positions=positions, cache=held)
         return self.norm(x)
+
+    def _check(self, tokens: Tensor) -> None:
+        if isinstance(self.tokens, TokenEmbedding):
+            self.tokens.check(tokens)
+            return
+        if tokens.ndim != 3 or tokens.shape[-1] != self.config.features:
+            raise ValueError(
+                f"this encoder reads vectors of shape (batch, tokens, {self.config.features}); got "
+                f"{tuple(tokens.shape)}"
+            )
+        dtype = self.tokens.weight.dtype
+        if tokens.dtype != dtype and not torch.is_autocast_enabled(tokens.device.type):
+            raise ValueError(f"this encoder reads vectors of {dtype}; got {tokens.dtype}")
 
 
 @dataclass(frozen=True)

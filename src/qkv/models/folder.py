@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -56,14 +56,14 @@ def load(source: str | Path, known: dict[str, type[Model]]) -> Model:
     source = Path(source)
     described = read_config(source)
     name = described.get("model")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{source / CONFIG} names the model {name!r}; known are {', '.join(sorted(known))}")
     kind = known[name]
     model = kind(from_plain(kind.config_class, described.get("config"), str(source / CONFIG)))
     tensors = read_tensors(source / WEIGHTS)
+    _fill(model, tensors, source / WEIGHTS)  # which says more of what is wrong than a checksum can
     if described.get("sha256") not in (None, _digest(source / WEIGHTS)):
         raise ValueError(f"{source / WEIGHTS} is not what was saved: its SHA-256 differs from the one in {CONFIG}")
-    _fill(model, tensors, source / WEIGHTS)
     model.files = read_files(source)
     return model.eval()
 
@@ -101,17 +101,33 @@ def from_plain(kind: type, plain: Any, where: str) -> Any:
     values = {name: value for name, value in plain.items() if name != "kind"}
     if unknown := sorted(set(values) - set(fields)):
         raise ValueError(f"{where}: {kind.__name__} has no field {unknown[0]!r}; it has {', '.join(fields)}")
+    hints = get_type_hints(kind)
     for name, value in values.items():
         if isinstance(value, dict):
-            if value.get("kind") not in KINDS:
-                raise ValueError(f"{where}: {name} is of kind {value.get('kind')!r}; known are {', '.join(KINDS)}")
-            values[name] = from_plain(KINDS[value["kind"]], value, where)
+            part = value.get("kind")
+            if not isinstance(part, str) or part not in KINDS:
+                raise ValueError(f"{where}: {name} is of kind {part!r}; known are {', '.join(KINDS)}")
+            value = from_plain(KINDS[part], value, where)
         elif isinstance(value, list):
-            values[name] = tuple(value)
+            value = tuple(value)
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{where}: {name} of {kind.__name__} cannot be {plain[name]!r}")
+        values[name] = value
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{where}: {kind.__name__} {str(error).split('__init__() ')[-1]}") from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of the type that a field asks for."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if options := get_args(hint):
+        return any(_fits(value, option) for option in options)
+    return isinstance(value, int | float if hint is float else hint) and (hint is bool) == isinstance(value, bool)
 
 
 def read_config(source: Path) -> dict[str, Any]:

@@ -24,8 +24,11 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", tuple(self.widths))
-        if any(width < 1 for width in self.widths):
-            raise ValueError(f"widths are at least 1; got {self.widths}")
+        if min(self.image, self.channels, self.classes, *self.widths) < 1:
+            raise ValueError(
+                f"image, channels, classes and widths are at least 1; got {self.image}, {self.channels}, "
+                f"{self.classes} and {self.widths}"
+            )
 
 
 class MLP(Model):
@@ -49,5 +52,5 @@ class MLP(Model):
         self.head = nn.Linear(before, config.classes)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
-        check_images(images, self.config.channels, self.config.image)
+        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
         return self.head(self.layers(images))

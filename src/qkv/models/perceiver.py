@@ -124,6 +124,10 @@ class Perceiver(LanguageModel, Model):
         x = self.place(x, positions)
         latents = self.latents.expand(len(x), -1, -1)
         where = positions.queries
+        if where.numel() and int(where.max()) >= self.config.length:
+            raise ValueError(
+                f"this model has latents for {self.config.length} positions; got a sequence of {int(where.max()) + 1}"
+            )
         reads = masks.band_over_positions(self.places, where, right=0)  # a latent reads tokens up to its place
         if present is not None:
             reads = reads & masks.present(present)

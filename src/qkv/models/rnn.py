@@ -4,7 +4,7 @@ Axes: b batch · t tokens · c hidden width.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -59,7 +59,7 @@ class Recurrent(nn.Module):
         else:
             out, end = self._skipping(x, present, start)
         if cache is not None:
-            cache.state = end if isinstance(end, tuple) else (end,)
+            cache.state = tuple(end) if isinstance(end, tuple) else (end,)
         return out
 
     def _skipping(self, x: Tensor, present: Tensor, start):
@@ -74,7 +74,7 @@ class Recurrent(nn.Module):
         return out.masked_fill(~present[..., None], 0.0), _kept(start, end, ~present.any(1))
 
 
-def _kept(start, end, empty: Tensor):
+def _kept(start: Any, end: Any, empty: Tensor) -> Any:
     """The state at the end; that of the start in rows where nothing was read."""
     if isinstance(end, tuple):
         starts = (None,) * len(end) if start is None else start

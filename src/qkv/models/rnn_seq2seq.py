@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Additive, LayerCache, MultiHeadAttention, Score
+from qkv.layers import Additive, Dot, LayerCache, LocationAware, MultiHeadAttention, Positions, Score
 from qkv.layers.cache import Held, undone_on_failure
 from qkv.layers.context import checked_present
 from qkv.layers.embeddings import TokenEmbedding
@@ -37,6 +37,8 @@ class RNNSeq2SeqConfig:
     def __post_init__(self) -> None:
         if self.hidden % 2:
             raise ValueError(f"half of hidden reads forwards, half backwards, so it is even; got {self.hidden}")
+        if not isinstance(self.score, Additive | LocationAware | Dot):
+            raise ValueError(f"a source is met by Additive, LocationAware or Dot; got {type(self.score).__name__}")
 
 
 class RNNSeq2SeqCache(RNNCache):
@@ -105,11 +107,13 @@ class RNNSeq2Seq(Translator, Model):
     ) -> Float[Tensor, "b t vocab"]:
         """Logits of each next token, given the target so far and the source as it was read."""
         x = self.dropout(self.target_tokens(target))
+        present, memory_present = checked_present(present, x), checked_present(memory_present, memory)
+        positions = Positions.counted(x.shape[1], memory.shape[1], memory_present, x.device, cross=True)
+        positions.asking = present
         held = None if cache is None else cache.memory
-        visible = checked_present(memory_present, memory)
         with undone_on_failure(cache):
-            states = self.decoder(x, checked_present(present, x), cache)
-            found = self.attention(states, memory, present=visible, cache=held)
+            states = self.decoder(x, present, cache)
+            found = self.attention(states, memory, present=memory_present, positions=positions, cache=held)
         mixed = torch.tanh(self.mix(torch.cat((states, found), dim=-1)))
         return self.head(self.dropout(mixed))
 

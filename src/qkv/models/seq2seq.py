@@ -57,6 +57,8 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=True))
+        if min(self.encoder_layers, self.decoder_layers) < 0:
+            raise ValueError(f"layers are 0 or more; got {self.encoder_layers} and {self.decoder_layers}")
         if self.tied and self.target_vocab not in (None, self.vocab):
             raise ValueError(
                 f"source and target share one table only if they share a vocabulary; got vocab={self.vocab} and "

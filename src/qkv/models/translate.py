@@ -59,8 +59,8 @@ class Translator(nn.Module):
         beams: 1 takes the likeliest token each time (or draws one, at a temperature above 0); more search.
         cached: False computes every step from scratch, with the same result.
         """
-        if count < 1:
-            raise ValueError(f"count is a number of tokens, at least 1; got {count}")
+        if count < 1 or beams < 1:
+            raise ValueError(f"count and beams are at least 1; got {count} and {beams}")
         if self.limit is not None and count > self.limit:
             raise ValueError(f"this model knows {self.limit} positions; {count} target tokens are too many")
         was_training = self.training
@@ -71,7 +71,7 @@ class Translator(nn.Module):
             if beams > 1:
                 step = self._beam_step(memory, present, beams, cached)
                 found = beam_search(step, first, beams=beams, count=count, stop=stop, length_penalty=length_penalty)
-                return _padded([row[0][1] for row in found], stop, source.device)
+                return _padded([row[0][1] for row in found], count, stop, source.device)
             return self._write(memory, present, first, count, stop, temperature, cached, generator)
         finally:
             self.train(was_training)
@@ -119,7 +119,8 @@ class Translator(nn.Module):
         return step
 
 
-def _padded(sentences: list[list[int]], stop: int, device: torch.device) -> Tensor:
-    longest = max(len(sentence) for sentence in sentences) + 1
+def _padded(sentences: list[list[int]], count: int, stop: int, device: torch.device) -> Tensor:
+    """One row for each sentence, ended by `stop` where it ended before `count` tokens."""
+    longest = min(max(len(sentence) for sentence in sentences) + 1, count)
     rows = [sentence + [stop] * (longest - len(sentence)) for sentence in sentences]
     return torch.tensor(rows, device=device)

@@ -52,7 +52,7 @@ class ViTConfig:
     unfold: bool = False
 
     def __post_init__(self) -> None:
-        if self.patch < 1 or self.image % self.patch:
+        if self.patch < 1 or self.image < 1 or self.image % self.patch:
             raise ValueError(
                 f"pictures of {self.image} pixels do not cut into patches of {self.patch}; patches that fit: "
                 f"{divisors(self.image)}"
@@ -61,8 +61,8 @@ class ViTConfig:
             raise ValueError(f"a ViT reads its classes from 'class' or 'mean'; got head={self.head!r}")
         if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
             raise ValueError(f"a ViT's positions are learned, learned-2d, sinusoidal or none; got {self.position!r}")
-        if self.classes < 0:
-            raise ValueError(f"classes are 0 (no head) or more; got {self.classes}")
+        if self.classes < 0 or self.layers < 0:
+            raise ValueError(f"classes are 0 (no head) or more, layers too; got {self.classes} and {self.layers}")
 
     @property
     def patches(self) -> int:
@@ -117,7 +117,7 @@ class ViT(Model):
 
     def hidden(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
         """The class token, if there is one, and the patches, after the last block."""
-        check_images(images, self.config.channels, self.config.image)
+        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
         x = self.patches(images)
         if isinstance(self.positions, LearnedPositions2D):
             x = x + self.positions()  # rows and columns place the patches; the class token has no place

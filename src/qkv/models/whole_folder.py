@@ -14,7 +14,7 @@ def whole_folder(target: str | Path, own: Collection[str]) -> Iterator[Path]:
 
     own: the files that such a folder may hold; a target with any other is refused, so that nothing is lost.
     """
-    target = Path(target)
+    target = Path(target).resolve()  # behind a link the folder is replaced, not the link
     _refuse_others(target, own)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

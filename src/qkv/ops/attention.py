@@ -7,7 +7,7 @@ lazy mask or a lazy bias the fused path takes the queries in blocks, so that mem
 t·s, and keys beyond a block's reach cost nothing.
 """
 
-from typing import Literal, Protocol, overload, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -206,9 +206,12 @@ def _kernel(
     if added is not None:  # the kernel takes a mask of two axes or of four, with as many keys as there are
         added = added.reshape(*[1] * (4 - added.ndim), *added.shape)
         added = added.expand(*added.shape[:2], q.shape[-2], k.shape[-2])
+    d, e = q.shape[-1], v.shape[-1]
+    if d != e:  # the fused kernels know one width; zeros add nothing to a score, and are cut off the output again
+        q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, added, dropout, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    )[..., :e]
     return out if nothing is None else out.masked_fill(nothing, 0.0)
 
 
@@ -223,7 +226,7 @@ def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | N
     return part if part.shape[-1] == 1 else part[..., columns.start : columns.stop]
 
 
-def _lift(x, axes: int):
+def _lift(x: Any, axes: int) -> Any:
     """Give a tensor of `axes` axes the missing ones of (b, h, t, d); lazy masks and biases know no axes."""
     if isinstance(x, Both):
         return Both(tuple(_lift(part, axes) for part in x.parts))

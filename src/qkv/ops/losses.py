@@ -27,16 +27,15 @@ def token_loss(
     >>> round(token_loss(torch.zeros(1, 3, 8), torch.zeros(1, 3, dtype=torch.long)).item(), 3)
     2.079
     """
-    check_targets(logits, targets)
+    check_target_shape(logits, targets)
     if scored is None:
         logits, targets = logits.flatten(0, 1), targets.flatten()
     elif scored.shape == targets.shape:
-        logits, targets = (
-            logits[scored],
-            targets[scored],
-        )  # what is not scored cannot enter, not even as 0·NaN
+        # what is not scored cannot enter, not even as 0·NaN or as a target of −100
+        logits, targets = logits[scored], targets[scored]
     else:
         raise ValueError(f"scored says which targets count; got {tuple(scored.shape)} for {tuple(targets.shape)}")
+    check_target_range(logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
     return total / (max(targets.numel(), 1) if count is None else count)
@@ -69,25 +68,32 @@ def class_loss(logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: floa
     >>> round(class_loss(torch.zeros(2, 10), torch.tensor([3, 7])).item(), 3)
     2.303
     """
-    if targets.ndim == 2:
-        if targets.shape != logits.shape:
-            raise ValueError(
-                f"shares of classes have the logits' shape {tuple(logits.shape)}; got {tuple(targets.shape)}"
-            )
-    else:
-        check_targets(logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if targets.ndim != 2:
+        check_target_shape(logits, targets)
+        check_target_range(logits, targets)
+    elif targets.shape != logits.shape or not targets.is_floating_point():
+        raise ValueError(
+            f"shares of classes are floating and have the logits' shape {tuple(logits.shape)}; got {targets.dtype} of "
+            f"{tuple(targets.shape)}"
+        )
+    else:
+        targets = targets.to(logits.dtype)
     return F.cross_entropy(logits, targets, label_smoothing=smoothing)
 
 
-def check_targets(logits: Tensor, targets: Tensor) -> None:
-    """Raise a ValueError unless there is a target for each row of logits and each is within the vocabulary."""
+def check_target_shape(logits: Tensor, targets: Tensor) -> None:
+    """Raise a ValueError unless there is a whole number for each row of logits."""
     if targets.is_floating_point() or targets.dtype == torch.bool:
         raise ValueError(f"targets are whole numbers; got {targets.dtype}")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {tuple(logits.shape)} want targets {tuple(logits.shape[:-1])}; got {tuple(targets.shape)}"
         )
+
+
+def check_target_range(logits: Tensor, targets: Tensor) -> None:
+    """Raise a ValueError unless each target is within the vocabulary."""
     if targets.numel() and not 0 <= targets.min() <= targets.max() < logits.shape[-1]:
         raise ValueError(
             f"targets are from 0 to {logits.shape[-1] - 1}; got from {targets.min().item()} to {targets.max().item()}. "

@@ -234,8 +234,8 @@ class Both(Mask):
     def of(*masks: Mask) -> Both:
         parts = tuple(part for mask in masks for part in (mask.parts if isinstance(mask, Both) else (mask,)))
         for axis, what in enumerate(("queries", "keys")):
-            sizes = {size for part in parts if (size := part.shape[axis]) is not None}
-            sizes -= {part.shape[axis] for part in parts if isinstance(part, Dense)} & {1}  # which stands for all
+            named = [part.shape[axis] for part in parts if not (isinstance(part, Dense) and part.shape[axis] == 1)]
+            sizes = {size for size in named if size is not None}
             if len(sizes) > 1:
                 raise ValueError(f"masks for different numbers of {what} do not combine: {sorted(sizes)}")
         return Both(parts)
@@ -259,7 +259,7 @@ class Both(Mask):
         return allowed
 
     def reach(self, rows: range) -> range:
-        spans = [part.reach(rows) for part in self.parts if part.shape[1] != 1]
+        spans = [part.reach(rows) for part in self.parts if part.shape[1] == self.shape[1]]
         start, stop = max(span.start for span in spans), min(span.stop for span in spans)
         return range(start, max(start, stop))
 

@@ -110,7 +110,8 @@ class Alibi(Relative):
     """
 
     def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0) -> DistanceBias:
-        slopes = alibi_slopes(q.shape[1]).to(q)[:, None, None]
+        exact = torch.promote_types(q.dtype, torch.float32)  # bfloat16 cannot count beyond 256
+        slopes = alibi_slopes(q.shape[1]).to(q.device, exact)[:, None, None]
         return DistanceBias(lambda distance, _: slopes * -distance.abs().unsqueeze(-3), queries, keys)
 
 

@@ -65,7 +65,10 @@ class Rope(Relative):
         """Turn x by its positions: (t,) or (b, t); counted from `offset` if not given."""
         if positions is None:
             positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
-        return self.turn(x, self.rotation(positions, x.shape[-1], x.dtype))
+        rotation = self.rotation(positions, x.shape[-1], x.dtype)
+        if positions.ndim == 2 and x.ndim == 3:  # x has no heads
+            rotation = Rotation(rotation.cos.squeeze(-3), rotation.sin.squeeze(-3))
+        return self.turn(x, rotation)
 
     def build(self, heads: int, head_width: int) -> "Rope":
         self.turned(head_width)

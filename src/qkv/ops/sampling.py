@@ -75,6 +75,8 @@ def keep_top_p(logits: Float[Tensor, "b v"], p: float) -> Float[Tensor, "b v"]:
     """The smallest set of likeliest tokens whose probabilities reach p; −∞ elsewhere."""
     if not 0 < p <= 1:
         raise ValueError(f"top_p is a share of the probability, above 0 and up to 1; got {p}")
+    if p == 1:
+        return logits  # sums of rounded probabilities reach 1 before the last token
     ordered, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     beyond = (before >= p).scatter(-1, order, before >= p)

@@ -19,8 +19,8 @@ def soft_choice(
     if allowed is None:
         return scores.softmax(-1)
     nothing = ~allowed.any(-1, keepdim=True)
-    # A row without any key is let through whole and emptied afterwards: a softmax over −∞ alone is NaN.
-    weights = scores.masked_fill(~(allowed | nothing), float("-inf")).softmax(-1)
+    # A row without any key is levelled and emptied afterwards: a softmax over −∞ alone is NaN.
+    weights = scores.masked_fill(~allowed, float("-inf")).masked_fill(nothing, 0.0).softmax(-1)
     return weights.masked_fill(nothing, 0.0)
 
 

@@ -1,0 +1,94 @@
+"""Unequal lengths and grouped heads: where a causal mask stands, and who shares whose keys; equality with the formula.
+
+Axes: b batch · h heads · g key heads · t queries · s keys · d head width.
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.check.contract import Contract
+from qkv.check.finding import Finding
+from qkv.check.functions import HEADS, WIDTH
+from qkv.check.subject import Subject
+
+
+def check_layout(subject: Subject, contract: Contract) -> list[Finding]:
+    if subject.attend is None:
+        return []
+    return [_alignment(subject, contract), _grouped(subject, contract), _formula(subject, contract)]
+
+
+def _alignment(subject: Subject, contract: Contract) -> Finding:
+    """With more keys than queries: which keys the first query sees."""
+    if subject.attend is None or subject.flag is None:
+        return Finding("alignment", "n/a", None, "it has no causal flag of its own")
+    q, k, v = _draw(3), _draw(6), _draw(6)
+    try:
+        before = subject.attend(q, k, v, causal=True)
+        seen = []
+        for key in range(6):
+            other = v.clone()
+            other[:, :, key] += 1.0
+            moved = (subject.attend(q, k, other, causal=True) - before).abs().amax((0, 1, 3))
+            seen.append(moved > 1e-9)
+    except Exception as error:
+        return Finding("alignment", "n/a", None, f"unequal lengths are refused: {type(error).__name__}")
+    felt = torch.stack(seen, dim=1)
+    ones = torch.ones(3, 6, dtype=torch.bool)
+    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
+    found = next((name for name, pattern in patterns.items() if torch.equal(felt, pattern)), "irregular")
+    evidence = f"3 queries on 6 keys: {found} (the first query sees {int(felt[0].sum())} keys)"
+    if contract.alignment is None:
+        return Finding("alignment", "described", None, evidence)
+    if found == contract.alignment:
+        return Finding("alignment", "pass", 0.0, evidence)
+    hint = "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)"
+    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint)
+
+
+def _grouped(subject: Subject, contract: Contract) -> Finding:
+    """With half as many heads of keys: which heads of queries a head of keys, and of values, serves."""
+    assert subject.attend is not None
+    q, k, v = _draw(5), _draw(5, HEADS // 2), _draw(5, HEADS // 2)
+    try:
+        before = subject.attend(q, k, v)
+        served = []
+        for place in (1, 2):
+            parts = [q, k.clone(), v.clone()]
+            parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
+            served.append(((subject.attend(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
+    except Exception:
+        return Finding("grouped heads", "n/a", None, "fewer heads of keys than of queries are refused")
+    layouts = {"repeated": [True, True, False, False], "tiled": [True, False, True, False]}
+    names = [next((name for name, heads in layouts.items() if heads == seen), "irregular") for seen in served]
+    if names[0] != names[1] and "irregular" not in names:
+        hint = "keys and values must be shared alike"
+        evidence = f"keys are {names[0]}, values are {names[1]}"
+        return Finding("grouped heads", "fail", 1.0, evidence, hint)
+    evidence = f"each head of keys serves queries' heads {[h for h, on in enumerate(served[0]) if on]}, …: {names[0]}"
+    if contract.grouped is None:
+        return Finding("grouped heads", "described", None, evidence)
+    if names[0] == contract.grouped:
+        return Finding("grouped heads", "pass", 0.0, evidence)
+    hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
+    return Finding("grouped heads", "fail", 1.0, f"{evidence}; promised {contract.grouped}", hint[contract.grouped])
+
+
+def _formula(subject: Subject, contract: Contract) -> Finding:
+    """Where scale and softmax are promised, the output is known: it must equal the written formula."""
+    assert subject.attend is not None
+    if contract.scale is None or contract.softmax is None:
+        return Finding("formula", "n/a", None, "scale and softmax are not both promised")
+    scale = WIDTH**-0.5 if contract.scale == "head" else float(contract.scale)
+    q, k, v = _draw(6, seed=1), _draw(6, seed=2), _draw(6, seed=3)
+    expected = (scale * q @ k.mT).softmax(-1) @ v
+    score = float((subject.attend(q, k, v) - expected).abs().max() / expected.abs().max())
+    evidence = f"differs from softmax(q·kᵀ·{scale:.4g}) v by {score:.2g}"
+    if score <= 1e-9:
+        return Finding("formula", "pass", score, evidence)
+    return Finding("formula", "fail", score, evidence)
+
+
+def _draw(length: int, heads: int = HEADS, *, seed: int = 18) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + length)
+    return torch.randn(2, heads, length, WIDTH, generator=generator, dtype=torch.float64)

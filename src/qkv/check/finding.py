@@ -1,0 +1,47 @@
+"""What a check says: data, for the terminal, the page, JSON and pytest alike."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from qkv.check.contract import Contract
+
+Verdict = Literal["pass", "fail", "warn", "inconclusive", "described", "n/a"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property, judged or described.
+
+    score: the forbidden effect divided by the effect of an allowed change, or an error divided by what it may be.
+    evidence: what was done and what was seen, in numbers. hint: what the mistake probably is, and the usual fix.
+    """
+
+    check: str
+    verdict: Verdict
+    score: float | None
+    evidence: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found about one implementation."""
+
+    target: str
+    how: str
+    kind: str
+    contract: Contract
+    findings: tuple[Finding, ...]
+    influence: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(finding.verdict != "fail" for finding in self.findings)
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.verdict == "fail")
+
+    def as_dict(self) -> dict[str, object]:
+        return {"ok": self.ok, **asdict(self)}

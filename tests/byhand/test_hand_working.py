@@ -1,0 +1,223 @@
+"""Exact attention against FACTS written down elsewhere, a plain triple loop, and the library in float64."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.byhand import EXAMPLES, example, work, work_problem
+from qkv.ops.attention import attention
+
+
+def plain_attention(q, k, v, beta, allowed=None):
+    """Attention by loops over Python floats."""
+    out = []
+    for i, query in enumerate(q):
+        powers = []
+        for j, key in enumerate(k):
+            score = 0.0
+            for a, b in zip(query, key, strict=True):
+                score += float(a) * float(b)
+            powers.append(math.exp(beta * score) if allowed is None or allowed[i][j] else 0.0)
+        total = sum(powers) or 1.0
+        out.append([sum(p / total * float(row[c]) for p, row in zip(powers, v, strict=True)) for c in range(len(v[0]))])
+    return out
+
+
+def close(left, right, tolerance=1e-12):
+    return all(
+        abs(a - b) <= tolerance for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_three_tokens_gives_every_number_of_the_textbook():
+    worked = work_problem(example("three-tokens"))
+    assert worked.queries.exact == [["1", "3"], ["-1", "1"], ["5/2", "-2"]]
+    assert worked.keys.exact == [["3", "-1/2"], ["2", "-3/2"], ["-5/2", "7/2"]]
+    assert worked.values.exact == [["5/2", "-3/2"], ["-1", "3"], ["-2", "-3"]]
+    assert worked.scores.exact == [["3/2", "-5/2", "8"], ["-7/2", "-7/2", "6"], ["17/2", "8", "-53/4"]]
+    assert worked.scaled.exact[0] == ["3√2/4", "-5√2/4", "4√2"]
+    scaled = [(-1.9545, -2.9815), (-1.9934, -2.9910), (1.0562, 0.3563)]
+    unscaled = [(-1.9932, -2.9976), (-1.9996, -2.9994), (1.1786, 0.1989)]
+    assert [tuple(round(number, 4) for number in row) for row in worked.output.decimal] == scaled
+    assert worked.unscaled is not None
+    assert [tuple(round(number, 4) for number in row) for row in worked.unscaled.decimal] == unscaled
+
+
+def test_no_token_of_the_three_attends_mainly_to_itself():
+    weights = work_problem(example("three-tokens", beta="1")).weights
+    own = [weights.decimal[i][i] for i in range(3)]
+    assert [f"{number:.1e}" for number in own] == ["1.5e-03", "7.5e-05", "2.2e-10"]
+    assert weights.exact[0][0] == "e^(3/2)/(e^(3/2)+e^(-5/2)+e^8)"
+
+
+def test_the_weights_are_ratios_of_exponentials_as_floats_have_them():
+    scores = [1.5, -2.5, 8.0]
+    expected = [math.exp(score) / math.fsum(map(math.exp, scores)) for score in scores]
+    assert close([work_problem(example("three-tokens", beta="1")).weights.decimal[0]], [expected], 1e-15)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_each_example_agrees_with_float64_in_both_conventions(name, convention):
+    worked = work_problem(example(name, convention=convention))
+    assert worked.agreement.agrees
+    assert worked.agreement.difference <= 1e-12
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_column_convention_gives_the_same_numbers_turned(name):
+    rows, columns = (work_problem(example(name, convention=convention)) for convention in ("rows", "columns"))
+    for step in ("queries", "keys", "values", "scores", "scaled", "weights", "output"):
+        assert [list(row) for row in zip(*getattr(rows, step).exact, strict=True)] == getattr(columns, step).exact
+
+
+def test_columns_of_weights_sum_to_one_in_the_column_convention():
+    weights = work_problem(example("three-tokens", convention="columns")).weights.decimal
+    assert [sum(column) for column in zip(*weights, strict=True)] == pytest.approx([1, 1, 1])
+
+
+def test_a_sharp_query_copies_and_a_balanced_one_averages():
+    assert work_problem(example("copy")).output.decimal[0] == pytest.approx([5, -3], abs=1e-3)
+    assert work_problem(example("average")).output.decimal[0] == pytest.approx([2, 1], abs=1e-9)
+    assert work(q="0 0", k="1 2; 3 4; 5 6", v="1; 2; 4").output.exact == [["7/3"]]
+
+
+def test_the_first_token_of_a_causal_example_copies_itself_exactly():
+    worked = work_problem(example("causal"))
+    assert worked.weights.exact[0] == ["1", "0", "0"]
+    assert worked.output.exact[0] == ["1", "0"]
+
+
+def test_a_query_that_may_attend_to_nothing_gets_weights_and_output_of_zero():
+    worked = work("1 2; 3 4", mask="0 0; 1 1")
+    assert worked.weights.exact[0] == ["0", "0"]
+    assert worked.output.exact[0] == ["0", "0"]
+    assert worked.agreement.difference <= 1e-12
+
+
+def test_fewer_queries_than_keys_see_the_prefix_when_causal():
+    worked = work(q="1; 1", k="1; 2; 3", v="1; 10; 100", causal=True)
+    assert [[number > 0 for number in row] for row in worked.weights.decimal] == [[True, True, False], [True] * 3]
+
+
+def test_two_heads_are_two_attentions_side_by_side_mixed_by_the_last_matrix():
+    q, k, v = [[1, 2, 0, 1], [0, 1, 1, 1]], [[1, 0, 2, 1], [1, 1, 0, 1]], [[1, 2, 3, 4], [5, 6, 7, 8]]
+    wo = [[1, 0], [0, 1], [1, 1], [2, -1]]
+    worked = work(q=q, k=k, v=v, wo=wo, heads=2)
+    parts = []
+    for h in (0, 2):
+        one, two, three = ([row[h : h + 2] for row in matrix] for matrix in (q, k, v))
+        parts.append(plain_attention(one, two, three, 2**-0.5))
+    joined = [one + two for one, two in zip(*parts, strict=True)]
+    mixed = [[sum(a * wo[c][d] for c, a in enumerate(row)) for d in range(2)] for row in joined]
+    assert close(worked.output.decimal, mixed)
+    assert (len(worked.scores.exact), len(worked.scores.exact[0])) == (4, 2)  # the heads one after another
+
+
+@pytest.mark.parametrize(
+    ("beta", "value"), [("1/sqrt(2)", 2**-0.5), ("1", 1), ("0.25", 0.25), ("1/3", 1 / 3), ("0", 0)]
+)
+def test_beta_is_read_as_fraction_decimal_or_root(beta, value):
+    q, k, v = [[1, 2]], [[1, 0], [0, 1]], [[1], [3]]
+    assert close(work(q=q, k=k, v=v, beta=beta).output.decimal, plain_attention(q, k, v, value))
+
+
+def test_sinusoidal_positions_are_added_to_the_inputs():
+    worked = work("1 0 2 1; 0 1 1 1; 1 1 0 0", positions="sinusoidal")
+    x = [[1, 0, 2, 1], [0, 1, 1, 1], [1, 1, 0, 0]]
+    waves = [[f(p / 10000 ** (2 * i / 4)) for i in range(2) for f in (math.sin, math.cos)] for p in range(3)]
+    inputs = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(x, waves, strict=True)]
+    assert close(worked.queries.decimal, inputs)
+    assert close(worked.output.decimal, plain_attention(inputs, inputs, inputs, 0.5))
+    assert worked.queries.exact[1][:2] == ["sin(1)", "1+cos(1)"]
+
+
+def test_given_positions_are_added_as_they_are():
+    with_positions = work("1 0; 0 1", positions="0 1/2; 1 0")
+    assert with_positions.queries.exact == [["1", "1/2"], ["1", "1"]]
+    assert with_positions.output.exact == work("1 1/2; 1 1").output.exact
+
+
+def test_the_same_fields_are_in_the_dictionary():
+    worked = work_problem(example("two-heads"))
+    content = worked.as_dict()
+    for step in ("queries", "keys", "values", "scores", "scaled", "weights", "output"):
+        assert content[step] == {"exact": getattr(worked, step).exact, "decimal": getattr(worked, step).decimal}
+
+
+def test_large_numbers_are_worked_and_what_float64_cannot_do_is_allowed_for():
+    worked = work(q="1000 -1000", k="1000 999; 999 1000", v="1; 2", beta="1")
+    assert worked.agreement.agrees
+    assert worked.weights.decimal[0][0] == pytest.approx(1.0)
+
+
+small = st.fractions(min_value=-2, max_value=2, max_denominator=4)
+
+
+@st.composite
+def problems(draw):
+    heads = draw(st.integers(1, 2))
+    t, s, d, e, c = (draw(st.integers(1, 3)) for _ in range(5))
+
+    def matrix(rows, columns):
+        return [[draw(small) for _ in range(columns)] for _ in range(rows)]
+
+    settings = {"heads": heads, "causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        s = t
+        settings |= {
+            "x": matrix(t, c),
+            "wq": matrix(c, heads * d),
+            "wk": matrix(c, heads * d),
+            "wv": matrix(c, heads * e),
+        }
+    else:
+        settings |= {"q": matrix(t, heads * d), "k": matrix(s, heads * d), "v": matrix(s, heads * e)}
+    if draw(st.booleans()):
+        settings["wo"] = matrix(heads * e, 2)
+    if draw(st.booleans()):
+        settings["mask"] = [[draw(st.integers(0, 1)) for _ in range(s)] for _ in range(t)]
+    if draw(st.booleans()):
+        settings["beta"] = draw(small)
+    return settings
+
+
+def float64_attention(x=None, wq=None, wk=None, wv=None, q=None, k=None, v=None, wo=None, heads=1, **rest):
+    """The library's attention, called here anew."""
+
+    def tensor(rows):
+        return torch.tensor([[float(cell) for cell in row] for row in rows], dtype=torch.float64)
+
+    if x is not None:
+        q, k, v = (tensor(x) @ tensor(w) for w in (wq, wk, wv))
+    else:
+        q, k, v = (tensor(m) for m in (q, k, v))
+    beta = None if "beta" not in rest else float(rest["beta"])
+    allowed = torch.tensor(rest["mask"]).bool() if "mask" in rest else torch.ones(len(q), len(k)).bool()
+    if rest["causal"]:
+        allowed = allowed.tril(len(k) - len(q))
+    parts = [m.chunk(heads, dim=-1) for m in (q, k, v)]
+    outs = [attention(a, b, c, beta=beta, allowed=allowed) for a, b, c in zip(*parts, strict=True)]
+    out = torch.cat(outs, dim=-1)
+    return (out if wo is None else out @ tensor(wo)).tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_the_exact_result_equals_float64_attention_to_a_trillionth(problem):
+    worked = work(**problem)
+    assert worked.agreement.difference <= 1e-12
+    assert close(worked.output.decimal, float64_attention(**problem))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(small, min_size=2, max_size=2), min_size=1, max_size=3))
+def test_scores_are_exact_fractions(x):
+    scores = work(x).scores.exact
+    assert [[Fraction(text) for text in row] for row in scores] == [
+        [sum(a * b for a, b in zip(one, two, strict=True)) for two in x] for one in x
+    ]

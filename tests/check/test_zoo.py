@@ -1,0 +1,106 @@
+"""Every known mistake is caught, and what is right is let through."""
+
+import pytest
+import torch
+
+import qkv
+from qkv.check import COURSE, Contract, run
+from qkv.check.zoo import MUTANTS
+from qkv.check.zoo.textbook import TextbookAttention, TextbookLayer
+from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
+
+CAUSAL = Contract(kind="causal", cache=True, padding=True)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name):
+    mutant = MUTANTS[name]
+    report = run(mutant.make(), mutant.contract)
+    assert not report.ok, [(finding.check, finding.evidence) for finding in report.findings]
+
+
+# the mutant, and words that its diagnosis must hold
+DIAGNOSES = {
+    "mask strict": "off by one: a query may see itself",
+    "mask one ahead": "off by one: a query may see keys up to itself",
+    "mask missing": "no causal mask",
+    "mask transposed": "transposed",
+    "mask in blocks of four": "blocks of 4",
+    "mask soft, −4": "not −∞",
+    "mask filled with −5": "not −∞",
+    "mask multiplied by 0": "multiplied by 0",
+    "mask after the softmax": "after the softmax",
+    "softmax over the queries": "over the queries",
+    "softmax over the heads": "over the heads",
+    "sigmoid instead of softmax": "sigmoid",
+    "softmax in half precision": "bfloat16",
+    "scale missing": "scale is missing",
+    "scale by the model's width": "model width",
+    "scale inverted": "inverted",
+    "scale twice": "applied twice",
+    "heads summed": "heads are summed",
+    "values for keys": "values stand where keys should",
+    "keys for values": "keys stand where values should",
+    "queries and keys swapped": "swapped",
+    "cosine instead of dot product": "normalised to length 1",
+    "hard choice instead of soft": "hard choice",
+    "uniform weights": "weights are all equal",
+    "no maximum subtracted": "overflows",
+    "NaN for a row with nothing": "softmax over −∞",
+    "weights detached": "detached",
+    "batch mean mixed in": "mixes rows",
+    "dropout in eval": "dropout",
+    "grouped heads tiled": "repeat_interleave",
+    "causal aligned at the start": "key ≤ query + (keys − queries)",
+    "layer: window one too wide": "5 wide, promised was 4",
+    "layer: a parameter that nothing reads": "nothing reads",
+}
+
+
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_a_mistake_is_named(name):
+    mutant = MUTANTS[name]
+    hints = " ".join(finding.hint or "" for finding in run(mutant.make(), mutant.contract).failed)
+    assert DIAGNOSES[name] in hints
+
+
+SOUND = {
+    "textbook function": (TextbookAttention(), COURSE),
+    "textbook layer": (TextbookLayer, Contract(kind="causal", cache=True, position="relative")),
+    "qkv.attention": (qkv.attention, Contract("causal", scale="head", softmax="keys", grouped="repeated")),
+    "torch's kernel": (torch.nn.functional.scaled_dot_product_attention, COURSE),
+    "qkv layer, rope": (
+        lambda: qkv.MultiHeadAttention(32, 4, kv_heads=2, position=qkv.positions.Rope()),
+        Contract(kind="causal", position="relative", padding=True),
+    ),
+    "torch encoder layer": (
+        lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True),
+        Contract(kind="bidirectional"),
+    ),
+    "GPT, learned": (lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2)), CAUSAL),
+    "GPT, rope and groups": (
+        lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2, kv_heads=2, position="rope")),
+        CAUSAL,
+    ),
+    "GPT, alibi, post-norm": (
+        lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2, position="alibi", order="post")),
+        CAUSAL,
+    ),
+    "Encoder": (
+        lambda: Encoder(EncoderConfig(vocab=64, width=32, heads=4, layers=2)),
+        Contract(kind="bidirectional", padding=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_is_right_raises_no_alarm(name):
+    target, contract = SOUND[name]
+    if isinstance(target, type(lambda: 0)) and target.__name__ == "<lambda>":
+        target = target()
+    report = run(target, contract)
+    wrong = [(finding.check, finding.verdict, finding.evidence) for finding in report.failed]
+    if name == "torch encoder layer":  # its NaN for a row that is all padding is a true finding
+        wrong = [finding for finding in wrong if finding[0] != "fully padded row"]
+    assert wrong == []
+    assert not [f for f in report.findings if f.verdict == "inconclusive"]

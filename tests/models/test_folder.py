@@ -1,0 +1,263 @@
+"""A model's folder: what is saved comes back bit for bit, whole or not at all, and what is wrong with it is said."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from model_zoo import EVERY_MODEL, GPTS, IMAGE, LLAMA, TWO_STACKS, every, inputs, randomised
+from safetensors.torch import load_file, save_file
+
+import qkv
+from qkv.models import CNNConfig, GPTConfig, Seq2SeqConfig, build
+from qkv.models import folder as folders
+from qkv.positions import Linear, Ntk, Rope
+
+
+@pytest.fixture
+def folder(tmp_path, device):
+    """A saved model."""
+    randomised(GPTS["rope"], device).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def equal_state(ours, theirs):
+    ours, theirs = ours.state_dict(), theirs.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name].cpu(), theirs[name].cpu()) for name in ours
+    )
+
+
+@every(EVERY_MODEL)
+@torch.no_grad()
+def test_a_saved_model_comes_back_bit_for_bit(config, tmp_path, device):
+    model = randomised(config, device).train()
+    model.save(tmp_path / "deep" / "model")
+    back = qkv.load(tmp_path / "deep" / "model")
+    assert type(back) is type(model) and back.config == model.config
+    assert equal_state(back, model)
+    assert not back.training
+    given = inputs(config, device)
+    assert torch.equal(back.to(device)(*given), model.eval()(*given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["rope", "seq2seq, sinusoidal", "cnn", "vit, class, sinusoidal", "lstm"])
+def test_the_dtype_is_kept(name, dtype, tmp_path, device):
+    model = randomised(EVERY_MODEL[name], device).to(dtype)
+    model.save(tmp_path / "model")
+    back = qkv.load(str(tmp_path / "model"))
+    assert equal_state(back, model)
+    assert {buffer.dtype for buffer in back.buffers()} == {buffer.dtype for buffer in model.buffers()}
+
+
+@pytest.mark.parametrize(
+    "config", [GPTConfig(7, width=8, heads=2, tied=True), Seq2SeqConfig(**TWO_STACKS)], ids=["gpt", "seq2seq"]
+)
+def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, device):
+    model = randomised(config, device)
+    model.save(tmp_path / "model")
+    numbers = sum(tensor.numel() for tensor in load_file(tmp_path / "model" / "model.safetensors").values())
+    assert numbers == model.size
+    back = qkv.load(tmp_path / "model")
+    tables = [module.weight for name, module in back.named_modules() if name.endswith("tokens") or name == "head"]
+    assert len(tables) >= 2 and all(table is tables[0] for table in tables)
+    assert equal_state(back, model)
+
+
+@pytest.mark.parametrize("scaling", [None, Linear(2.0), Ntk(4.0), LLAMA.scaling])
+def test_a_config_within_a_config_comes_back(scaling, tmp_path, device):
+    config = GPTConfig(7, width=8, heads=2, position=Rope(base=500.0, pairing="halves", width=2, scaling=scaling))
+    randomised(config, device).save(tmp_path / "model")
+    assert qkv.load(tmp_path / "model").config == config
+    assert hash(qkv.load(tmp_path / "model").config) == hash(config)
+
+
+def test_a_model_with_statistics_keeps_them(tmp_path, device):
+    model = randomised(CNNConfig(**IMAGE, widths=(3,)), device).train()
+    model(*inputs(model.config, device))
+    model.save(tmp_path / "model")
+    assert equal_state(qkv.load(tmp_path / "model"), model)
+
+
+def test_saving_again_replaces_the_model_and_keeps_its_tokenizer(folder, device):
+    (folder / "tokenizer.json").write_text("{}")
+    other = randomised(GPTS["alibi"], device)
+    other.save(folder)
+    assert equal_state(qkv.load(folder), other)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(folder, device):
+    link = folder.parent / "link"
+    link.symlink_to(folder, target_is_directory=True)
+    other = randomised(GPTS["alibi"], device)
+    other.save(link)
+    assert equal_state(qkv.load(link), other) and equal_state(qkv.load(folder), other)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["link", "model"]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize(
+    "failing", ["folder.save_file", "whole_folder._to_disk", "whole_folder._swap", "folder.json.dumps"]
+)
+def test_a_save_that_fails_leaves_what_was_there(failing, exists, tmp_path, device, monkeypatch):
+    before, after = randomised(GPTS["rope"], device), randomised(GPTS["rope"], device)
+    target = tmp_path / "model"
+    if exists:
+        before.save(target)
+
+    def fail(*arguments, **options):
+        if failing == "folder.save_file":
+            arguments[1].write_bytes(b"half of a fi")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(f"qkv.models.{failing}", fail)
+    with pytest.raises(OSError, match="no space"):
+        after.save(target)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == (["model"] if exists else [])
+    if exists:
+        assert equal_state(qkv.load(target), before)
+
+
+def test_an_interrupted_save_leaves_what_was_there(folder, device, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        randomised(GPTS["alibi"], device).save(folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert qkv.load(folder).config == GPTS["rope"]
+
+
+def test_a_rename_that_fails_brings_the_old_model_back(folder, device, monkeypatch):
+    rename = type(folder).rename
+
+    def failing_once(path, target):
+        if target == folder and not path.name.endswith(".old"):
+            raise OSError("device busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(type(folder), "rename", failing_once)
+    with pytest.raises(OSError, match="busy"):
+        randomised(GPTS["alibi"], device).save(folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert qkv.load(folder).config == GPTS["rope"]
+
+
+def test_nothing_foreign_is_overwritten(folder, device):
+    model = randomised(GPTS["alibi"], device)
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds other files \(thesis\.tex"):
+        model.save(folder)
+    with pytest.raises(ValueError, match="is a file; a model is saved to a folder"):
+        model.save(folder / "thesis.tex")
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_an_empty_folder_is_filled(tmp_path, device):
+    model = build(replace(GPTS["rope"], layers=0))
+    (tmp_path / "model").mkdir()
+    model.save(tmp_path / "model")
+    assert equal_state(qkv.load(tmp_path / "model"), model)
+
+
+def described(change):
+    def apply(folder):
+        content = json.loads((folder / "config.json").read_text())
+        change(content)
+        (folder / "config.json").write_text(json.dumps(content))
+
+    return apply
+
+
+def stored(change):
+    def apply(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def written(name, content: bytes):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def cut(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+
+
+DAMAGES = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
+    "broken JSON": (written("config.json", b'{"model": "GPT", '), "config.json is not JSON"),
+    "bytes that are no text": (written("config.json", b"\xff\xfe\x00"), "config.json is not JSON"),
+    "a list": (written("config.json", b"[1, 2]"), "JSON object; got list"),
+    "unknown model": (described(lambda all_: all_.update(model="Mamba")), "'Mamba'; known are CNN, Encoder, GPT"),
+    "no model": (described(lambda all_: all_.pop("model")), "the model None; known are"),
+    "model of another type": (described(lambda all_: all_.update(model=["GPT"])), r"\['GPT'\]; known are"),
+    "unknown field": (described(lambda all_: all_["config"].update(depth=3)), "GPTConfig has no field 'depth'"),
+    "missing field": (described(lambda all_: all_["config"].pop("vocab")), "GPTConfig.*'vocab'"),
+    "no fields": (described(lambda all_: all_.pop("config")), "expected the fields of GPTConfig; got None"),
+    "impossible": (described(lambda all_: all_["config"].update(heads=3)), "width=8 does not split into heads=3"),
+    "unknown part": (
+        described(lambda all_: all_["config"].update(position={"kind": "Spiral"})),
+        "position is of kind 'Spiral'; known are",
+    ),
+    "part of another type": (
+        described(lambda all_: all_["config"].update(position={"kind": ["Rope"]})),
+        r"position is of kind \['Rope'\]; known are",
+    ),
+    "unknown field of a part": (
+        described(lambda all_: all_["config"]["position"].update(speed=3)),
+        "Rope has no field 'speed'",
+    ),
+    "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width of GPTConfig cannot be '8'"),
+    "a number that is none": (
+        described(lambda all_: all_["config"].update(layers=None)),
+        "layers of .* cannot be None",
+    ),
+    "a truth as number": (described(lambda all_: all_["config"].update(heads=True)), "heads of .* cannot be True"),
+    "an unknown choice": (described(lambda all_: all_["config"].update(norm="batch")), "norm of .* cannot be 'batch'"),
+    "a score as position": (
+        described(lambda all_: all_["config"].update(position={"kind": "Dot"})),
+        "position of .*Dot",
+    ),
+    "missing tensor": (stored(lambda tensors: tensors.pop("norm.weight")), "lacks 1 tensors of GPT, first norm.weight"),
+    "extra tensor": (
+        stored(lambda tensors: tensors.update(more=torch.zeros(2))),
+        "has 1 tensors that GPT has not, first more",
+    ),
+    "tensor of another shape": (
+        stored(lambda tensors: tensors.update({"norm.weight": torch.zeros(9)})),
+        r"norm.weight should be \(8,\); got \(9,\)",
+    ),
+    "cut short": (cut, "damaged or not a safetensors file"),
+    "empty": (written("model.safetensors", b""), "damaged or not a safetensors file"),
+    "a pickle": (
+        written("model.safetensors", pickle.dumps({"norm.weight": list(range(9999))})),
+        "damaged or not a safetensors file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=list(DAMAGES))
+def test_what_is_wrong_with_a_folder_is_said(damage, words, folder, unchecked):
+    damage(folder)
+    with pytest.raises(ValueError, match=words):
+        qkv.load(folder)
+
+
+def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ValueError, match="nothing at .*nowhere; expected a model's folder"):
+        qkv.load(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file is 0 bytes long; a llama2\.c file begins"):
+        qkv.load(tmp_path / "file")

@@ -1,0 +1,142 @@
+"""Who can learn of whom, found by changing tokens and seeing what moves; never by looking at a mask."""
+
+import pytest
+import torch
+from model_zoo import (
+    LANGUAGE_MODELS,
+    PERCEIVERS,
+    POSITIONS,
+    SMALL,
+    TRANSLATORS,
+    VOCAB,
+    assert_close,
+    every,
+    inputs,
+    randomised,
+    tokens_like,
+)
+from torch import Tensor
+
+from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
+from qkv.models import EncoderConfig, GPTConfig, PerceiverConfig
+
+ONE_LAYER = {**SMALL, "layers": 1, "heads": 2}
+
+
+def influence(call, tokens: Tensor) -> Tensor:
+    """(t, t): whether the output at i moves when the token at j is another; all changes in one batch."""
+    t = tokens.shape[1]
+    changed = tokens.repeat(t, 1)
+    changed[range(t), range(t)] = (changed[range(t), range(t)] + 3) % VOCAB
+    moved = (call(changed) - call(tokens)).abs().amax(-1)  # (j, i)
+    return (moved > 1e-9).mT.cpu()
+
+
+@every(LANGUAGE_MODELS)
+@torch.no_grad()
+def test_a_later_token_cannot_change_an_earlier_output(config, device):
+    model = randomised(config, device)
+    moved = influence(model, tokens_like(1, 12, device=device))
+    assert not moved.triu(1).any()
+    assert moved.any(0).all()  # and each token is heard somewhere
+
+
+@every(LANGUAGE_MODELS)
+@torch.no_grad()
+def test_the_start_of_a_text_is_read_without_its_end(config, device, unchecked):
+    model = randomised(config, device)
+    tokens = tokens_like(2, 12, device=device)
+    whole = model(tokens)
+    for t in (0, 1, 2, 5, 11):
+        assert_close(model(tokens[:, :t]), whole[:, :t])
+
+
+@every(TRANSLATORS)
+@torch.no_grad()
+def test_a_decoder_does_not_see_ahead_but_sees_all_of_the_source(config, device):
+    model = randomised(config, device)
+    source, target = inputs(config, device, batch=1, length=9)
+    target = target % 8
+    memory = model.encode(source)
+    moved = influence(lambda texts: model.decode(texts % 9, memory.expand(len(texts), -1, -1)), target)
+    assert not moved.triu(1).any()
+    assert moved.any(0).all()
+    heard = influence(lambda texts: model(texts, target[:, :1].expand(len(texts), 9)), source)
+    assert heard.all()
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize(
+    "choice",
+    [{"position": place} for place in POSITIONS.values()]
+    + [{"score": score} for score in (Additive(5), DenseSynthesizer(16), RandomSynthesizer(16))],
+    ids=str,
+)
+@torch.no_grad()
+def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window, device):
+    model = randomised(GPTConfig(**ONE_LAYER, window=window, **choice), device)
+    expected = torch.tensor([[0 <= i - j < window for j in range(10)] for i in range(10)])
+    assert torch.equal(influence(model, tokens_like(1, 10, device=device)), expected)
+
+
+@pytest.mark.parametrize(("layers", "window"), [(2, 2), (2, 3), (3, 2), (3, 4)])
+@torch.no_grad()
+def test_windows_of_several_layers_add_up(layers, window, device):
+    model = randomised(GPTConfig(**{**SMALL, "layers": layers}, window=window), device)
+    reach = layers * (window - 1)
+    expected = torch.tensor([[0 <= i - j <= reach for j in range(14)] for i in range(14)])
+    assert torch.equal(influence(model, tokens_like(1, 14, device=device)), expected)
+
+
+@torch.no_grad()
+def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(device):
+    """Its window bounds what it may attend to; the weights before it reach further back, but never ahead."""
+    model = randomised(GPTConfig(**ONE_LAYER, window=3, score=LocationAware(5, filters=2, kernel=3)), device)
+    moved = influence(model, tokens_like(1, 10, device=device))
+    assert not moved.triu(1).any()
+    assert all(moved[i, j] for i in range(10) for j in range(max(0, i - 2), i + 1))
+
+
+@pytest.mark.parametrize("position", POSITIONS.values(), ids=list(POSITIONS))
+@pytest.mark.parametrize(
+    ("chunk", "left_chunks"), [(1, 0), (3, 0), (3, 1), (4, 2), (4, None), (20, None), (None, None)]
+)
+@torch.no_grad()
+def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks, position, device):
+    config = EncoderConfig(**ONE_LAYER, chunk=chunk, left_chunks=left_chunks, position=position)
+    model = randomised(config, device)
+
+    def heard(i: int, j: int) -> bool:
+        if chunk is None:
+            return True
+        back = i // chunk - j // chunk
+        return back >= 0 and (left_chunks is None or back <= left_chunks)
+
+    expected = torch.tensor([[heard(i, j) for j in range(11)] for i in range(11)])
+    assert torch.equal(influence(model, tokens_like(1, 11, device=device)), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 9, 15, 16])
+@every(PERCEIVERS)
+@torch.no_grad()
+def test_a_perceiver_of_any_length_does_not_see_ahead(config, length, device):
+    model = randomised(config, device)
+    moved = influence(model, tokens_like(1, length, device=device))
+    assert not moved.triu(1).any()
+    assert moved.diagonal().all()
+
+
+@pytest.mark.parametrize("latents", [1, 3, 4, 8])
+@pytest.mark.parametrize("coverage", ["even", "course"])
+@torch.no_grad()
+def test_a_token_hears_through_latents_exactly_what_they_have_read(coverage, latents, device):
+    """A token hears itself and, through the latents that stand at or before it, the tokens up to the last of them."""
+    config = PerceiverConfig(VOCAB, length=8, width=8, layers=4, heads=2, latents=latents, coverage=coverage)
+    model = randomised(config, device)
+    places = range(latents) if coverage == "course" else [8 * (k + 1) // latents - 1 for k in range(latents)]
+
+    def heard(i: int, j: int) -> bool:
+        return i == j or j <= max((place for place in places if place <= i), default=-1)
+
+    expected = torch.tensor([[heard(i, j) for j in range(8)] for i in range(8)])
+    assert torch.equal(influence(model, tokens_like(1, 8, device=device)), expected)

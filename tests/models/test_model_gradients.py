@@ -1,0 +1,133 @@
+"""Gradients: every parameter learns, and texts of which nothing is present do no harm."""
+
+import pytest
+import torch
+from model_zoo import (
+    ENCODERS,
+    EVERY_MODEL,
+    LANGUAGE_MODELS,
+    TRANSLATORS,
+    assert_close,
+    every,
+    inputs,
+    padded,
+    randomised,
+    tokens_like,
+)
+
+from qkv.layers import Dot
+from qkv.models import CNNConfig, GPTConfig, Seq2SeqConfig
+
+SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
+
+
+def without_effect(model, name: str) -> bool:
+    """A key's bias adds the same to all of a query's scores, which softmax forgets; unless positions turn it."""
+    if not name.endswith("to_k.bias"):
+        return False
+    position = getattr(model.config, "position", None)
+    turned = not isinstance(position, str) and type(position).__name__ == "Rope" and "cross" not in name
+    return isinstance(getattr(model.config, "score", Dot()), Dot) and not turned
+
+
+@every({name: config for name, config in EVERY_MODEL.items() if name != "window of one"})  # one key: nothing to choose
+def test_every_parameter_learns(config, device):
+    model = randomised(config, device).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    given = inputs(config, device, batch=3, length=16)
+    out = model(*given)
+    out.backward(torch.randn_like(out))
+    idle = set()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        if not (parameter.grad.abs() > 1e-11).any():
+            idle.add(name)
+    assert idle == {name for name, _ in model.named_parameters() if without_effect(model, name)}
+
+
+@every(SINGLE_FILE)
+def test_a_row_without_any_token_does_no_harm(config, device):
+    model = randomised(config, device)
+    (given,) = inputs(config, device, batch=3, length=6)
+    present = padded("xxxxxx", "......", "..x.xx", device=device)
+    out = model(given, present)
+    assert out.isfinite().all()
+    assert_close(out[0], model(given[:1])[0])
+    out.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@every(TRANSLATORS)
+def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
+    model = randomised(config, device)
+    source, target = inputs(config, device, batch=4, length=6)
+    heard = padded("xxxxxx", "......", "xx.x..", "......", device=device)
+    present = padded("xxxx", "xxxx", "....", "....", device=device)
+    out = model(source, target, heard, present)
+    assert out.isfinite().all()
+    assert_close(out[:1], model(source[:1], target[:1]))
+    empty = model(source[1:2, :0], target[1:2])  # a source without tokens is as one whose tokens are all absent
+    assert_close(out[1:2], empty)
+    out.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@every(SINGLE_FILE)
+@torch.no_grad()
+def test_a_text_without_tokens_and_a_batch_without_texts_give_nothing(config, device):
+    model = randomised(config, device)
+    (given,) = inputs(config, device, batch=2, length=4)
+    wide = model(given).shape[-1]
+    assert model(given[:, :0]).shape == (2, 0, wide)
+    assert model(given[:0]).shape == (0, 4, wide)
+
+
+@every({name: LANGUAGE_MODELS[name] for name in ("rope", "window", "location-aware", "random synthesizer", "lstm")})
+@torch.no_grad()
+def test_a_cache_may_begin_with_nothing(config, device):
+    model = randomised(config, device)
+    tokens = tokens_like(2, 6, device=device)
+    cache = model.new_cache()
+    assert model(tokens[:, :0], None, cache).shape[1] == 0
+    absent = torch.zeros(2, 3, dtype=torch.bool, device=device)
+    assert model(tokens[:, :3], absent, cache).isfinite().all()
+    assert_close(model(tokens, None, cache), model(tokens))
+
+
+@pytest.mark.parametrize("name", ["learned", "grouped heads", "additive", "perceiver, even, pre", "seq2seq, t5", "gru"])
+def test_gradients_are_the_slope_of_the_loss(name, device):
+    """The gradient along a random direction, against the difference of two losses."""
+    config = EVERY_MODEL[name]
+    model = randomised(config, device)
+    given = inputs(config, device, batch=2, length=6)
+    weights = torch.randn_like(model(*given))
+    (model(*given) * weights).sum().backward()
+    parameters, losses = [*model.parameters()], []
+    directions = [torch.randn_like(parameter) for parameter in parameters]
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(step * direction)
+            losses.append((model(*given) * weights).sum())
+    expected = sum((p.grad * direction).sum() for p, direction in zip(parameters, directions, strict=True))
+    assert_close((losses[0] - losses[1]) / 2e-6, expected, within=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTConfig(11, width=16, heads=2, dropout=0.5),
+        Seq2SeqConfig(11, width=16, heads=2),
+        CNNConfig(image=8, dropout=0.5),
+    ],
+    ids=["gpt", "seq2seq", "cnn"],
+)
+def test_dropout_acts_in_training_only(config, device):
+    model = randomised(config, device)
+    given = inputs(config, device)
+    assert torch.equal(model(*given), model(*given))
+    model.train()
+    assert not torch.equal(model(*given), model(*given))

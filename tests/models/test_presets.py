@@ -1,0 +1,138 @@
+"""The courses' models have the courses' sizes; other sizes follow the formulas."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qkv.layers import DenseSynthesizer
+from qkv.models import (
+    PRESETS,
+    EncoderConfig,
+    GPTConfig,
+    MLPConfig,
+    RNNConfig,
+    Seq2SeqConfig,
+    build,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("course-vit", 3_217_764),
+        ("course-gpt", 3_323_392),
+        ("course-gpt-synthesizer", 3_076_988),
+        ("course-gpt-rope", 3_290_624),
+    ],
+)
+def test_a_preset_has_exactly_the_published_number_of_parameters(name, size):
+    assert build(PRESETS[name]).size == size
+
+
+def test_the_rope_preset_lacks_exactly_the_table_of_positions():
+    assert build(PRESETS["course-gpt"]).size - build(PRESETS["course-gpt-rope"]).size == 128 * 256
+
+
+def test_every_preset_reads_what_its_course_feeds_it(device):
+    for name, config in PRESETS.items():
+        model: Any = build(config).to(device).eval()
+        if name == "course-vit":
+            assert model(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 100)
+            assert model.hidden(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 65, 256)
+        else:
+            assert model(torch.zeros(1, 127, dtype=torch.long, device=device)).shape == (1, 127, 256)
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def block(
+    c: int, hidden: int, *, kv: int | None = None, bias: bool = True, gate: bool = False, cross: bool = False
+) -> int:
+    """Parameters of one layer with layer norms: attention, feed-forward, a norm for each."""
+    kv = c if kv is None else kv
+    attention = linear(c, c, bias) + 2 * linear(c, kv, bias) + linear(c, c, bias)
+    feed_forward = (2 if gate else 1) * linear(c, hidden, bias) + linear(hidden, c, bias)
+    norm = 2 * c if bias else c
+    return attention * (2 if cross else 1) + feed_forward + norm * (3 if cross else 2)
+
+
+SIZES = {
+    "gpt": (
+        GPTConfig(vocab=50, length=20, width=24, layers=3, heads=4),
+        50 * 24 + 20 * 24 + 3 * block(24, 96) + 2 * 24 + 24 * 50,
+    ),
+    "gpt, tied, grouped, without bias": (
+        GPTConfig(50, width=24, layers=2, heads=4, kv_heads=2, tied=True, bias=False, position="rope", hidden=10),
+        50 * 24 + 2 * block(24, 10, kv=12, bias=False) + 24,
+    ),
+    "gpt, swiglu and rms": (
+        GPTConfig(50, length=9, width=24, layers=1, heads=4, activation="swiglu", norm="rms", hidden=10),
+        50 * 24 + 9 * 24 + block(24, 10, gate=True) - 2 * 24 + 24 + 24 * 50,
+    ),
+    "gpt, post-norm, t5": (
+        GPTConfig(50, width=24, layers=2, heads=4, order="post", position="t5"),
+        50 * 24 + 2 * (block(24, 96) + 32 * 4) + 24 * 50,
+    ),
+    "gpt, shaw": (
+        GPTConfig(50, width=24, layers=2, heads=4, position="shaw"),
+        50 * 24 + 2 * (block(24, 96) + 33 * 6) + 2 * 24 + 24 * 50,
+    ),
+    "gpt, synthesizer": (
+        GPTConfig(50, width=24, length=7, layers=2, heads=4, score=DenseSynthesizer(7)),
+        50 * 24 + 7 * 24 + 2 * (block(24, 96) - linear(24, 24) + 6 * 7 + 7) + 2 * 24 + 24 * 50,
+    ),
+    "encoder": (
+        EncoderConfig(vocab=30, width=16, layers=2, heads=2, hidden=20),
+        30 * 16 + 2 * block(16, 20) + 2 * 16,
+    ),
+    "encoder of vectors": (
+        EncoderConfig(features=5, width=16, layers=2, heads=2, hidden=20, order="post"),
+        linear(5, 16) + 2 * block(16, 20),
+    ),
+    "seq2seq": (
+        Seq2SeqConfig(30, width=16, heads=2, hidden=20, encoder_layers=2, decoder_layers=3),
+        30 * 16 + 2 * block(16, 20) + 3 * block(16, 20, cross=True),
+    ),
+    "seq2seq, two tables": (
+        Seq2SeqConfig(30, target_vocab=40, tied=False, width=16, heads=2, hidden=20, order="pre"),
+        30 * 16 + 2 * 40 * 16 + 3 * (block(16, 20) + block(16, 20, cross=True)) + 4 * 16,
+    ),
+    "lstm": (
+        RNNConfig(30, width=6, hidden=8, layers=2),
+        30 * 6 + 4 * 8 * (6 + 8 + 2) + 4 * 8 * (8 + 8 + 2) + linear(8, 30),
+    ),
+    "mlp": (
+        MLPConfig(image=4, channels=3, classes=7, widths=(5, 6)),
+        linear(48, 5) + linear(5, 6) + linear(6, 7),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "size"), SIZES.values(), ids=list(SIZES))
+def test_the_number_of_parameters_follows_the_formula(config, size):
+    assert build(config).size == size
+
+
+def test_what_adds_to_the_residual_stream_starts_smaller_with_depth():
+    """N(0, 0.02²), and 0.02 / √(2·layers) for the last matrix of each part, as GPT-2 has it."""
+    model: Any = build(GPTConfig(vocab=50, width=64, layers=8, heads=4))
+    first = model.blocks[0]
+    for weight, deviation in (
+        (model.tokens.weight, 0.02),
+        (first.attention.to_q.weight, 0.02),
+        (first.feed_forward.to_hidden.weight, 0.02),
+        (first.attention.to_out.weight, 0.02 / 4),
+        (first.feed_forward.to_out.weight, 0.02 / 4),
+    ):
+        assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.1)
+    assert not first.attention.to_q.bias.detach().any()
+
+
+def test_a_new_model_guesses_evenly():
+    model: Any = build(GPTConfig(vocab=50, width=64, layers=2, heads=4)).eval()
+    logits = model(torch.randint(50, (4, 20))).detach()
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(50, (80,)))
+    assert float(loss) == pytest.approx(torch.tensor(50.0).log().item(), abs=0.1)
