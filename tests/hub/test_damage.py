@@ -127,7 +127,7 @@ def test_any_flipped_byte_of_our_own_weights_is_refused(ours):
     try:
         for at in range(0, len(good), 29):
             path.write_bytes(good[:at] + bytes([good[at] ^ 0x20]) + good[at + 1 :])
-            with pytest.raises(ValueError, match=r"SHA-256|is damaged or not a safetensors file"):
+            with pytest.raises(ValueError, match=r"model\.safetensors"):
                 load(ours)
     finally:
         path.write_bytes(good)

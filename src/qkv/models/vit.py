@@ -117,7 +117,7 @@ class ViT(Model):
 
     def hidden(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
         """The class token, if there is one, and the patches, after the last block."""
-        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
+        check_images(images, self.config.channels, self.config.image, self.patches.convolution.weight.dtype)
         x = self.patches(images)
         if isinstance(self.positions, LearnedPositions2D):
             x = x + self.positions()  # rows and columns place the patches; the class token has no place
