@@ -48,5 +48,5 @@ def test_every_pinned_model_has_a_frozen_config_beside_it(name):
 
 
 def test_a_wrong_name_is_answered_with_the_right_ones():
-    with pytest.raises(AttributeError, match="has no attribute 'atention'; it has .*attention"):
+    with pytest.raises(AttributeError, match=r"has no attribute .atention.; it has .*attention"):
         _ = qkv.atention  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,7 +7,7 @@ from torch import nn
 
 from qkv import masks
 from qkv.hub import from_torch
-from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, MultiHeadAttention, RandomSynthesizer
+from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, MultiHeadAttention, Positions, RandomSynthesizer
 from qkv.layers.cache import LayerCache
 from qkv.ops.heads import merge_heads, split_heads
 from qkv.ops.rope import Rope
@@ -189,6 +189,10 @@ X = torch.zeros(2, 5, 12)
         ),
         (lambda: MultiHeadAttention(12, 3)(X, present=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
         (lambda: MultiHeadAttention(12, 2, position=Rope())(X, present=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
+        (
+            lambda: MultiHeadAttention(12, 2, position=Rope())(X, positions=Positions(torch.arange(4))),
+            "of 5 queries and of 5 keys, those in the cache included; got 4 and 4",
+        ),
         (lambda: LayerCache().held(), "this cache is empty; it fills when the layer is called with it"),
     ],
 )

@@ -51,7 +51,7 @@ def test_padding_and_holes_do_not_disturb_the_cache(config, padding, device, unc
     model = randomised(config, device)
     tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS[padding], device=device)
     whole = model(tokens, present)
-    for first, size in ((1, 1), (5, 2), (3, 3)):
+    for first, size in ((1, 1), (4, 3)):
         parts = in_pieces(model, tokens, present, model.new_cache(), first=first, size=size)
         assert_close(parts[present], whole[present], note=f"{first}, {size}")
 

@@ -18,7 +18,7 @@ from model_zoo import (
 from torch import Tensor
 
 from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
-from qkv.models import EncoderConfig, GPTConfig, PerceiverConfig
+from qkv.models import EncoderConfig, GPTConfig, PerceiverConfig, Seq2SeqConfig
 
 ONE_LAYER = {**SMALL, "layers": 1, "heads": 2}
 
@@ -63,6 +63,17 @@ def test_a_decoder_does_not_see_ahead_but_sees_all_of_the_source(config, device)
     assert moved.any(0).all()
     heard = influence(lambda texts: model(texts, target[:, :1].expand(len(texts), 9)), source)
     assert heard.all()
+
+
+@pytest.mark.parametrize("position", [place for name, place in POSITIONS.items() if name != "none"], ids=str)
+@torch.no_grad()
+def test_a_source_is_read_in_order(position, device):
+    """What the encoder makes of the first word depends on the order of the words after it."""
+    sizes = {key: value for key, value in ONE_LAYER.items() if key != "layers"}
+    model = randomised(Seq2SeqConfig(**sizes, encoder_layers=1, position=position), device)
+    source = torch.tensor([[1, 2, 3, 4, 5], [1, 5, 3, 4, 2]], device=device)
+    first, swapped = model.encode(source)[:, 0]
+    assert (first - swapped).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])

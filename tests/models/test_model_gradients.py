@@ -131,3 +131,15 @@ def test_dropout_acts_in_training_only(config, device):
     assert torch.equal(model(*given), model(*given))
     model.train()
     assert not torch.equal(model(*given), model(*given))
+
+
+@every(EVERY_MODEL)
+@torch.no_grad()
+def test_coarser_numbers_give_the_same_within_their_precision(config, device, unchecked):
+    model = randomised(config, device)
+    given = inputs(config, device)
+    exact = model(*given)
+    for dtype, error in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):
+        out = model.to(dtype)(*(part.to(dtype) if part.is_floating_point() else part for part in given))
+        assert out.dtype == dtype
+        assert (out - exact).abs().max() < error * exact.abs().max()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_zoo import POSITIONS, SMALL, assert_close, inputs, randomised, tokens_like
 
@@ -51,7 +51,12 @@ def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
     assert_close(parts, whole)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # the device is the same for every example
+)
 @given(
     sizes=st.lists(st.integers(0, 9), max_size=12),
     rest=st.integers(0, 5),
@@ -59,10 +64,10 @@ def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
     left_chunks=st.none() | st.integers(0, 3),
 )
 @torch.no_grad()
-def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks):
+def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, device):
     config = EncoderConfig(vocab=7, width=4, heads=2, layers=2, hidden=6, chunk=chunk, left_chunks=left_chunks)
-    model = randomised(config, torch.device("cpu"))
-    tokens = tokens_like(2, sum(sizes) + rest, device=torch.device("cpu"), vocab=7)
+    model = randomised(config, device)
+    tokens = tokens_like(2, sum(sizes) + rest, device=device, vocab=7)
     parts, _ = streamed(model, tokens, sizes)
     assert_close(parts, model(tokens))
 

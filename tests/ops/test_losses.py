@@ -70,6 +70,13 @@ def test_unscored_logits_do_no_harm_even_if_they_are_not_numbers(batch):
     assert spoiled.grad is not None and spoiled.grad.isfinite().all() and not spoiled.grad[~scored].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16], ids=str)
+def test_targets_of_any_whole_dtype_are_scored_alike(batch, dtype):
+    logits, targets, scored = batch
+    close(token_loss(logits, targets.to(dtype), scored), token_loss(logits, targets, scored), 0.0)
+    close(class_loss(logits[0], targets[0].to(dtype)), class_loss(logits[0], targets[0]), 0.0)
+
+
 def test_unscored_targets_may_be_anything(batch):
     logits, targets, scored = batch
     close(token_loss(logits, targets.masked_fill(~scored, -100), scored), token_loss(logits, targets, scored), 0.0)
@@ -132,7 +139,10 @@ T = torch.zeros(2, 3, dtype=torch.long)
         (lambda: token_loss(L, T.float()), "targets are whole numbers; got torch.float32"),
         (lambda: token_loss(L, T.bool()), "targets are whole numbers; got torch.bool"),
         (lambda: token_loss(L, T[:, :2]), r"logits \(2, 3, 5\) want targets \(2, 3\); got \(2, 2\)"),
-        (lambda: token_loss(L, T, T[:1].bool()), r"which targets count; got \(1, 3\) for \(2, 3\)"),
+        (lambda: token_loss(L, T, T[:1].bool()), r"the targets \(2, 3\) count; got torch.bool of \(1, 3\)"),
+        (lambda: token_loss(L, T, T), r"scored is boolean.*got torch.int64 of \(2, 3\)"),
+        (lambda: token_loss(L, T, smoothing=2.0), "from 0 to 1; got 2.0"),
+        (lambda: class_loss(L[0], T[0], smoothing=-0.1), "from 0 to 1; got -0.1"),
         (lambda: token_loss(L, T - 100, T == 0), "from 0 to 4; got from -100 to -100"),
         (lambda: next_token_loss(L, T + 9), "from 0 to 4; got from 9 to 9"),
         (lambda: class_loss(L[0], torch.zeros(3, 4)), r"the logits' shape \(3, 5\); got torch.float32 of \(3, 4\)"),

@@ -176,6 +176,7 @@ def test_a_causal_mask_is_recognised_however_it_was_made():
         (lambda: masks.prefix(3, 3, -1), "a prefix is a number of keys, 0 or more; got -1"),
         (lambda: masks.prefix(3, 3, torch.zeros(2)), r"whole number.*got torch.float32 of \(2,\)"),
         (lambda: masks.prefix(3, 3, torch.zeros(2, 2).long()), r"tensor \(b,\) of them; got torch.int64 of \(2, 2\)"),
+        (lambda: masks.prefix(3, 3, torch.zeros(2).bool()), r"tensor \(b,\) of them; got torch.bool of \(2,\)"),
         (lambda: masks.present(torch.ones(2, 3)), r"boolean tensor \(b, s\).*got torch.float32 of shape \(2, 3\)"),
         (lambda: masks.present(torch.ones(3).bool()), r"got torch.bool of shape \(3,\)"),
         (lambda: masks.causal(3) & masks.causal(4), r"different numbers of queries do not combine: \[3, 4\]"),

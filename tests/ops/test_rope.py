@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import close
 
-from qkv.ops.rope import Rope, Scaling
+from qkv.ops.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
 
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "halves"])
 
@@ -119,6 +119,12 @@ def test_gradients_are_turned_back(randn):
         (lambda: Rope(width=0), "an even number from 2; got 0"),
         (lambda: Rope()(torch.zeros(2, 5)), r"got 5 of 5; the nearest that fits: Rope\(width=4\)"),
         (lambda: Rope(width=8).build(2, 6), r"got 8 of 6; the nearest that fits: Rope\(width=6\)"),
+        (lambda: Rope()(torch.zeros(4, 8), torch.arange(1)), "4 tokens stand at as many positions; got 1 of them"),
+        (lambda: Linear(0.0), "Linear's factor is a positive number; got 0.0"),
+        (lambda: Ntk(-2.0), "Ntk's factor is a positive number; got -2.0"),
+        (lambda: Llama3(length=0), "Llama3's length is a positive number; got 0"),
+        (lambda: Llama3(low=4.0, high=4.0), "a higher number of turns; got low=4.0, high=4.0"),
+        (lambda: Yarn(2.0, 0), "Yarn's length is a positive number; got 0"),
         (lambda: Rope().turn(torch.zeros(2, 4), None), "by a table of angles: rope.rotation"),
     ],
 )

@@ -154,6 +154,11 @@ class MultiHeadAttention(nn.Module):
             _check_present(present, len(x), s)
         if positions is None:
             positions = Positions.counted(x.shape[1], s, present, x.device, cross=cross)
+        elif (positions.queries.shape[-1], positions.keys.shape[-1]) != (x.shape[1], s):
+            raise ValueError(
+                f"positions are those of {x.shape[1]} queries and of {s} keys, those in the cache included; got "
+                f"{positions.queries.shape[-1]} and {positions.keys.shape[-1]}"
+            )
         if self.position is not None and q is not None and k is not None:
             rotation = positions.rotation(self.position, q.shape[-1], q.dtype)
             q = self.position.turn(q, rotation)

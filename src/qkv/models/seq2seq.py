@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Cache
+from qkv.layers import Cache, T5Bias
 from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context, checked_present, chunked_context
@@ -19,6 +19,7 @@ from qkv.layers.placement import Placement, Position, named_position, relative_p
 from qkv.models.base import Model
 from qkv.models.translate import Translator
 from qkv.ops import masks
+from qkv.ops.positions import Relative
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ class Seq2Seq(Translator, Model):
         self.target_tokens = self.source_tokens if config.tied else TokenEmbedding(target_vocab, config.width)
         self.source_place = self._placement(config)
         self.target_place = self._placement(config)
-        decoder = replace(config.block, cross=True)
-        self.encoder = nn.ModuleList(Block(config.block) for _ in range(config.encoder_layers))
+        encoder = replace(config.block, position=_facing(config.block.position, both=True))
+        decoder = replace(config.block, position=_facing(config.block.position, both=False), cross=True)
+        self.encoder = nn.ModuleList(Block(encoder) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Block(decoder) for _ in range(config.decoder_layers))
         self.encoder_norm, self.decoder_norm = self._final_norm(config), self._final_norm(config)
         self.head = nn.Linear(config.width, target_vocab, bias=config.head_bias)
@@ -184,3 +186,8 @@ class Seq2Seq(Translator, Model):
         return (
             make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) if final else nn.Identity()
         )
+
+
+def _facing(position: Relative | None, *, both: bool) -> Relative | None:
+    """T5 keeps buckets for distances ahead where something is ahead: in the encoder."""
+    return replace(position, bidirectional=both) if isinstance(position, T5Bias) else position

@@ -211,7 +211,8 @@ def _kernel(
         q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, added, dropout, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
-    )[..., :e]
+    )
+    out = out if d == e else out[..., :e]
     return out if nothing is None else out.masked_fill(nothing, 0.0)
 
 

@@ -27,17 +27,21 @@ def token_loss(
     >>> round(token_loss(torch.zeros(1, 3, 8), torch.zeros(1, 3, dtype=torch.long)).item(), 3)
     2.079
     """
+    check_smoothing(smoothing)
     check_target_shape(logits, targets)
     if scored is None:
         logits, targets = logits.flatten(0, 1), targets.flatten()
-    elif scored.shape == targets.shape:
+    elif scored.dtype == torch.bool and scored.shape == targets.shape:
         # what is not scored cannot enter, not even as 0·NaN or as a target of −100
         logits, targets = logits[scored], targets[scored]
     else:
-        raise ValueError(f"scored says which targets count; got {tuple(scored.shape)} for {tuple(targets.shape)}")
+        raise ValueError(
+            f"scored is boolean and says which of the targets {tuple(targets.shape)} count; got {scored.dtype} of "
+            f"{tuple(scored.shape)}"
+        )
     check_target_range(logits, targets)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+    total = F.cross_entropy(logits, targets.long(), reduction="sum", label_smoothing=smoothing)
     return total / (max(targets.numel(), 1) if count is None else count)
 
 
@@ -68,10 +72,12 @@ def class_loss(logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: floa
     >>> round(class_loss(torch.zeros(2, 10), torch.tensor([3, 7])).item(), 3)
     2.303
     """
+    check_smoothing(smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if targets.ndim != 2:
         check_target_shape(logits, targets)
         check_target_range(logits, targets)
+        targets = targets.long()
     elif targets.shape != logits.shape or not targets.is_floating_point():
         raise ValueError(
             f"shares of classes are floating and have the logits' shape {tuple(logits.shape)}; got {targets.dtype} of "
@@ -99,3 +105,9 @@ def check_target_range(logits: Tensor, targets: Tensor) -> None:
             f"targets are from 0 to {logits.shape[-1] - 1}; got from {targets.min().item()} to {targets.max().item()}. "
             "Targets that do not count are left out by scored="
         )
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Raise a ValueError unless smoothing is a share."""
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"smoothing is a share of the target, from 0 to 1; got {smoothing}")

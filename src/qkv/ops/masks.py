@@ -56,7 +56,7 @@ def prefix(t: int, s: int | None = None, prefix: int | Tensor = 0) -> Mask:
     """
     if isinstance(prefix, int) and prefix < 0:
         raise ValueError(f"a prefix is a number of keys, 0 or more; got {prefix}")
-    if isinstance(prefix, Tensor) and (prefix.ndim != 1 or prefix.is_floating_point()):
+    if isinstance(prefix, Tensor) and (prefix.ndim != 1 or prefix.is_floating_point() or prefix.dtype == torch.bool):
         raise ValueError(
             f"a prefix is a whole number, or a tensor (b,) of them; got {prefix.dtype} of {tuple(prefix.shape)}"
         )

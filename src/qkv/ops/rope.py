@@ -65,6 +65,8 @@ class Rope(Relative):
         """Turn x by its positions: (t,) or (b, t); counted from `offset` if not given."""
         if positions is None:
             positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
+        if positions.shape[-1] != x.shape[-2]:
+            raise ValueError(f"{x.shape[-2]} tokens stand at as many positions; got {positions.shape[-1]} of them")
         rotation = self.rotation(positions, x.shape[-1], x.dtype)
         if positions.ndim == 2 and x.ndim == 3:  # x has no heads
             rotation = Rotation(rotation.cos.squeeze(-3), rotation.sin.squeeze(-3))
@@ -120,6 +122,9 @@ class Linear(Scaling):
 
     factor: float
 
+    def __post_init__(self) -> None:
+        _positive(self, "factor")
+
     def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
         return super().frequencies(width, base) / self.factor
 
@@ -129,6 +134,9 @@ class Ntk(Scaling):
     """A larger base, so that the slowest pair is stretched by `factor` and the fastest not at all."""
 
     factor: float
+
+    def __post_init__(self) -> None:
+        _positive(self, "factor")
 
     def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
         return super().frequencies(width, base * self.factor ** (width / max(width - 2, 1)))
@@ -142,6 +150,13 @@ class Llama3(Scaling):
     low: float = 1.0
     high: float = 4.0
     length: int = 8192
+
+    def __post_init__(self) -> None:
+        _positive(self, "factor", "length")
+        if self.low >= self.high:
+            raise ValueError(
+                f"Llama3 blends from low to a higher number of turns; got low={self.low}, high={self.high}"
+            )
 
     def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
         plain = super().frequencies(width, base)
@@ -164,6 +179,9 @@ class Yarn(Scaling):
     attention: float | None = None
     truncate: bool = True
 
+    def __post_init__(self) -> None:
+        _positive(self, "factor", "length", "fast", "slow")
+
     @property
     def amplitude(self) -> float:
         if self.attention is not None:
@@ -182,3 +200,9 @@ class Yarn(Scaling):
         pairs = torch.arange(width // 2, dtype=torch.float64)
         stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
         return stretched * plain / self.factor + (1 - stretched) * plain
+
+
+def _positive(scaling: Scaling, *names: str) -> None:
+    for name in names:
+        if getattr(scaling, name) <= 0:
+            raise ValueError(f"{type(scaling).__name__}'s {name} is a positive number; got {getattr(scaling, name)}")
