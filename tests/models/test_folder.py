@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_folder_is_said(damage, words, folder, unchecked):
 
 
 def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(ValueError, match="nothing at .*nowhere; expected a model's folder"):
+    with pytest.raises(ValueError, match=r"nothing at .*nowhere; expected a model's folder"):
         qkv.load(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file is 0 bytes long; a llama2\.c file begins"):
