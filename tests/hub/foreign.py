@@ -89,6 +89,7 @@ VITS = {
 BARTS = {
     "bart": ("BartForConditionalGeneration", "BartConfig", BART),
     "bart, untied": ("BartForConditionalGeneration", "BartConfig", {**BART, "tie_word_embeddings": False}),
+    "bart, bare": ("BartModel", "BartConfig", BART),
     "bart, scaled": ("BartForConditionalGeneration", "BartConfig", {**BART, "scale_embedding": True}),
 }
 EVERY = {**GPTS, **LLAMAS, **BERTS, **VITS, **BARTS}
@@ -145,6 +146,9 @@ def answers(name: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
         return base(tokens, token_type_ids=segments).last_hidden_state, ours(tokens, segments=segments)
     if name in BARTS:
         target = texts(length=6)
+        if name == "bart, bare":  # its output shares the token vectors
+            states = theirs(input_ids=tokens, decoder_input_ids=target).last_hidden_state
+            return states @ theirs.shared.weight.mT, ours(tokens, target)
         return theirs(input_ids=tokens, decoder_input_ids=target).logits, ours(tokens, target)
     return theirs(tokens).logits, ours(tokens)
 

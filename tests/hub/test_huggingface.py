@@ -141,6 +141,17 @@ def test_greedy_translation_is_theirs_token_for_token(tmp_path):
     assert found[0].tolist() == expected[0, 1:].tolist()
 
 
+def test_a_head_that_a_bare_model_has_no_place_for_is_written_with_the_whole_one(tmp_path):
+    foreign("bart, bare").save_pretrained(tmp_path / "theirs")
+    ours: Any = qkv.load(tmp_path / "theirs")
+    with torch.no_grad():
+        ours.head.bias.add_(1.0)
+    save_hf(ours, tmp_path / "back")
+    again: Any = qkv.load(tmp_path / "back")
+    assert torch.equal(again.head.bias, ours.head.bias)
+    reloaded(tmp_path / "back", "bart")
+
+
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_a_model_keeps_the_precision_of_its_file(kind, tmp_path):
     dtype = getattr(torch, kind)

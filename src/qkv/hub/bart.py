@@ -132,13 +132,15 @@ def complete(tensors: dict[str, Tensor]) -> None:
 
 BART = Family(
     name="bart",
-    architectures=("BartForConditionalGeneration",),
+    architectures=("BartForConditionalGeneration", "BartModel"),
     model=Seq2Seq,
     read=read,
     write=write,
     table=table,
-    left_out=(r"model\.shared\.weight",),  # where each stack has a table of its own, nobody reads the shared one
-    ignored=(r"model\.(encoder|decoder)\.version",),
+    prefix="model.",
+    bare=("BartModel",),
+    left_out=(r"shared\.weight",),  # where each stack has a table of its own, nobody reads the shared one
+    ignored=(r"(encoder|decoder)\.version",),
     tied={
         "model.shared.weight": (
             "model.encoder.embed_tokens.weight",

@@ -53,13 +53,16 @@ def save_hf(model: Model, target: str | Path) -> None:
     One that has no equal there is refused, by the field that makes the difference.
     """
     family, config = _described(model)
-    architecture = config["architectures"][0]
     state = untied(model)
     found = {pair.theirs: pair.how.write([state[name] for name in pair.ours]) for pair in _pairs(family, model)}
-    if architecture in family.bare:
-        found = {name.removeprefix(family.prefix): tensor for name, tensor in found.items()}
-    found = {**left_out(model), **found}
     family.complete(found)
+    if config["architectures"][0] in family.bare:
+        heads = [name for name in found if not name.startswith(family.prefix)]
+        if any(bool(found[name].any()) for name in heads):
+            config["architectures"] = [family.architectures[0]]  # the bare model has no place for them
+        else:
+            found = {name.removeprefix(family.prefix): tensor for name, tensor in found.items() if name not in heads}
+    found |= left_out(model)
     config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     files = {name: content for name, content in model.files.items() if name not in (THEIR_CONFIG, LEFT_OUT)}
     with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:
@@ -137,24 +140,24 @@ def _sorted_out(
     """The tensors by the names that the table uses, and those that are no part of our model."""
     prefixed = any(name.startswith(family.prefix) for name in tensors)
     heads = tuple(row.theirs for row in family.table(config) if not row.theirs.startswith(family.prefix))
+    tied = getattr(config, "tied", False)
     wanted: dict[str, Tensor] = {}
     left: dict[str, Tensor] = {}
     for original, tensor in tensors.items():
         name = original
         for ending, now in family.renamed.items():
             name = name.removesuffix(ending) + now if name.endswith(ending) else name
+        name = name if prefixed or name.startswith(heads) else family.prefix + name
         stem = name.removeprefix(family.prefix)
-        tied = getattr(config, "tied", False)
         if _matches(stem, family.ignored):
             continue
         if _matches(stem, family.left_out) and not (tied and name in family.tied):
             left[original] = tensor
             continue
-        name = name if prefixed or name.startswith(heads) else family.prefix + name
         if name in wanted:
             raise ValueError(f"{where} holds {name} twice, once under an older name")
         wanted[name] = tensor
-    if getattr(config, "tied", False):
+    if tied:
         for name, others in family.tied.items():
             _join_copies(wanted, name, others, where)
     return wanted, left

@@ -84,6 +84,8 @@ def _read(
     switches.skip(("attention_dropout", "pretraining_tp"))
     switches.only("is_encoder_decoder", False)
     switches.only("tie_encoder_decoder", False)
+    switches.only("rope_interleaved", False)
+    switches.only("use_mrope", False)
     heads, length = switches.count("num_attention_heads", 32), switches.count("max_position_embeddings", 2048)
     if "num_key_value_heads" in switches.plain or kv_heads is None:  # null: as many as there are heads
         kv_heads = switches.maybe_count("num_key_value_heads") or heads

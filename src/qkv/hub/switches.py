@@ -44,6 +44,7 @@ IRRELEVANT: frozenset[str] = frozenset(
         "id2label",
         "label2id",
         "num_labels",
+        "_num_labels",
         "problem_type",
         "finetuning_task",
         "task_specific_params",
@@ -66,6 +67,9 @@ IRRELEVANT: frozenset[str] = frozenset(
         "top_p",
         "repetition_penalty",
         "prefix",
+        "force_bos_token_to_be_generated",
+        "transformers.js_config",
+        "is_llama_config",
     )
 )
 
