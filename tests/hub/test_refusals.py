@@ -225,3 +225,36 @@ def test_a_tokenizer_that_is_absent_or_damaged_is_refused(folders, tmp_path):
     model.files["notes.txt"] = b""
     with pytest.raises(ValueError, match=r"'notes\.txt' cannot travel with a model"):
         save_hf(model, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("gpt2", {"n_ctx": 32, "_num_labels": 1, "task_specific_params": {"text-generation": {"do_sample": True}}}),
+        ("llama", {"pretraining_tp": 1, "rope_scaling": None, "_name_or_path": "x", "torch_dtype": "float16"}),
+        ("llama", {"rope_interleaved": False, "is_llama_config": True}),
+        ("qwen2", {"use_mrope": False, "rope_scaling": None}),
+        ("bert", {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pooler_fc_size": 768}),
+        ("vit", {"image_size": [12, 12], "_name_or_path": "x"}),
+        (
+            "bart",
+            {
+                "add_bias_logits": False,
+                "add_final_layer_norm": False,
+                "normalize_before": False,
+                "normalize_embedding": True,
+                "static_position_embeddings": False,
+                "extra_pos_embeddings": 2,
+                "num_hidden_layers": 2,
+                "classif_dropout": 0.1,
+                "force_bos_token_to_be_generated": True,
+                "no_repeat_ngram_size": 3,
+                "output_past": True,
+            },
+        ),
+    ],
+)
+def test_what_older_files_say_without_changing_anything_is_let_through(name, older, folders, tmp_path):
+    changed, plain = qkv.load(copy(folders(name), tmp_path / "model", config=older)), qkv.load(folders(name))
+    assert changed.config == plain.config
+    assert all(torch.equal(tensor, changed.state_dict()[key]) for key, tensor in plain.state_dict().items())
