@@ -109,6 +109,19 @@ def test_a_foreign_file_holds_no_checksum_so_its_numbers_are_what_its_bytes_say(
         path.write_bytes(good)
 
 
+def test_a_file_that_is_overwritten_later_does_not_change_the_model_read_from_it(theirs):
+    path = theirs / "model.safetensors"
+    good, model = path.read_bytes(), load(theirs)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        with path.open("r+b") as file:
+            file.seek(header_length(good))
+            file.write(bytes(len(good) - header_length(good)))
+        assert same(model.state_dict(), before)
+    finally:
+        path.write_bytes(good)
+
+
 @pytest.mark.parametrize("size", [2**62, 2**40, 100_000_001])
 def test_an_oversized_header_is_refused_without_reading_it(size, theirs):
     path = theirs / "model.safetensors"

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from qkv.hub.fetch import resolve
 from qkv.hub.huggingface import left_out, load_hf, save_hf
 from qkv.hub.llama2c import load_llama2c
-from qkv.hub.resolve import resolve
-from qkv.hub.tokenizer import tokenizer
+from qkv.hub.tokens import tokenizer
 from qkv.hub.torch_modules import from_torch
 from qkv.models import Model, folder
 

@@ -10,7 +10,7 @@ import pytest
 from foreign import foreign
 
 import qkv
-from qkv.hub import resolve as resolving
+from qkv.hub.fetch import resolve
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -68,7 +68,7 @@ def test_what_the_hub_does_not_give_is_said_in_one_sentence(monkeypatch):
 def test_without_huggingface_hub_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"pip install 'qkv\[hf\]'"):
-        resolving("org/name")
+        resolve("org/name")
 
 
 ALONE = """

@@ -19,8 +19,8 @@ def tokenizer(source: Model | str | Path) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
+    from qkv.hub.fetch import resolve
     from qkv.hub.llama2c import read_tokenizer
-    from qkv.hub.resolve import resolve
 
     if isinstance(source, Model):
         where, content = f"this {type(source).__name__}", source.files.get(TOKENIZER)
