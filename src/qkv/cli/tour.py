@@ -9,7 +9,9 @@ from qkv.cli.console import err, out, print_json
 
 LETTERS = "abcdefghijklmnop"
 NEXT_STEPS = {
-    "qkv tour --steps 5": "the same, stopped before it has learned: what does the map look like?",
+    "qkv tour --steps 5": "the same, stopped before it has learned",
+    "qkv byhand --example three-tokens": "the example above, each number derived",
+    "qkv check torch.nn:MultiheadAttention": "what holds of a layer, and what does not",
     "qkv doctor": "what this machine is fast at",
     "docs/attention.md": "attention, masks and positions in Python",
     "docs/models.md": "every model, its config and what it can do",
