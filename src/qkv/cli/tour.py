@@ -9,10 +9,12 @@ from qkv.cli.console import err, out, print_json
 
 LETTERS = "abcdefghijklmnop"
 NEXT_STEPS = {
-    "qkv tour --steps 5": "the same, stopped before it has learned: what does the map look like?",
+    "qkv tour --steps 5": "the same, stopped before it has learned",
+    "qkv byhand --example three-tokens": "the example above, each number derived",
+    "qkv check torch.nn:MultiheadAttention": "what holds of a layer, what not",
     "qkv doctor": "what this machine is fast at",
-    "docs/attention.md": "attention, masks and positions in Python",
-    "docs/models.md": "every model, its config and what it can do",
+    "docs/attention.md": "attention and masks in Python",
+    "docs/models.md": "every model and its config",
 }
 TURN = "|"  # what stands between a word and its reverse
 
@@ -175,6 +177,7 @@ def _show_reversal(learned) -> None:
 def _show_next_steps() -> None:
     out().print("[bold]What to try next[/bold]")
     steps = Table.grid(padding=(0, 2))
+    steps.add_column(no_wrap=True)
     for command, purpose in NEXT_STEPS.items():
         steps.add_row(f"  [cyan]{command}[/cyan]", purpose)
     out().print(steps)

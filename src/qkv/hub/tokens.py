@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkv.hub.fetch import resolve
+from qkv.hub.llama2c import read_tokenizer
 from qkv.models import Model
 from qkv.models.folder import TOKENIZER
 
@@ -18,9 +20,6 @@ def tokenizer(source: Model | str | Path) -> Tokenizer:
     Its `encode(text).ids` and `decode(ids)` are the tokenizers library's.
     """
     from tokenizers import Tokenizer
-
-    from qkv.hub.fetch import resolve
-    from qkv.hub.llama2c import read_tokenizer
 
     if isinstance(source, Model):
         where, content = f"this {type(source).__name__}", source.files.get(TOKENIZER)
