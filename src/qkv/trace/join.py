@@ -9,8 +9,8 @@ Keys that several calls share are held once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,25 +29,27 @@ class Step:
     column: int
     t: int
     s: int
-    source: Source  # of a recipe, all but queries and keys
-    tensor: Held | None  # queries, or weights
+    kind: type  # of source: Recipe, Derived or Written
+    tensor: Held | None = None  # the queries of a recipe, or the weights
+    rest: dict[str, Any] = field(default_factory=dict)  # of a recipe, all but queries and keys
+    derived: Derived | None = None
 
     @property
     def rule(self) -> Rule | None:
         """What the call allows, as a rule that other calls may follow too."""
-        if not isinstance(self.source, Recipe) or self.source.bias is not None or self.source.sink is not None:
+        if self.kind is not Recipe or self.rest["bias"] is not None or self.rest["sink"] is not None:
             return None
-        if isinstance(self.source.scale, Tensor):
+        if isinstance(self.rest["scale"], Tensor):
             return None
         place = self.column + self.s - self.t - self.row  # the column of row 0's own key
         left, right = None if self.column == 0 else place - self.column + self.row, 0
-        mask = self.source.mask
+        mask = self.rest["mask"]
         if isinstance(mask, Band):
             left, right = mask.left, mask.right
         elif mask is not None or self.t > 1:
             return None
         low, high = None if left is None else place - left, None if right is None else place + right
-        return Rule(low, high, self.source.scale, self.source.softcap)
+        return Rule(low, high, self.rest["scale"], self.rest["softcap"])
 
 
 class Rule(NamedTuple):
@@ -55,7 +57,7 @@ class Rule(NamedTuple):
 
     low: int | None
     high: int | None
-    scale: float | Tensor
+    scale: float
     softcap: float | None
 
 
@@ -66,7 +68,7 @@ class Calls:
         self.cross: bool | None = None
         self._holder = holder
         self._keys = holder.hold(source.keys) if isinstance(source, Recipe) else None
-        self._column = 0  # of the last call
+        self._sizes = source.shape[:2]
         self._steps = [self._step(0, 0, source)]
 
     def hear(self, cross: bool) -> None:
@@ -76,9 +78,7 @@ class Calls:
     def continued(self, source: Source) -> bool:
         """Take a call as a continuation, if it is one."""
         last = self._steps[-1]
-        if type(source) is not type(last.source) or isinstance(source, Derived):
-            return False
-        if source.shape[:2] != last.source.shape[:2]:
+        if type(source) is not last.kind or isinstance(source, Derived) or source.shape[:2] != self._sizes:
             return False
         column = self._column_of(source)
         if column is None:
@@ -126,17 +126,11 @@ class Calls:
     def _step(self, row: int, column: int, source: Source) -> Step:
         t, s = source.shape[2:]
         if isinstance(source, Recipe):
-            kept = self._holder.hold(source.queries)
-            source = replace(source, queries=source.queries[:, :, :0].detach(), keys=source.keys[:, :, :0].detach())
-            # the empty tensors must not keep the full ones' memory
-            source = replace(source, queries=source.queries.clone(), keys=source.keys.clone())
-            return Step(row, column, t, s, source, kept)
+            rest = {name: value for name, value in vars(source).items() if name not in ("queries", "keys")}
+            return Step(row, column, t, s, Recipe, self._holder.hold(source.queries), rest)
         if isinstance(source, Written):
-            return Step(row, column, t, s, Written(source.weights[:, :, :0].detach().clone()), self._hold(source))
-        return Step(row, column, t, s, source, None)
-
-    def _hold(self, source: Written) -> Held:
-        return self._holder.hold(source.weights)
+            return Step(row, column, t, s, Written, self._holder.hold(source.weights))
+        return Step(row, column, t, s, Derived, derived=source)
 
     def layer(self, name: str) -> Layer:
         """The layer's map, with calls that follow one rule put together into one recipe."""
@@ -151,21 +145,18 @@ class Calls:
 
     def _piece(self, run: list[Step]) -> Piece:
         first, last = run[0], run[-1]
-        if first.tensor is None:
-            return Piece(first.row, first.column, first.source)
+        if first.derived is not None:
+            return Piece(first.row, first.column, first.derived)
         tensors = [step.tensor.compact() for step in run if step.tensor is not None]
-        if isinstance(first.source, Written):
+        if first.kind is Written or self._keys is None:
             return Piece(first.row, first.column, Written(tensors[0]))
-        assert isinstance(first.source, Recipe) and self._keys is not None
         s = last.column + last.s - first.column
         keys = self._keys.compact()[..., first.column : first.column + s, :]
-        queries, mask = tensors[0], first.source.mask
-        if len(run) > 1:
-            queries, rule = torch.cat(tensors, dim=-2), first.rule
-            assert rule is not None
+        queries, rule, rest = tensors[0] if len(run) == 1 else torch.cat(tensors, dim=-2), first.rule, first.rest
+        if len(run) > 1 and rule is not None:
             t = queries.shape[-2]
             place = first.column + s - t - first.row
             left = None if rule.low is None else place - rule.low
             right = None if rule.high is None else rule.high - place
-            mask = Band(t, s, left, right)
-        return Piece(first.row, first.column, replace(first.source, queries=queries, keys=keys, mask=mask))
+            rest = {**rest, "mask": Band(t, s, left, right)}
+        return Piece(first.row, first.column, Recipe(queries, keys, **rest))

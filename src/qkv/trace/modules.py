@@ -47,7 +47,7 @@ class ModuleStack:
     def __enter__(self) -> ModuleStack:
         self._handles = [
             register_module_forward_pre_hook(self._push),
-            register_module_forward_hook(self._pop, with_kwargs=True, always_call=True),
+            register_module_forward_hook(self._pop, with_kwargs=True),
         ]
         return self
 
@@ -97,6 +97,8 @@ class ModuleStack:
     def _push(self, module: nn.Module, inputs: tuple) -> None:
         if module not in self._names and not self._given and not self.calls:
             self._learn(module)
+        if self.calls and module is self.calls[0].module:  # the last call of the whole model ended in an exception
+            self.calls.clear()
         if module in self._names:
             self.calls.append(Call(module, self._names[module]))
 

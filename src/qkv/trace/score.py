@@ -8,8 +8,8 @@ gives a new `Score`, or None where the step is not one that attention knows; the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,10 +30,8 @@ class Term:
     after: int = 0  # how many terms had been added before
 
 
-class Understand(Protocol):
-    """Finds the structure of what is added; remembers it for the next layer."""
-
-    def __call__(self, added: Tensor, source: Tensor, t: int, s: int) -> Added: ...
+# (what is added, the tensor it is a view of, t, s): finds its structure, and remembers it for the next layer
+Understand = Callable[[Tensor, Tensor, int, int], Added]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +136,7 @@ class Score:
             floor=max(floors, default=float("-inf")),
             bias=_sum([part.bias for part in added if part.bias is not None], *size),
             softcap=self.amplitude,
-            sink=None if sink is None else arranged(sink.tensor, sink.axes, self.layout, order),
+            sink=None if sink is None else _single(arranged(sink.tensor, sink.axes, self.layout, order)),
         )
 
     def _added(self, term: Term, order: tuple, size: tuple[int, int], understand: Understand) -> Added:
@@ -188,6 +186,13 @@ def _grouped(keys: Tensor) -> Tensor:
             if torch.equal(groups, groups[:, :, :1].expand_as(groups)):
                 return groups[:, :, 0].clone()
     return keys
+
+
+def _single(x: Tensor) -> Tensor:
+    """A tensor with axes that are one number repeated cut to that one."""
+    for axis, step in enumerate(x.stride()):
+        x = x if step else x.narrow(axis, 0, 1)
+    return x
 
 
 def _sum(biases: list[Tensor | ByDistance], t: int, s: int) -> Tensor | ByDistance | None:
