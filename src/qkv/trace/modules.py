@@ -25,6 +25,7 @@ class Call:
 
     module: nn.Module
     name: str
+    cross: bool | None = None  # known from the beginning if keyword arguments were shown
     waiting: list[Callable[[bool], None]] = field(default_factory=list)
 
 
@@ -32,9 +33,18 @@ class ModuleStack:
     """The modules being called, outermost first; names are those of `model`, or of the outermost module called.
 
     after: called with the name and the output of every module that returns.
+    everywhere: by PyTorch's hooks for every module; else by hooks on the model's own, which see keyword arguments before
+        the call, but switch fast paths off.
     """
 
-    def __init__(self, model: nn.Module | None = None, after: Callable[[str, Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        after: Callable[[str, Any], None] | None = None,
+        *,
+        everywhere: bool = True,
+    ) -> None:
+        self.model, self._everywhere = model, everywhere
         self.calls: list[Call] = []
         self.parameters: set[int] = set()  # where the parameters are stored: a product with one is a projection
         self._names: dict[nn.Module, str] = {}
@@ -45,6 +55,11 @@ class ModuleStack:
             self._learn(model)
 
     def __enter__(self) -> ModuleStack:
+        if not self._everywhere and self.model is not None:
+            for module in self.model.modules():
+                self._handles.append(module.register_forward_pre_hook(self._push, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._pop, with_kwargs=True))
+            return self
         self._handles = [
             register_module_forward_pre_hook(self._push),
             register_module_forward_hook(self._pop, with_kwargs=True),
@@ -64,6 +79,11 @@ class ModuleStack:
     @property
     def module(self) -> nn.Module | None:
         return self.calls[-1].module if self.calls else None
+
+    @property
+    def cross(self) -> bool | None:
+        """Whether what runs now is attention to another sequence, where that is known from the beginning."""
+        return next((call.cross for call in reversed(self.calls) if call.cross is not None), None)
 
     def tell_cross(self, listener: Callable[[bool], None]) -> None:
         """Tell the listener whether what runs now is attention to another sequence, as soon as it is known.
@@ -94,13 +114,14 @@ class ModuleStack:
             self._names.setdefault(module, name)
         self.parameters |= {parameter.untyped_storage().data_ptr() for parameter in root.parameters()}
 
-    def _push(self, module: nn.Module, inputs: tuple) -> None:
+    def _push(self, module: nn.Module, inputs: tuple, named: dict[str, Any] | None = None) -> None:
         if module not in self._names and not self._given and not self.calls:
             self._learn(module)
         if self.calls and module is self.calls[0].module:  # the last call of the whole model ended in an exception
             self.calls.clear()
         if module in self._names:
-            self.calls.append(Call(module, self._names[module]))
+            cross = None if named is None else _is_cross(inputs, named)
+            self.calls.append(Call(module, self._names[module], cross))
 
     def _pop(self, module: nn.Module, inputs: tuple, named: dict[str, Any], output: Any) -> None:
         if module not in self._names or not any(call.module is module for call in self.calls):

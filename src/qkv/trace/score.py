@@ -70,18 +70,31 @@ class Score:
             return replace(self, amplitude=self.amplitude * factor, terms=terms, fills=fills)
         return replace(self, scale=self.scale * factor, terms=terms, fills=fills)
 
-    def plus(self, added: Tensor | float, factor: float = 1.0) -> Score:
+    def plus(self, added: Tensor | float, factor: float = 1.0) -> Score | None:
         if not isinstance(added, Tensor) or added.ndim == 0 or (added.shape[-1] == 1 and self.layout.axes[-1]):
             return replace(self, shifted=True)  # the softmax does not see what all keys have in common
-        return replace(self, terms=(*self.terms, Term(added.detach(), self.layout.axes, factor)))
+        term = self._operand(added, factor)
+        return None if term is None else replace(self, terms=(*self.terms, term))
 
     def squeezed(self) -> Score | None:
         if self.terms or self.fills or self.amplitude is not None or self.shifted:
             return None
         return replace(self, amplitude=1.0)
 
-    def filled(self, where: Tensor, value: float) -> Score:
-        return replace(self, fills=(*self.fills, Term(where.detach(), self.layout.axes, value, len(self.terms))))
+    def filled(self, where: Tensor, value: float) -> Score | None:
+        term = self._operand(where, value)
+        return None if term is None else replace(self, fills=(*self.fills, term))
+
+    def _operand(self, x: Tensor, factor: float) -> Term | None:
+        """An operand as a term; of one that has a column for the sink too, without it; None if that changes the sink."""
+        axes = self.layout.axes if self.sink is None else self.sink.axes
+        if self.sink is not None and x.shape[-1] > 1:
+            if bool(x[..., -1].any()):
+                return None
+            x = x[..., :-1]
+        elif self.sink is not None and bool(x.any()):
+            return None
+        return Term(x.detach(), axes, factor, len(self.terms))
 
     def with_sink(self, sink: Tensor, shape: tuple[int, ...]) -> Score | None:
         """Scores with one column more at their end, for a key without a value."""
