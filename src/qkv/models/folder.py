@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from qkv import __version__
 from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Shaw, T5Bias
+from qkv.models.whole import read_json, read_tensors, write_whole
 from qkv.ops.positions import Alibi
 from qkv.ops.rope import Linear, Llama3, Ntk, Rope, Yarn
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from qkv.models.base import Model
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
 PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
 PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)
 KINDS = {part.__name__: part for part in PARTS}  # what may stand inside a config
@@ -34,34 +33,27 @@ KINDS = {part.__name__: part for part in PARTS}  # what may stand inside a confi
 def save(model: Model, target: str | Path) -> None:
     """Write a model's folder; an older model's folder of the same name is replaced."""
     target = Path(target)
-    _refuse_foreign(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     described = {"qkv": __version__, "model": type(model).__name__, "config": to_plain(model.config)}
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+
+    def write(scratch: Path) -> None:
         if (target / TOKENIZER).exists():
             shutil.copy(target / TOKENIZER, scratch)
         save_file(_untied(model), scratch / WEIGHTS)
         (scratch / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        scratch.chmod(0o755)
-        for path in (*scratch.iterdir(), scratch):
-            _to_disk(path)
-        _swap(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    _to_disk(target.parent)
+
+    write_whole(target, (CONFIG, WEIGHTS, TOKENIZER), write, what="model")
 
 
 def load(source: str | Path, known: dict[str, type[Model]]) -> Model:
     """The model that a folder holds, in eval mode."""
     source = Path(source)
-    described = _read_config(source / CONFIG)
+    described = read_json(source / CONFIG, needed=NEEDED)
     name = described.get("model")
     if name not in known:
         raise ValueError(f"{source / CONFIG} names the model {name!r}; known are {', '.join(sorted(known))}")
     kind = known[name]
     model = kind(from_plain(kind.config_class, described.get("config"), str(source / CONFIG)))
-    tensors = _read_weights(source / WEIGHTS)
+    tensors = read_tensors(source / WEIGHTS, needed=NEEDED)
     _fill(model, tensors, source / WEIGHTS)
     return model.eval()
 
@@ -95,29 +87,6 @@ def from_plain(kind: type, plain: Any, where: str) -> Any:
         raise ValueError(f"{where}: {kind.__name__} {str(error).split('__init__() ')[-1]}") from None
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
-    if not path.exists():
-        raise ValueError(f"{path.parent} has no {CONFIG}; a model is a folder with {CONFIG} and {WEIGHTS}")
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(described, dict):
-        raise ValueError(f"{path} should hold a JSON object; got {type(described).__name__}")
-    return described
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    if not path.exists():
-        raise ValueError(f"{path.parent} has no {WEIGHTS}; a model is a folder with {CONFIG} and {WEIGHTS}")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
-
-
 def _fill(model: Model, tensors: dict[str, torch.Tensor], where: Path) -> None:
     expected = _untied(model)
     if missing := sorted(set(expected) - set(tensors)):
@@ -142,34 +111,3 @@ def _untied(model: Model) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             kept[name] = tensor.detach().contiguous()
     return kept
-
-
-def _refuse_foreign(target: Path) -> None:
-    if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file; a model is saved to a folder")
-    foreign = sorted(path.name for path in target.iterdir()) if target.exists() else []
-    foreign = [name for name in foreign if name not in (CONFIG, WEIGHTS, TOKENIZER)]
-    if foreign:
-        raise ValueError(f"{target} holds other files ({foreign[0]}, …); choose a new folder, so that nothing is lost")
-
-
-def _swap(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = new.with_name(new.name + ".old")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

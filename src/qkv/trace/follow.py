@@ -49,7 +49,7 @@ class Follower:
 
     def __init__(
         self,
-        found: Callable[[Source], None],
+        found: Callable[[Source], object],
         heads: Callable[[], int | None],
         projects: Callable[[Tensor], bool],
     ) -> None:

@@ -19,6 +19,7 @@ from qkv.ops.mask_kinds import Band
 from qkv.trace.hold import Held, Holder
 from qkv.trace.layer import Layer, Piece
 from qkv.trace.recipe import Derived, Recipe, Source, Written
+from qkv.trace.structure import four_axes, mask_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,7 @@ class Calls:
         self._holder = holder
         self._keys = holder.hold(source.keys) if isinstance(source, Recipe) else None
         self._sizes = source.shape[:2]
+        self._offset = source.keys.storage_offset() if isinstance(source, Recipe) else 0
         self._steps = [self._step(0, 0, source)]
 
     def hear(self, cross: bool) -> None:
@@ -85,6 +87,7 @@ class Calls:
             return False
         if isinstance(source, Recipe):
             self._take_keys(source.keys, column)
+            self._offset = source.keys.storage_offset()
         self._steps.append(self._step(last.row + last.t, column, source))
         return True
 
@@ -97,13 +100,20 @@ class Calls:
         held = self._keys.tensor
         if held.shape[-1] != source.keys.shape[-1] or held.shape[1] != source.keys.shape[1]:
             return None
-        alike = (held[..., last.column :, :] == source.keys[..., :1, :]).all(-1).flatten(0, 1).all(0)
-        if not bool(alike.any()):
-            return None
-        block = self._is_block(source)
+        if self._is_block(source):
+            return last.column + (source.keys.storage_offset() - self._offset) // source.keys.stride(-2)
         if held.shape == source.keys.shape and torch.equal(held, source.keys):
-            return 0 if t == 1 or block else None
-        return last.column + int(alike.int().argmax()) if t < s or block else None
+            return 0 if t == 1 else None
+        if t >= s:
+            return None
+        alike = (held[..., last.column :, :] == source.keys[..., :1, :]).all(-1).flatten(0, 1).all(0)
+        for place in alike.nonzero().flatten().tolist():
+            column = last.column + place  # among tokens that repeat, more than the first key must agree
+            shared = min(held.shape[-2] - column, s - t)
+            if torch.equal(held[..., column : column + shared, :], source.keys[..., :shared, :]):
+                return column
+        fixed = held.shape == source.keys.shape and bool(alike.any()) and bool(alike[0])
+        return 0 if fixed else None
 
     def _is_block(self, source: Recipe) -> bool:
         """Whether the queries stand right behind the last call's in memory: a block of the same queries."""
@@ -131,6 +141,15 @@ class Calls:
         if isinstance(source, Written):
             return Step(row, column, t, s, Written, self._holder.hold(source.weights))
         return Step(row, column, t, s, Derived, derived=source)
+
+    def empty(self, nothing: Tensor) -> None:
+        """Take note that what these queries of the last call gathered was set to 0: they attend to nothing."""
+        last = self._steps[-1]
+        if last.kind is Recipe and nothing.shape[-1] == 1 and bool(nothing.any()):
+            allowed = ~four_axes(nothing)
+            if last.rest["mask"] is not None:
+                allowed = allowed & last.rest["mask"].tile(range(last.t), range(last.s), nothing.device)
+            last.rest["mask"] = mask_of(allowed.expand(*allowed.shape[:2], last.t, last.s), last.t, last.s)
 
     def layer(self, name: str) -> Layer:
         """The layer's map, with calls that follow one rule put together into one recipe."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from qkv.trace.follow import Follower
 from qkv.trace.hold import Held, Holder
@@ -60,6 +61,7 @@ class Recorder(TorchDispatchMode):
         self._calls: dict[tuple[int, str], list[Calls]] = {}
         self._order: list[tuple[str, Calls]] = []
         self._kept: dict[str, list[Held]] = {}
+        self._gathered = WeakTensorKeyDictionary()  # what kernels returned
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         named = kwargs or {}
@@ -71,23 +73,27 @@ class Recorder(TorchDispatchMode):
             self._follower.wrote(written, name, args[0] if args else None)
         output = func(*args, **named)
         if reader is not None:
-            self._found(reader(bound(func, args, named), self._follower.understand), SUFFIX.get(name, ""))
+            calls = self._found(reader(bound(func, args, named), self._follower.understand), SUFFIX.get(name, ""))
+            self._gathered[output[0] if isinstance(output, tuple) else output] = calls
         else:
+            if name == "masked_fill" and args[0] in self._gathered and float(args[2]) == 0.0:
+                self._gathered[args[0]].empty(args[1])
             self._follower.after(name, args, named, output)
         return output
 
-    def _found(self, source: Source, suffix: str = "") -> None:
+    def _found(self, source: Source, suffix: str = "") -> Calls:
         """Add an attention to the calls of the module that is being called."""
         module = self.stack.module
         known = self._calls.setdefault((id(module), suffix), []) if module is not None else []
         for calls in reversed(known):
             if calls.continued(source):
-                return
+                return calls
         calls = Calls(source, self._holder)
         self.stack.tell_cross(calls.hear)
         name = ".".join(part for part in (self.stack.name, suffix) if part) or "attention"
         self._order.append((name, calls))
         known.append(calls)
+        return calls
 
     def _projects(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.stack.parameters
