@@ -22,6 +22,7 @@ from qkv.trace.edited import edited_attention, edited_dot_product, edited_multi_
 from qkv.trace.edits import Address, Beta, Edit, Edits, Head, Pattern
 from qkv.trace.follow import Follower
 from qkv.trace.hold import Holder
+from qkv.trace.kernels import in_parts, is_composite
 from qkv.trace.modules import ModuleStack
 from qkv.trace.record import first_tensor
 from qkv.trace.score import Score
@@ -163,6 +164,9 @@ class Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         name, named = func._schema.name.split("::")[-1], kwargs or {}
+        if is_composite(func):
+            with self:
+                return in_parts(func, *args, **named)
         written = self._holder.before(func, args, named)
         if written:
             self.follower.wrote(written, name, args[0] if args else None)

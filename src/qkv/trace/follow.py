@@ -193,6 +193,7 @@ def _step(
         return None if layout is None else Score(**{**vars(score), "layout": layout})
     if output.shape != given.shape:
         return None
+    other = float(other) if isinstance(other, int) else other
     match name.removesuffix("_"):
         case "mul":
             return score.multiplied(other)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from qkv.trace.structure import four_axes, mask_of
 
 Reader = Callable[[dict[str, Any], Understand], Source]
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 OPAQUE = re.compile(r"attention|attn|mha", re.IGNORECASE)  # an operator of such a name that no reader knows is refused
 HARMLESS = re.compile(r"backward|_fused_sdp_choice|mask|dropout", re.IGNORECASE)
 
@@ -105,6 +106,17 @@ def reader_of(operator: Any) -> Reader | None:
             "arguments; use the model's eager or scaled_dot_product_attention variant to record it"
         )
     return None
+
+
+@cache
+def is_composite(operator: Any) -> bool:
+    """Whether an operator is made of others by PyTorch itself: in inference mode such are seen before their parts."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), COMPOSITE)
+
+
+def in_parts(operator: Any, *arguments: Any, **named: Any) -> Any:
+    """Run a composite operator so that its parts are seen: the same kernel that would have run."""
+    return operator._op_dk(COMPOSITE, *arguments, **named)
 
 
 def bound(operator: Any, arguments: tuple, named: dict[str, Any]) -> dict[str, Any]:

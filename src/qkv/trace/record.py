@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from qkv.trace.follow import Follower
 from qkv.trace.hold import Held, Holder
 from qkv.trace.join import Calls
-from qkv.trace.kernels import SUFFIX, Reader, bound, reader_of
+from qkv.trace.kernels import SUFFIX, Reader, bound, in_parts, is_composite, reader_of
 from qkv.trace.modules import ModuleStack
 from qkv.trace.recipe import Source
 from qkv.trace.trace import Trace
@@ -68,6 +68,9 @@ class Recorder(TorchDispatchMode):
         if func not in self._readers:
             self._readers[func] = (func._schema.name.split("::")[-1], reader_of(func))
         name, reader = self._readers[func]
+        if reader is None and is_composite(func):
+            with self:
+                return in_parts(func, *args, **named)
         written = self._holder.before(func, args, named)
         if written:
             self._follower.wrote(written, name, args[0] if args else None)
