@@ -67,7 +67,10 @@ FOREIGN = [
     Foreign("GPT-2, padded", _config("GPT2Config", **GPT2), "AutoModelForCausalLM", padded_text),
     Foreign("Llama", _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS), "AutoModelForCausalLM", text),
     Foreign(
-        "Llama, padded", _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS), "AutoModelForCausalLM", padded_text
+        "Llama, padded",
+        _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS),
+        "AutoModelForCausalLM",
+        padded_text,
     ),
     Foreign(
         "Mistral",
@@ -134,7 +137,8 @@ def build(foreign: Foreign, backend: str, dtype: torch.dtype = torch.float32) ->
 
 def call(model: nn.Module, foreign: Foreign, **options) -> Tensor:
     inputs = {
-        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x for name, x in foreign.inputs().items()
+        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
+        for name, x in foreign.inputs().items()
     }
     output = model(**inputs, **options)
     return output[0]
@@ -143,9 +147,7 @@ def call(model: nn.Module, foreign: Foreign, **options) -> Tensor:
 def eager_weights(foreign: Foreign, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """The weights (b, h, t, s) of every layer, sorted by where they are computed, as the library itself returns them."""
     model = build(foreign, "eager", dtype)
-    inputs = {
-        name: x.to(dtype) if x.is_floating_point() else x for name, x in foreign.inputs().items()
-    }
+    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in foreign.inputs().items()}
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)
     stacks = [getattr(output, field) for field in foreign.fields]

@@ -18,7 +18,14 @@ OURS = {
     "synthesizer": GPTConfig(**SMALL, score=DenseSynthesizer(16)),
 }
 BY_NAME = {foreign.name: foreign for foreign in FOREIGN}
-THEIRS = [("GPT-2", "eager"), ("GPT-2", "sdpa"), ("Llama", "eager"), ("Llama", "sdpa"), ("BERT", "eager"), ("T5", "sdpa")]
+THEIRS = [
+    ("GPT-2", "eager"),
+    ("GPT-2", "sdpa"),
+    ("Llama", "eager"),
+    ("Llama", "sdpa"),
+    ("BERT", "eager"),
+    ("T5", "sdpa"),
+]
 THEIRS += [("GPT-OSS", "eager"), ("Gemma 2", "eager")]
 TOKENS = torch.arange(14).reshape(2, 7) % 11
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
@@ -144,7 +151,9 @@ def test_cutting_an_edge_of_ours_is_masking_it(name: str):
     torch.testing.assert_close(weights, expected[0], **CLOSE)
 
 
-@pytest.mark.parametrize(("name", "backend"), [("GPT-2", "eager"), ("GPT-2", "sdpa"), ("Llama", "sdpa"), ("GPT-OSS", "eager")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("GPT-2", "eager"), ("GPT-2", "sdpa"), ("Llama", "sdpa"), ("GPT-OSS", "eager")]
+)
 @torch.no_grad()
 def test_cutting_an_edge_of_theirs_is_masking_it(name: str, backend: str):
     foreign = BY_NAME[name]
@@ -281,7 +290,10 @@ def test_a_change_ends_with_its_block_even_by_an_exception():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"silence": [("blocks.7.attention", 0)]}, "no module 'blocks.7.attention'; it has, for example, blocks.0.attention"),
+        (
+            {"silence": [("blocks.7.attention", 0)]},
+            "no module 'blocks.7.attention'; it has, for example, blocks.0.attention",
+        ),
         ({"patch": {"nothing": torch.zeros(1)}}, "no module 'nothing'"),
         ({"silence": [(0, 4)]}, "4 heads, 0 to 3; got head 4"),
         ({"cut": [(0, 5, 1, 1)]}, "4 heads, 0 to 3; got head 5"),
@@ -297,4 +309,3 @@ def test_scores_that_are_no_product_have_no_beta():
     model = ours("additive")
     with pytest.raises(ValueError, match="no beta"), change(model, beta=2.0):
         model(TOKENS)
-

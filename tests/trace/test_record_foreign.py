@@ -6,7 +6,11 @@ from foreign_models import FOREIGN, Foreign, build, call, eager_weights
 
 from qkv.trace import Trace, record
 
-CASES = [pytest.param(foreign, backend, id=f"{foreign.name}-{backend}") for foreign in FOREIGN for backend in foreign.backends]
+CASES = [
+    pytest.param(foreign, backend, id=f"{foreign.name}-{backend}")
+    for foreign in FOREIGN
+    for backend in foreign.backends
+]
 
 
 def all_weights(trace: Trace, layer: int) -> torch.Tensor:

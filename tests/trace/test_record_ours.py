@@ -50,10 +50,14 @@ def test_recorded_weights_are_the_layers_own_and_outputs_the_same_bits(name: str
         torch.testing.assert_close(all_weights(trace, layer), weights, **EXACT)
         dense = any(word in name.lower() for word in ("synthesizer", "additive", "location"))
         assert trace.layer(layer).storage == ("dense" if dense else "recipe")
-        assert trace.layer(layer).cross == ("cross" in layer or layer in ("down.attention", "up.attention", "attention"))
+        assert trace.layer(layer).cross == (
+            "cross" in layer or layer in ("down.attention", "up.attention", "attention")
+        )
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "grouped heads", "window", "window and shaw", "additive", "location-aware"])
+@pytest.mark.parametrize(
+    "name", ["rope", "t5", "grouped heads", "window", "window and shaw", "additive", "location-aware"]
+)
 @torch.no_grad()
 def test_padding_is_recorded(name: str, device: torch.device):
     model = randomised(GPTS[name], device)
@@ -64,7 +68,9 @@ def test_padding_is_recorded(name: str, device: torch.device):
         torch.testing.assert_close(all_weights(trace, layer), weights, **EXACT)
 
 
-@pytest.mark.parametrize("name", ["learned", "rope", "alibi", "grouped heads", "window and rope", "additive", "dense synthesizer"])
+@pytest.mark.parametrize(
+    "name", ["learned", "rope", "alibi", "grouped heads", "window and rope", "additive", "dense synthesizer"]
+)
 @torch.no_grad()
 def test_steps_of_a_generation_are_joined_into_one_map(name: str, device: torch.device):
     model = randomised(GPTS[name], device)

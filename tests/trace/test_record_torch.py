@@ -124,7 +124,9 @@ def test_a_torch_attention_layer_is_recorded(need_weights: bool, grad: bool):
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
-@pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"rotary_pos_emb": True, "rotary_emb_dim": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_heads": 2}, {"qk_norm": True}, {"rotary_pos_emb": True, "rotary_emb_dim": 4}], ids=str
+)
 @torch.no_grad()
 def test_x_transformers_is_recorded(flash: bool, options: dict):
     x_transformers = pytest.importorskip("x_transformers")

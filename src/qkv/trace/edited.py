@@ -145,7 +145,9 @@ def _another_beta(edit: Edit, recipe: Recipe | None, scores: Tensor) -> Tensor:
 
     def scaled(beta: float | Tensor) -> Tensor:
         product_scaled = product * _to(beta, product)
-        return product_scaled if recipe.softcap is None else torch.tanh(product_scaled / recipe.softcap) * recipe.softcap
+        return (
+            product_scaled if recipe.softcap is None else torch.tanh(product_scaled / recipe.softcap) * recipe.softcap
+        )
 
     more = scaled(edit.beta(recipe.scale, h)) - scaled(recipe.scale)
     more = F.pad(more, (0, scores.shape[-1] - s)) if scores.shape[-1] > s else more  # a sink has no key

@@ -86,7 +86,7 @@ class Follower:
             self._cat(arguments, output)
         elif name == "where":
             self._where(arguments, output)
-        else:
+        elif self.scores.data or self.candidates.data:  # most operations of a fused model have nothing to be followed
             output = output[0] if isinstance(output, tuple) and output else output
             if arguments and isinstance(arguments[0], Tensor) and isinstance(output, Tensor):
                 self._pass_on(name, arguments, named, output)
@@ -152,7 +152,9 @@ class Follower:
             return
         whole = given if candidate.weights is None else candidate.weights
         if name in COPIES or name in DROPOUTS or (_same_memory(given, output) and given.numel() == output.numel()):
-            self.candidates[output] = candidate if given is output else Candidate(candidate.recipe, whole, candidate.last)
+            self.candidates[output] = (
+                candidate if given is output else Candidate(candidate.recipe, whole, candidate.last)
+            )
         elif name in EDITS and given is not output:
             self.candidates[output] = Candidate(candidate.recipe, last=candidate.last)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from qkv.ops.mask_kinds import Band, Both, Mask, Present
 from qkv.trace.recipe import Derived, Projected, Recipe, Source
 from qkv.trace.score import Understand
-from qkv.trace.structure import four_axes, mask_of
+from qkv.trace.structure import four_axes, mask_of, without_copies
 
 Reader = Callable[[dict[str, Any], Understand], Source]
 
@@ -45,9 +45,10 @@ def read_dot_product(given: dict[str, Any], understand: Understand) -> Source:
         masks += [] if seen.mask is None else [seen.mask]
         bias, floor = seen.bias, seen.floor
     scale = given.get("scale")
+    q, k = (x if x.ndim == 4 else x.unsqueeze(1) for x in (q, k))
     return Recipe(
         q,
-        k,
+        without_copies(k),
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
         mask=None if not masks else masks[0] if len(masks) == 1 else Both.of(*masks),
         floor=floor,
@@ -139,4 +140,3 @@ def _fused_mask(mask: Tensor, kind: int | None, t: int, s: int) -> list[Mask]:
     forbidden = forbidden[:, None, None, :] if kind == 1 else forbidden
     found = mask_of(~forbidden, t, s)
     return [] if found is None else [found]
-

@@ -161,4 +161,3 @@ def _is_cross(inputs: tuple, named: dict[str, Any]) -> bool | None:
     if not sequences:
         return None
     return any(x.dim() == sequences[0].dim() and x is not sequences[0] for x in sequences[1:])
-

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.ops.mask_kinds import Mask
+from qkv.ops.mask_kinds import Band, Mask
 
 Tile = tuple[Tensor, range]  # weights (t, s) of a run of queries, and the keys that they are for
 
@@ -97,11 +97,7 @@ class Recipe:
         if not columns:
             return self.queries.new_zeros(len(rows), 0, dtype=self._exact), columns
         scores = self.scores(batch, head, rows, columns)
-        nothing = None
-        if self.mask is not None and not (self.floor == float("-inf") and self.mask.open(rows)):
-            forbidden = ~part(self.mask.tile(rows, columns, scores.device), batch, head)
-            scores.masked_fill_(forbidden, self.floor)
-            nothing = forbidden.all(-1, keepdim=True) if self.floor == float("-inf") else None
+        nothing = self._mask(scores, batch, head, rows, columns)
         if self.sink is not None:
             sink = cut(self.sink, batch, head, rows, range(1)).to(scores)
             scores = torch.cat((scores, sink.expand(len(rows), 1)), dim=-1)
@@ -116,10 +112,10 @@ class Recipe:
         group = head // (self.queries.shape[1] // self.keys.shape[1])
         q = self.queries[batch, head, rows.start : rows.stop].to(self._exact)
         k = self.keys[batch, group, columns.start : columns.stop].to(self._exact)
-        scale = self.scale
-        if isinstance(scale, Tensor):
-            scale = cut(scale, batch, head, rows, columns).to(self._exact)
-        scores = (q @ k.mT).mul_(scale)
+        if isinstance(self.scale, Tensor):
+            scores = (q @ k.mT).mul_(cut(self.scale, batch, head, rows, columns).to(self._exact))
+        else:
+            scores = (q * self.scale) @ k.mT
         if self.softcap is not None:
             scores = torch.tanh(scores.div_(self.softcap)).mul_(self.softcap)
         if isinstance(self.bias, ByDistance):
@@ -127,6 +123,21 @@ class Recipe:
         elif self.bias is not None:
             scores += cut(self.bias, batch, head, rows, columns)
         return scores
+
+    def _mask(self, scores: Tensor, batch: int, head: int, rows: range, columns: range) -> Tensor | None:
+        """Write the floor where the mask forbids; say which queries have nothing left, if there can be any."""
+        if self.mask is None or (self.floor == float("-inf") and self.mask.open(rows)):
+            return None
+        clear = _clear(self.mask, rows, columns)  # of a wide causal tile, only the corner at the diagonal needs a look
+        if clear:
+            for side in (range(columns.start, clear.start), range(clear.stop, columns.stop)):
+                if side:
+                    there = scores[:, side.start - columns.start : side.stop - columns.start]
+                    there.masked_fill_(~part(self.mask.tile(rows, side, scores.device), batch, head), self.floor)
+            return None
+        forbidden = ~part(self.mask.tile(rows, columns, scores.device), batch, head)
+        scores.masked_fill_(forbidden, self.floor)
+        return forbidden.all(-1, keepdim=True) if self.floor == float("-inf") else None
 
     @property
     def _exact(self) -> torch.dtype:
@@ -173,6 +184,16 @@ class Written:
 
 
 Source = Recipe | Derived | Written  # what weights are computed from
+
+
+def _clear(mask: Mask, rows: range, columns: range) -> range:
+    """The columns that every one of these rows may attend to, where that is easily said; else none."""
+    if not isinstance(mask, Band):
+        return range(0)
+    first, last = (row + mask.s - mask.t for row in (rows.start, rows.stop - 1))
+    start = columns.start if mask.left is None else max(columns.start, last - mask.left)
+    stop = columns.stop if mask.right is None else min(columns.stop, first + mask.right + 1)
+    return range(start, max(start, stop))
 
 
 def part(x: Tensor, batch: int, head: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from qkv.ops.mask_kinds import Both, Mask
 from qkv.trace.axes import Atom, Axes, Layout, arranged
 from qkv.trace.recipe import ByDistance, Recipe
-from qkv.trace.structure import Added, mask_of
+from qkv.trace.structure import Added, mask_of, without_copies
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Score:
             self.right, (*self.product.axes[:-2], self.inner, column), self.layout, (b, h, column, self.inner)
         )
         queries, keys = (left, right) if kind == "column" else (right, left)
-        return self._dressed(queries, _grouped(keys), (b, h, t, s), understand)
+        return self._dressed(queries, without_copies(keys), (b, h, t, s), understand)
 
     def _dressed(self, queries: Tensor, keys: Tensor, order: tuple, understand: Understand) -> Recipe | None:
         """Queries and keys with what was done to their product."""
@@ -186,19 +186,6 @@ def _last(atoms: tuple[Atom, ...], heads: int, layout: Layout) -> tuple[tuple[At
         else:
             break
     return (tuple(kept), tuple(taken)) if heads == 1 else (atoms, ())
-
-
-def _grouped(keys: Tensor) -> Tensor:
-    """Keys without the copies that were made of them for heads that share them."""
-    heads = keys.shape[1]
-    if heads < 2 or not torch.equal(keys[:, 0], keys[:, 1]):
-        return keys
-    for size in range(heads, 1, -1):
-        if heads % size == 0:
-            groups = keys.unflatten(1, (heads // size, size))
-            if torch.equal(groups, groups[:, :, :1].expand_as(groups)):
-                return groups[:, :, 0].clone()
-    return keys
 
 
 def _single(x: Tensor) -> Tensor:

@@ -70,12 +70,10 @@ class Tensors:
 
     def put(self, tensor: Tensor) -> dict[str, Any]:
         """Where a tensor is found again: its name, or a run of another's tokens."""
-        whole = tensor._base
-        if whole is not None and whole.ndim == tensor.ndim > 1 and tensor.stride() == whole.stride():
-            start, rest = divmod(tensor.storage_offset() - whole.storage_offset(), max(tensor.stride(-2), 1))
-            alike = (*tensor.shape[:-2], tensor.shape[-1]) == (*whole.shape[:-2], whole.shape[-1])
-            if alike and not rest and start + tensor.shape[-2] <= whole.shape[-2]:
-                return {"tensor": self._name(whole), "start": start, "count": tensor.shape[-2]}
+        whole = _whole(tensor)
+        if whole is not None and whole.shape != tensor.shape:
+            start = (tensor.storage_offset() - whole.storage_offset()) // tensor.stride(-2)
+            return {"tensor": self._name(whole), "start": start, "count": tensor.shape[-2]}
         return {"tensor": self._name(tensor)}
 
     def _name(self, tensor: Tensor) -> str:
@@ -85,6 +83,17 @@ class Tensors:
             self._alive.append(tensor)
             self.named[self._known[key]] = tensor.detach().cpu().clone().contiguous()
         return self._known[key]
+
+
+def _whole(tensor: Tensor) -> Tensor | None:
+    """The keys (b, g, s, d) that these are a run of, if their memory holds nothing else."""
+    if tensor.ndim != 4 or not tensor.numel() or tensor.stride(-1) != 1 or tensor.stride(-2) != tensor.shape[-1]:
+        return None
+    b, g, _, d = tensor.shape
+    s = tensor.stride(1) // d
+    if b * g * s * d * tensor.element_size() != tensor.untyped_storage().nbytes():
+        return None
+    return tensor.as_strided((b, g, s, d), tensor.stride(), 0)
 
 
 def to_plain(value: Any, tensors: Tensors) -> Any:

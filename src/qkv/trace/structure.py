@@ -88,6 +88,19 @@ def band_of(allowed: Bool[Tensor, "t s"]) -> Band | None:
     return band if torch.equal(band.tile(range(t), range(s), allowed.device), allowed) else None
 
 
+def without_copies(keys: Tensor) -> Tensor:
+    """Keys without the copies that were made of them for heads that share them."""
+    heads = keys.shape[1]
+    if heads < 2 or not torch.equal(keys[:, 0], keys[:, 1]):
+        return keys
+    for size in range(heads, 1, -1):
+        if heads % size == 0:
+            groups = keys.unflatten(1, (heads // size, size))
+            if torch.equal(groups, groups[:, :, :1].expand_as(groups)):
+                return groups[:, :, 0].clone()
+    return keys
+
+
 def _bias(bias: Tensor, t: int, s: int) -> Tensor | ByDistance:
     """A bias as a function of distance where it is one: what ALiBi's and T5's are."""
     if bias.shape[-2:] != (t, s) or t < 2 or s < 2 or not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):
