@@ -145,7 +145,7 @@ def call(model: nn.Module, foreign: Foreign, **options) -> Tensor:
 
 
 def eager_weights(foreign: Foreign, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """The weights (b, h, t, s) of every layer, sorted by where they are computed, as the library itself returns them."""
+    """The weights (b, h, t, s) of every layer, in the order in which they run, as the library returns them."""
     model = build(foreign, "eager", dtype)
     inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in foreign.inputs().items()}
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """Changing what runs inside a model: each change is what it says, and nothing else."""
 
+from typing import Any
+
 import pytest
 import torch
 from foreign_models import FOREIGN, build, call
@@ -9,7 +11,7 @@ from qkv.layers import Additive, DenseSynthesizer, LocationAware
 from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig
 from qkv.trace import change, record
 
-SMALL = {"vocab": 11, "length": 16, "width": 16, "layers": 2, "heads": 4}
+SMALL: dict[str, Any] = {"vocab": 11, "length": 16, "width": 16, "layers": 2, "heads": 4}
 OURS = {
     "dot": GPTConfig(**SMALL, kv_heads=2),
     "window and t5": GPTConfig(**SMALL, window=3, position="t5"),
@@ -28,7 +30,7 @@ THEIRS = [
 ]
 THEIRS += [("GPT-OSS", "eager"), ("Gemma 2", "eager")]
 TOKENS = torch.arange(14).reshape(2, 7) % 11
-CLOSE = {"rtol": 0.0, "atol": 1e-5}
+CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
 
 
 def ours(name: str) -> nn.Module:
@@ -111,6 +113,7 @@ def test_a_change_of_nothing_leaves_the_same_bits(name: str, backend: str):
     scale = trace.layers[0].pieces[0].source.scale  # pyright: ignore
     with change(model):
         assert torch.equal(call(model, foreign), before)
+    assert isinstance(scale, float)
     with change(model, beta=scale, silence=[(99, 0)], cut=[(99, 0, 0, 0)]):
         assert torch.equal(call(model, foreign), before)
 

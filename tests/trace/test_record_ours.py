@@ -11,7 +11,7 @@ from qkv.layers import MultiHeadAttention
 from qkv.models import GPT, GPTConfig
 from qkv.trace import Trace, record
 
-EXACT = {"rtol": 0.0, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
 
 
 def returned_weights(model: nn.Module, *arguments: Any, **named: Any) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def test_a_translation_is_joined_in_self_and_cross_attention(device: torch.devic
 @pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
 def test_blocks_of_queries_are_one_map(position: str, window: int | None, device: torch.device):
-    config = GPTConfig(vocab=11, length=1200, width=8, layers=1, heads=2, hidden=8, position=position, window=window)
+    config = GPTConfig(vocab=11, length=1200, width=8, layers=1, heads=2, hidden=8, position=position, window=window)  # pyright: ignore
     model, tokens = randomised(config, device), tokens_like(1, 1100, device=device)
     with record(model) as trace:
         model(tokens)

@@ -1,6 +1,8 @@
 """Recording PyTorch's own modules, x-transformers and hand-written attention, fast paths included."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 
 from qkv.trace import Trace, record
 
-CLOSE = {"rtol": 0.0, "atol": 1e-5}
-EXACT = {"rtol": 0.0, "atol": 1e-12}
+CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
+EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
 INF = float("inf")
 NESTED = "ignore:The PyTorch API of nested tensors is in prototype"
 
@@ -28,12 +30,12 @@ class Asked:
         for name, module in model.named_modules():
             if isinstance(module, nn.MultiheadAttention):
                 self.handles.append(module.register_forward_pre_hook(self.ask, with_kwargs=True))
-                self.handles.append(module.register_forward_hook(lambda _, __, out, name=name: self.keep(name, out)))
+                self.handles.append(module.register_forward_hook(partial(self.keep, name)))
 
     def ask(self, _: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, {**kwargs, "need_weights": True, "average_attn_weights": False}
 
-    def keep(self, name: str, out: tuple) -> None:
+    def keep(self, name: str, _: nn.Module, __: tuple, out: tuple) -> None:
         self.weights[name] = out[1]
 
     def __enter__(self) -> "Asked":
@@ -50,7 +52,7 @@ def asked_weights(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tens
     return {name: weights.detach() for name, weights in asked.weights.items()}
 
 
-MASKS = {
+MASKS: dict[str, dict[str, Tensor]] = {
     "nothing": {},
     "causal": {"mask": torch.full((5, 5), -INF).triu(1)},
     "padding": {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,12 @@ import torch.nn.functional as F
 from foreign_models import FOREIGN, build, call, tokens
 from torch import Tensor, nn
 
+import qkv.trace.layer as layers
 from qkv.layers import Additive
 from qkv.models import GPT, GPTConfig
 from qkv.trace import Trace, record
-from qkv.trace import layer as layers
 
-SMALL = {"vocab": 11, "length": 32, "width": 16, "layers": 2, "heads": 4}
+SMALL: dict[str, Any] = {"vocab": 11, "length": 32, "width": 16, "layers": 2, "heads": 4}
 BY_NAME = {foreign.name: foreign for foreign in FOREIGN}
 
 
@@ -129,7 +130,7 @@ def test_keys_that_steps_share_are_written_once(tmp_path: Path):
 def test_a_damaged_folder_says_what_is_wrong(tmp_path: Path):
     folder = tmp_path / "trace"
     recorded(gpt()).save(folder)
-    with pytest.raises(ValueError, match="is not a folder; a trace is a folder with trace.json and"):
+    with pytest.raises(ValueError, match=r"is not a folder; a trace is a folder with trace\.json and"):
         Trace.load(tmp_path / "other")
     text = (folder / "trace.json").read_text()
     (folder / "trace.json").write_text(text.replace('"Recipe"', '"Secret"'))

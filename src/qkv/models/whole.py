@@ -1,7 +1,7 @@
 """Folders that appear whole or not at all: JSON that says what is in them, and tensors. Never a pickle.
 
-A folder is written beside its place and moved there by one rename; an older one is moved away first, and put back if the
-second rename fails.
+A folder is written beside its place and moved there by one rename; an older one is moved away first, and put back if
+the second rename fails.
 """
 
 from __future__ import annotations

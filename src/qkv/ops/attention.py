@@ -95,7 +95,7 @@ def attention(
     """
     if has_torch_function_variadic(q, k, v):  # as PyTorch's own functions do: `qkv.trace.change` sees the whole call
         asked = {"beta": beta, "allowed": allowed, "causal": causal, "bias": bias, "hard": hard, "dropout": dropout}
-        return handle_torch_function(attention, (q, k, v), q, k, v, **asked, weights=weights)
+        return handle_torch_function(attention, (q, k, v), q, k, v, **asked, weights=weights)  # pyright: ignore[reportArgumentType]
     shapes.check_attention(q, k, v)
     shapes.check_dropout(dropout)
     axes = q.ndim

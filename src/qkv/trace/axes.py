@@ -1,8 +1,8 @@
 """Following the axes of a product of two matrices through views, so that rows and columns are found again at the end.
 
-A product has axes of three kinds: batch axes, its rows and its columns. Views split and merge batch axes and change the order
-of all; each axis of a view is therefore a run of `Atom`s. Which, is read off the strides, so every kind of view is
-understood the same way.
+A product has axes of three kinds: batch axes, its rows and its columns. Views split and merge batch axes and change the
+order of all; each axis of a view is therefore a run of `Atom`s. Which, is read off the strides, so every kind of view
+is understood the same way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Changing what runs inside a model: another β, a silenced head, a cut edge, a replaced pattern, a patched activation.
 
-A function mode sees the calls that a model makes above autograd, so gradients stay right; hooks replace activations. With a
-function mode PyTorch takes its unfused paths: compare a changed run with an unchanged one inside `change(model, …)` too.
+A function mode sees the calls that a model makes above autograd, so gradients flow through what is changed; hooks
+replace activations. With a function mode PyTorch takes its unfused paths: a run that changes nothing has the bits of
+those paths.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def change(
 
     beta: what multiplies q·k, for all layers or {layer: β} or {(layer, head): β}.
     silence: (layer, head): what the head gathers is 0.
-    cut: (layer, head, query, key): the query may not attend to the key. With a cache, queries are counted among all keys.
+    cut: (layer, head, query, key): the query may not attend to the key. With a cache, queries are counted among all
+        keys held.
     pattern: {(layer, head): weights}: (t, s), or a function of the head's weights (b, t, s).
     patch: {module: output}: a tensor, or a function of the output (of the first tensor, if it returns several).
 
@@ -125,7 +127,7 @@ class Changer(TorchFunctionMode):
             return func(*args, **named)
         axis %= scores.ndim
         recipe = None if score is None else score.recipe(axis, heads, self.watcher.follower.understand)
-        dtype = named.get("dtype", args[-1] if isinstance(args[-1], torch.dtype) else None)
+        dtype = named.get("dtype", next((x for x in args if isinstance(x, torch.dtype)), None))
         scores = scores if dtype is None else scores.to(dtype)
         last = axis == scores.ndim - 1
         weights = edited_softmax(edit, self._modules.cross, scores if last else scores.mT, recipe, heads)

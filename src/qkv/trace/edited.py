@@ -6,7 +6,6 @@ Axes: b batch · h heads · t queries · s keys · d head width · c model width
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -139,7 +138,7 @@ def _another_beta(edit: Edit, recipe: Recipe | None, scores: Tensor) -> Tensor:
     """What another β adds to scores that are β q·k and more."""
     if recipe is None:
         raise ValueError("this layer's scores are not a product of queries and keys: it has no beta to change")
-    b, h, t, s = recipe.shape
+    _, h, _, s = recipe.shape
     keys = recipe.keys.repeat_interleave(h // recipe.keys.shape[1], dim=1)
     product = recipe.queries @ keys.mT
 

@@ -33,7 +33,7 @@ class Edit:
             return self.betas[None]
         if not self.betas:
             return own
-        every = own if None not in self.betas else self.betas[None]
+        every = self.betas.get(None, own)
         wanted = torch.as_tensor(every, dtype=torch.float64).expand(heads, 1, 1).clone()
         for head, beta in self.betas.items():
             if head is not None:

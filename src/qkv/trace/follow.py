@@ -1,7 +1,8 @@
 """Finding hand-written attention among the operations of a run: product, softmax, product.
 
-Scores are followed forwards from every product that is not a projection; the softmax makes them a candidate; the candidate is
-attention once its weights meet another product, with the values. What is known of a tensor is forgotten with the tensor.
+Scores are followed forwards from every product that is not a projection; the softmax makes them a candidate; the
+candidate is attention once its weights meet another product, with the values. What is known of a tensor is forgotten
+with the tensor.
 """
 
 from __future__ import annotations
@@ -61,8 +62,11 @@ class Follower:
 
     def understand(self, added: Tensor, source: Tensor, t: int, s: int) -> Added:
         """The structure of what is added to scores; worked out once for a tensor that many layers share."""
-        source = self._flags.get(source, source)
-        known = self._understood.setdefault(source, {})
+        flags = self._flags.get(source)
+        source = source if flags is None else flags
+        known: dict[Any, Added] | None = self._understood.get(source)
+        if known is None:
+            known = self._understood[source] = {}
         key = (tuple(added.shape), t, s)
         if key not in known:
             known[key] = understood(added, t, s)
@@ -144,10 +148,10 @@ class Follower:
                 self.scores[output] = new
             elif output in self.scores:
                 del self.scores[output]
-        given = arguments[0]
-        candidate = self.candidates.get(given)
-        if candidate is None and isinstance(other := arguments[1] if len(arguments) > 1 else None, Tensor):
-            given, candidate = other, self.candidates.get(other) if name == "mul" else None
+        first, second = arguments[0], arguments[1] if len(arguments) > 1 else None  # pyright: ignore[reportGeneralTypeIssues]
+        given, candidate = first, self.candidates.get(first)
+        if candidate is None and isinstance(second, Tensor) and name == "mul":
+            given, candidate = second, self.candidates.get(second)
         if candidate is None:
             return
         whole = given if candidate.weights is None else candidate.weights

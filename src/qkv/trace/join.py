@@ -2,9 +2,9 @@
 
 Axes: b batch · h heads · g heads of keys · t queries · s keys · d head width.
 
-A call continues an earlier one if its first key is one of the keys seen before and it has more keys than queries (a cache
-that grows, slides, or has a fixed size), or if it has one query and the very same keys (a memory read step by step).
-Keys that several calls share are held once.
+A call continues an earlier one if its keys begin with keys seen before and it has more keys than queries (a cache that
+grows, slides, or has a fixed size), if it has one query and the very same keys (a memory read step by step), or if its
+queries stand right behind the last ones in memory (a block). Keys that several calls share are held once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Calls:
         if held.shape[-1] != source.keys.shape[-1] or held.shape[1] != source.keys.shape[1]:
             return None
         if self._is_block(source):
-            return last.column + (source.keys.storage_offset() - self._offset) // source.keys.stride(-2)
+            return last.column + int((source.keys.storage_offset() - self._offset) // source.keys.stride(-2))
         if held.shape == source.keys.shape and torch.equal(held, source.keys):
             return 0 if t == 1 else None
         if t >= s:

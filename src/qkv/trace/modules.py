@@ -21,7 +21,7 @@ NOT_SEQUENCES = ("value", "mask", "bias", "pos", "emb", "weight")  # inputs of a
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one module: its name within the model, and who waits to hear whether it was handed two sequences."""
+    """A call of a module: its name within the model, and who waits to hear whether it was handed two sequences."""
 
     module: nn.Module
     name: str
@@ -30,11 +30,11 @@ class Call:
 
 
 class ModuleStack:
-    """The modules being called, outermost first; names are those of `model`, or of the outermost module called.
+    """The modules being called, outermost first, with their names in `model`, or in the outermost module called.
 
     after: called with the name and the output of every module that returns.
-    everywhere: by PyTorch's hooks for every module; else by hooks on the model's own, which see keyword arguments before
-        the call, but switch fast paths off.
+    everywhere: by PyTorch's hooks for every module; else by hooks on the model's own, which see keyword arguments
+        before the call, but switch fast paths off.
     """
 
     def __init__(

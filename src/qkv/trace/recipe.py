@@ -2,8 +2,8 @@
 
 Axes: b batch · h heads · g heads of keys · t queries · s keys · d head width.
 
-The weights are softmax(softcap(scale · q·k) + bias) over the keys that the mask allows. They are computed when asked for,
-a run of queries at a time and in float32 at least, so a recipe costs n·d where the weights would cost n².
+The weights are softmax(softcap(scale · q·k) + bias) over the keys that the mask allows. They are computed when asked
+for, a run of queries at a time and in float32 at least, so a recipe costs n·d where the weights would cost n².
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recipe:
     """What one attention's weights are made of.
 
     scale: multiplies q·k; a number, or a tensor that broadcasts to (b, h, t, s).
-    mask: which keys a query may attend to; `floor` is the score that the others get: −∞, or what the model writes there.
+    mask: which keys a query may attend to; `floor` is the score that the others get: −∞, or what the model writes.
     bias: added after the scale and the softcap; a tensor that broadcasts to (b, h, t, s), or a function of distance.
     softcap: scores are squeezed to softcap · tanh(scores / softcap).
     sink: a score, broadcast to (b, h, t, 1), of a key without a value that takes its share of the weight.

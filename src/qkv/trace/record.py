@@ -1,8 +1,8 @@
 """Recording the attention of a run, whatever computes it, without changing a bit of the run.
 
 A dispatch mode sees every operator below autograd, after all fast paths have been chosen: whole attentions are read by
-`kernels`, hand-written ones found by `follow`, names come from `modules`. A function mode would not do: PyTorch switches
-the fused encoder off as soon as there is one.
+`kernels`, hand-written ones found by `follow`, names come from `modules`. A function mode would not do: PyTorch
+switches the fused encoder off as soon as there is one.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Score:
         return None if term is None else replace(self, fills=(*self.fills, term))
 
     def _operand(self, x: Tensor, factor: float) -> Term | None:
-        """An operand as a term; of one that has a column for the sink too, without it; None if that changes the sink."""
+        """An operand as a term; without its column for the sink, if it has one; None if it changes the sink."""
         axes = self.layout.axes if self.sink is None else self.sink.axes
         if self.sink is not None and x.shape[-1] > 1:
             if bool(x[..., -1].any()):

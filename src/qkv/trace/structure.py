@@ -1,5 +1,5 @@
-"""Finding the rule behind a tensor that is added to scores: which of it is a mask, is the mask causal, does the rest depend
-on distance alone. What has a rule is kept as the rule; what has none, as the tensor.
+"""Finding the rule behind a tensor that is added to scores: which of it is a mask, is the mask causal, does the rest
+depend on distance alone. What has a rule is kept as the rule; what has none, as the tensor.
 
 Axes: b batch · h heads · t queries · s keys; axes of size 1 stand for all.
 """

@@ -55,8 +55,8 @@ class Trace:
         layers = self.layers
         if not layers:
             raise ValueError(
-                "no attention was recorded: the model has none, or did not run, or computes it in a kernel that PyTorch "
-                "does not show"
+                "no attention was recorded: the model has none, or did not run, or computes it in a kernel that "
+                "PyTorch does not show"
             )
         if isinstance(layer, str):
             for each in layers:
@@ -162,16 +162,16 @@ class Trace:
 
     def save(self, target: str | Path) -> None:
         """Write the trace into a folder (safetensors and JSON), whole or not at all."""
-        from qkv.trace import store
+        from qkv.trace.store import save
 
-        store.save(self, target)
+        save(self, target)
 
     @staticmethod
     def load(source: str | Path) -> Trace:
         """The trace that a folder holds."""
-        from qkv.trace import store
+        from qkv.trace.store import load
 
-        return store.load(source)
+        return load(source)
 
 
 def _pooled(weights: Tensor, row: int, column: int, step: int, pool: str) -> Tensor:
