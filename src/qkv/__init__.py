@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, hub, layers, masks, models, ops, positions
+    from qkv import byhand, check, hub, layers, masks, models, ops, positions, trace
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
@@ -25,6 +25,7 @@ __all__ = [
     "models",
     "ops",
     "positions",
+    "trace",
 ]
 
 _HOMES = {"attention": "qkv.ops.attention", "MultiHeadAttention": "qkv.layers", "load": "qkv.hub"}

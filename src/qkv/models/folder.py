@@ -29,6 +29,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 # what may travel with a model: how text becomes tokens, and what is kept for the way back to where it came from
 COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors")
+NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
 PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
 PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)
 KINDS = {part.__name__: part for part in PARTS}  # what may stand inside a config
@@ -132,16 +133,15 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def read_config(source: Path) -> dict[str, Any]:
     """The config.json of a folder."""
-    path = source / CONFIG
-    if not source.is_dir():
-        raise ValueError(f"{source} is not a folder; a model is a folder with {CONFIG} and {WEIGHTS}")
+    return read_json(source / CONFIG)
+
+
+def read_json(path: Path, needed: str = NEEDED) -> dict[str, Any]:
+    """A file that holds one JSON object; `needed` says what its folder should be."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; {needed}")
     if not path.is_file():
-        raise ValueError(f"{source} has no {CONFIG}; a model is a folder with {CONFIG} and {WEIGHTS}")
-    return read_json(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object."""
+        raise ValueError(f"{path.parent} has no {path.name}; {needed}")
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -151,10 +151,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return described
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one safetensors file."""
+def read_tensors(path: Path, needed: str = NEEDED) -> dict[str, torch.Tensor]:
+    """The tensors of one safetensors file; `needed` says what its folder should be."""
     if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}; a model is a folder with {CONFIG} and {WEIGHTS}")
+        raise ValueError(f"{path.parent} has no {path.name}; {needed}")
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_folder(target: str | Path, own: Collection[str]) -> Iterator[Path]:
+def whole_folder(target: str | Path, own: Collection[str], *, what: str = "model") -> Iterator[Path]:
     """A scratch folder to write into; it becomes `target` when all is written, and vanishes if something fails.
 
     own: the files that such a folder may hold; a target with any other is refused, so that nothing is lost.
     """
     target = Path(target).resolve()  # behind a link the folder is replaced, not the link
-    _refuse_others(target, own)
+    _refuse_others(target, own, what)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -31,9 +31,9 @@ def whole_folder(target: str | Path, own: Collection[str]) -> Iterator[Path]:
     _to_disk(target.parent)
 
 
-def _refuse_others(target: Path, own: Collection[str]) -> None:
+def _refuse_others(target: Path, own: Collection[str], what: str) -> None:
     if target.exists() and not target.is_dir():
-        raise ValueError(f"{target} is a file; a model is saved to a folder")
+        raise ValueError(f"{target} is a file; a {what} is saved to a folder")
     names = sorted(path.name for path in target.iterdir()) if target.exists() else []
     if others := [name for name in names if name not in own]:
         raise ValueError(f"{target} holds other files ({others[0]}, …); choose a new folder, so that nothing is lost")

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from qkv.ops import shapes
 from qkv.ops.heads import repeat_heads
@@ -92,6 +93,9 @@ def attention(
     >>> out.round(decimals=3).item(), weights.round(decimals=3).tolist()
     (5.0, [[0.0, 1.0]])
     """
+    if has_torch_function_variadic(q, k, v):  # as PyTorch's own functions do: `qkv.trace.change` sees the whole call
+        asked = {"beta": beta, "allowed": allowed, "causal": causal, "bias": bias, "hard": hard, "dropout": dropout}
+        return handle_torch_function(attention, (q, k, v), q, k, v, **asked, weights=weights)  # pyright: ignore[reportArgumentType]
     shapes.check_attention(q, k, v)
     shapes.check_dropout(dropout)
     axes = q.ndim
