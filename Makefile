@@ -12,7 +12,7 @@ run: $(READY)
 test: lint types floors pytest
 
 test-full: lint types floors $(READY)
-	$(BIN)/pytest -m ""
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" -n 2
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,7 +30,7 @@ floors: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 pytest: $(READY)
-	$(BIN)/pytest -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" -n 2
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

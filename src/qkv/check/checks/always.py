@@ -15,7 +15,7 @@ def check_always(subject: Subject) -> list[Finding]:
 def paths(subject: Subject) -> Finding:
     """With gradients and without, where libraries take different paths, the numbers are the same; with padding too."""
     x = subject.draw(2, subject.length, torch.Generator().manual_seed(20))
-    flags = [None]
+    flags: list[Tensor | None] = [None]
     if subject.pads:
         left = torch.arange(subject.length) >= 3
         flags.append(torch.stack((left, torch.ones_like(left))))
