@@ -283,6 +283,13 @@ def test_an_opaque_kernel_is_refused_by_name():
         mystery_attention(torch.ones(2))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_refused_by_name():
+    flexible = pytest.importorskip("torch.nn.attention.flex_attention")
+    with pytest.raises(ValueError, match="higher_order::flex_attention"), torch.no_grad(), record():
+        flexible.flex_attention(*torch.randn(3, 1, 2, 16, 16))
+
+
 def test_an_unknown_activation_is_refused_with_names_near_it():
     model = nn.TransformerEncoderLayer(8, 2, 8)
     with pytest.raises(ValueError, match="no module 'attn'; it has, for example, self_attn"), record(model, ["attn"]):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -156,6 +157,8 @@ class Changer(TorchFunctionMode):
 class Watcher(TorchDispatchMode):
     """Follows scores to the softmax, so that it is known there what β was."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, modules: ModuleStack) -> None:
         super().__init__()
         places = modules.parameters
@@ -165,7 +168,9 @@ class Watcher(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        name, named = func._schema.name.split("::")[-1], kwargs or {}
+        name, named = func.__name__.split(".")[0], kwargs or {}
+        if not isinstance(func, OpOverload):
+            return func(*args, **named)
         if is_composite(func):
             with self:
                 return in_parts(func, *args, **named)

@@ -64,10 +64,11 @@ class Follower:
         """The structure of what is added to scores; worked out once for a tensor that many layers share."""
         flags = self._flags.get(source)
         source = source if flags is None else flags
-        known: dict[Any, Added] | None = self._understood.get(source)
+        owner = source if source._base is None else source._base  # each layer may take its own view of one mask
+        known: dict[Any, Added] | None = self._understood.get(owner)
         if known is None:
-            known = self._understood[source] = {}
-        key = (tuple(added.shape), t, s)
+            known = self._understood[owner] = {}
+        key = (source.storage_offset(), tuple(source.shape), source.stride(), tuple(added.shape), t, s)
         if key not in known:
             known[key] = understood(added, t, s)
         return known[key]

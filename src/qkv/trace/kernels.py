@@ -38,7 +38,7 @@ def read_dot_product(given: dict[str, Any], understand: Understand) -> Source:
         masks.append(Band(t, s, None, t - s))  # the kernels count from the first query and the first key
     added = given.get("attn_mask", given.get("attn_bias"))
     if added is not None and added.dtype == torch.bool:
-        mask = mask_of(added, t, s)
+        mask = mask_of(added.clone(), t, s)  # the model's own tensor may be written over
         masks += [] if mask is None else [mask]
     elif added is not None:
         seen = understand(four_axes(added), added, t, s)
@@ -98,7 +98,7 @@ READERS: dict[str, Reader] = {
 
 def reader_of(operator: Any) -> Reader | None:
     """How to read this operator, if it is an attention; a ValueError if it is one that cannot be read."""
-    namespace, name = operator._schema.name.split("::")
+    namespace, name = operator.namespace, operator.__name__.split(".")[0]
     if namespace == "aten" and name in READERS:
         return READERS[name]
     if OPAQUE.search(name) and not HARMLESS.search(name):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -51,6 +52,8 @@ def record(model: nn.Module | None = None, activations: Wanted = ()) -> Iterator
 class Recorder(TorchDispatchMode):
     """The mode that watches a run."""
 
+    supports_higher_order_operators = True  # so that flex_attention is refused by us, by name
+
     def __init__(self, model: nn.Module | None, wanted: Callable[[str], bool] | None) -> None:
         super().__init__()
         self.stack = ModuleStack(model, None if wanted is None else self._keep)
@@ -66,8 +69,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         named = kwargs or {}
         if func not in self._readers:
-            self._readers[func] = (func._schema.name.split("::")[-1], reader_of(func))
+            self._readers[func] = (func.__name__.split(".")[0], reader_of(func))
         name, reader = self._readers[func]
+        if not isinstance(func, OpOverload):  # an operator that takes functions: nothing to follow
+            return func(*args, **named)
         if reader is None and is_composite(func):
             with self:
                 return in_parts(func, *args, **named)

@@ -94,7 +94,7 @@ class Score:
             x = x[..., :-1]
         elif self.sink is not None and bool(x.any()):
             return None
-        return Term(x.detach(), axes, factor, len(self.terms))
+        return Term(x.detach() if x.requires_grad else x, axes, factor, len(self.terms))
 
     def with_sink(self, sink: Tensor, shape: tuple[int, ...]) -> Score | None:
         """Scores with one column more at their end, for a key without a value."""
@@ -149,7 +149,7 @@ class Score:
             floor=max(floors, default=float("-inf")),
             bias=_sum([part.bias for part in added if part.bias is not None], *size),
             softcap=self.amplitude,
-            sink=None if sink is None else _single(arranged(sink.tensor, sink.axes, self.layout, order)),
+            sink=None if sink is None else _single(arranged(sink.tensor, sink.axes, self.layout, order)).clone(),
         )
 
     def _added(self, term: Term, order: tuple, size: tuple[int, int], understand: Understand) -> Added:

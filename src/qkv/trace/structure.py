@@ -104,5 +104,5 @@ def without_copies(keys: Tensor) -> Tensor:
 def _bias(bias: Tensor, t: int, s: int) -> Tensor | ByDistance:
     """A bias as a function of distance where it is one: what ALiBi's and T5's are."""
     if bias.shape[-2:] != (t, s) or t < 2 or s < 2 or not torch.equal(bias[..., 1:, 1:], bias[..., :-1, :-1]):
-        return bias
+        return bias.clone()  # the model's own tensor may be written over
     return ByDistance(torch.cat((bias[..., 1:, 0].flip(-1), bias[..., 0, :]), dim=-1), t)
