@@ -116,7 +116,6 @@ def test_an_impossible_configuration_is_refused(kind, fields, words, unchecked):
         (lambda: GPT(RNNConfig(vocab=3)), "built from a GPTConfig; got RNNConfig"),  # pyright: ignore[reportArgumentType]
         (lambda: build({"vocab": 3}), "expected a config such as GPTConfig.*got dict"),
     ],
-    ids=str,
 )
 def test_an_impossible_part_is_refused(make, words, unchecked):
     with pytest.raises(ValueError, match=words):
