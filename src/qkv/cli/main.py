@@ -14,6 +14,7 @@ from qkv import __version__
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
     "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
+    "claims": ("qkv.cli.claims:claims", "The textbook: statements tried by experiment, with measured verdicts."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 
