@@ -221,7 +221,7 @@ CLAIMS = (
         FAMILY,
         "Attention copies one value: ‖h − v_j‖ ≤ (m−1)·e^(−margin)·max‖v_i − v_j‖.",
         "holds-if",
-        "β(k_j − k_i)·q is large for every other key (so k_j is a corner of the keys' hull); at β = 0.5 it is a mixture",
+        "β(k_j − k_i)·q is large for every other key (so k_j is a corner of the keys' hull); at β = 0.5 it is not",
         copy,
         (Knob("m", 10, "keys"), Knob("d", 16, "width"), Knob("beta", 50.0, "inverse temperature of the copy")),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "v-for-k", "k-for-v"),

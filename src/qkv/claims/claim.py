@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from qkv.claims.picture import Panel
-from qkv.claims.predicates import Predicate, Verdict
+from qkv.claims.predicates import Predicate, Real, Verdict
 from qkv.layers import attention as attention_layer
 from qkv.ops.attention import attention as library_attention
 
-Number = float | dict[str, float]  # a dict has value, low and high, where chance plays
+Number = Real | dict[str, float]  # a dict has value, low and high, where chance plays
 Cost = Literal["instant", "seconds", "minutes"]
 Attention = Callable[..., Any]
 
@@ -28,9 +28,9 @@ class Knob:
     """A condition of an experiment that a person may change; `long` is its value for a longer run."""
 
     name: str
-    default: float
+    default: Real
     help: str
-    long: float | None = None
+    long: Real | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Claim:
     mutants: tuple[str, ...] = ()
     figure: str = ""
     cost: Cost = "instant"
-    overturn: Mapping[str, float] = field(default_factory=dict)  # knobs under which a mutant already shows
+    overturn: Mapping[str, Any] = field(default_factory=dict)  # knobs under which a mutant already shows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ClaimResult:
     figure: str = ""
     expected: Verdict = "holds"
     seconds: float = 0.0
-    knobs: dict[str, float] = field(default_factory=dict)
+    knobs: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """The fields that other programs read."""

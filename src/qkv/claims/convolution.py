@@ -1,5 +1,7 @@
 """Attention as convolution: a head for each offset."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -77,7 +79,7 @@ def convolution(lab: Lab, n: int, width: int, kernel: int, beta: float) -> Measu
             equal("K heads equal conv1d where the kernel fits", gap(hard[inner], wanted[inner])),
             equal("K² heads equal conv2d", plane),
             at_most("soft heads come near", gap(soft[inner], wanted[inner]), 1e-6),
-            at_most("the error falls with β", max(b - a for a, b in zip(curve, curve[1:], strict=False)), 1e-12),
+            at_most("the error falls with β", max(b - a for a, b in pairwise(curve)), 1e-12),
             at_least("it starts far away", curve[0], 0.1, "control"),
             equal("at the border too", border, "beyond"),
             equal("zero-valued padding tokens mend the border", gap(padded, wanted)),

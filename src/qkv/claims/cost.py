@@ -130,7 +130,7 @@ CLAIMS = (
     Claim(
         "cost",
         FAMILY,
-        "Plain attention holds n² numbers, fused attention n, both take n² time; a full mask makes fused memory n² again.",
+        "Plain attention holds n² numbers, fused n, both take n² time; a full mask makes fused memory n² again.",
         "holds",
         "",
         cost,

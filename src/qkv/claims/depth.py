@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured
 from qkv.claims.picture import Lines
-from qkv.claims.predicates import at_least, at_most, near
+from qkv.claims.predicates import Real, at_least, at_most, near
 from qkv.layers import FeedForward, MultiHeadAttention
 from qkv.models import Encoder, EncoderConfig
 
@@ -95,7 +95,7 @@ def first_to_last(model: nn.Module, x: Tensor) -> float:
     return float(found[0, 0].norm())
 
 
-def slope(x: Sequence[float], y: Sequence[float], *, straight: bool) -> float:
+def slope(x: Sequence[Real], y: Sequence[float], *, straight: bool) -> float:
     """The least-squares slope of log y over x; values that have underflowed are left out."""
     kept = [(a, math.log(b)) for a, b in zip(x, y, strict=True) if b > 1e-250]
     if len(kept) < 2 or not straight:
@@ -149,7 +149,7 @@ def residual_norm(lab: Lab, depth: int, width: int, tokens: int) -> Measured:
             (found,) = torch.autograd.grad((y[0, -1] @ lab.draw(width)), x)
             gradients[name] = float(found.norm())
     early = min(4, depth) - 1
-    pre, post = "both, pre-norm", "both, post-norm"
+    pre = "both, pre-norm"
     return Measured(
         {
             **{f"{name}: gradient at the input": value for name, value in gradients.items()},

@@ -114,7 +114,7 @@ CLAIMS = (
     Claim(
         "dropout-weights",
         FAMILY,
-        "After attention dropout the rows no longer sum to 1, though on average they do; weights returned are before it.",
+        "After attention dropout rows no longer sum to 1, though on average they do; weights returned are before it.",
         "holds",
         "",
         dropout_weights,

@@ -1,6 +1,7 @@
 """Attention as a function: its shape, its weights, its inverse temperature, its scale."""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ def beta_sharpens(lab: Lab, m: int, d: int, high: float) -> Measured:
         closed.append(-value * float((exact * scores**2).sum() - (exact * scores).sum() ** 2))
         curve.append(float(h.detach()))
     slope_error = max(abs(a - b) for a, b in zip(slopes, closed, strict=True))
-    rise = max(after - before for before, after in zip(curve, curve[1:], strict=False))
+    rise = max(after - before for before, after in pairwise(curve))
     sharp = lab.weights(q, k, beta=1e6)[0]
     tied = torch.cat((k[scores.argmax()][None].expand(2, -1), k))[:, :]
     shared = lab.weights(q, tied, beta=1e6)[0]
@@ -210,7 +211,7 @@ def score_variances(lab: Lab, d: int, mean: float) -> tuple[float, float]:
     Pairs within a group of vectors count all: where d is large, few vectors give many nearly independent pairs.
     """
     size = min(max(8, d // 8), 128)
-    groups = min(max(12, 4_000_000 // d // size), 10_000)
+    groups = min(max(12, 2_000_000 // d // size), 10_000)
     q, k = lab.draw(groups, size, d) + mean, lab.draw(groups, size, d) + mean
     return float((q @ k.mT).var()), float(((q + 1) @ (k + 1).mT).var())
 

@@ -157,7 +157,7 @@ CLAIMS = (
     Claim(
         "heads-formula",
         FAMILY,
-        "h heads of width c/h, joined and projected, are torch.nn.MultiheadAttention; projections are 1×1 convolutions.",
+        "h heads of width c/h, joined and projected, are torch.nn.MultiheadAttention; projections are 1×1 convolution.",
         "holds",
         "",
         heads_formula,
@@ -168,12 +168,12 @@ CLAIMS = (
             Knob("beta", 0.9, "another β"),
         ),
         ("wrong-axis", "uniform", "argmax", "beta-ignored", "beta-squared", "v-for-k", "k-for-v"),
-        "As a plain convolution, or a grouped one on h copies, a projection is itself; grouped on x it is another layer.",
+        "As a plain convolution, or grouped on h copies, a projection is itself; grouped on x it is another layer.",
     ),
     Claim(
         "heads-count",
         FAMILY,
-        "If the query says which token is a and which b, one head cannot give v_a − v_b (error ≥ ½); two heads can.",
+        "If the query says which token is a and which b, one head cannot give v_a − v_b (error ≥ ½); two can.",
         "holds",
         "",
         heads_count,

@@ -1,7 +1,7 @@
 """Pictures of claims, in one visual language: colour-blind-safe, print-like, nothing that carries no number.
 
-Queries, keys, values and outputs each keep one colour; a closed form is a dashed line, a wrong answer vermilion; weights
-are on the cividis scale. An experiment describes its panels as data; matplotlib is imported only when one is drawn.
+Queries, keys, values and outputs each keep one colour; a closed form is a dashed line, a wrong answer vermilion;
+weights are on the cividis scale. An experiment describes its panels as data; matplotlib is imported when one is drawn.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+Real = float | int
 
 INK = "#1b1f24"  # replaced by the page's own text colour, so that a picture reads on light, dark and paper
 FAINT = "#8d939b"
@@ -41,8 +43,8 @@ class Panel:
 class Lines(Panel):
     """Curves over x; a series in the role "formula" is dashed."""
 
-    x: Sequence[float] = ()
-    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    x: Sequence[Real] = ()
+    series: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     logx: bool = False
     logy: bool = False
 
@@ -52,8 +54,8 @@ class Bars(Panel):
     """Groups of bars: a group for each label, a bar in it for each series. level: a line across, as of pure chance."""
 
     labels: Sequence[str] = ()
-    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    level: tuple[float, str] | None = None
+    series: Mapping[str, Sequence[Real]] = field(default_factory=dict)
+    level: tuple[Real, str] | None = None
     logy: bool = False
 
 
@@ -61,15 +63,15 @@ class Bars(Panel):
 class Map(Panel):
     """A matrix of weights, or of influence."""
 
-    matrix: Sequence[Sequence[float]] = ()
-    top: float | None = None
+    matrix: Sequence[Sequence[Real]] = ()
+    top: Real | None = None
 
 
 @dataclass(frozen=True)
 class Histogram(Panel):
     """How often values occur."""
 
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     bins: int = 40
 
 

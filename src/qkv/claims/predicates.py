@@ -15,6 +15,7 @@ from typing import Literal
 
 Verdict = Literal["holds", "holds-if", "fails", "undecided"]
 Part = Literal["claim", "beyond", "control"]
+Real = float | int
 
 EQUAL = 1e-12  # what "equal" means in float64: summation order differs
 
@@ -24,7 +25,7 @@ class Predicate:
     """One comparison of a measured value with a bound; `ok` is None where the scale of the run cannot tell."""
 
     name: str
-    value: float
+    value: Real
     bound: str
     ok: bool | None
     part: Part = "claim"
@@ -38,17 +39,17 @@ class Predicate:
         return f"{self.name}: {self.value:.4g} {self.bound}"
 
 
-def at_most(name: str, value: float, bound: float, part: Part = "claim") -> Predicate:
+def at_most(name: str, value: Real, bound: Real, part: Part = "claim") -> Predicate:
     """value ≤ bound; a value that is not a number is not."""
     return Predicate(name, float(value), f"≤ {bound:.3g}", bool(value <= bound), part)
 
 
-def at_least(name: str, value: float, bound: float, part: Part = "claim") -> Predicate:
+def at_least(name: str, value: Real, bound: Real, part: Part = "claim") -> Predicate:
     """value ≥ bound."""
     return Predicate(name, float(value), f"≥ {bound:.3g}", bool(value >= bound), part)
 
 
-def near(name: str, value: float, target: float, tolerance: float, part: Part = "claim") -> Predicate:
+def near(name: str, value: Real, target: Real, tolerance: Real, part: Part = "claim") -> Predicate:
     """|value − target| ≤ tolerance.
 
     >>> near("a third", 0.33, 1 / 3, 0.01).ok
@@ -58,7 +59,7 @@ def near(name: str, value: float, target: float, tolerance: float, part: Part = 
     return Predicate(name, float(value), f"within {tolerance:.2g} of {target:.4g}", ok, part)
 
 
-def equal(name: str, difference: float, part: Part = "claim") -> Predicate:
+def equal(name: str, difference: Real, part: Part = "claim") -> Predicate:
     """The largest difference of two results that must be equal in float64."""
     return at_most(name, difference, EQUAL, part)
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from qkv.claims import (
     choice,
     convolution,
@@ -15,15 +17,20 @@ from qkv.claims import (
     function,
     heads,
     heads_layer,
+    knowledge,
     perturbation,
+    places,
     streaming,
     symmetry,
+    synthesizer,
+    two_uses,
     versus,
     vision,
+    vision_trained,
     worked,
 )
 from qkv.claims.claim import Claim, ClaimResult, Lab, library_attention
-from qkv.claims.predicates import reason, verdict
+from qkv.claims.predicates import Real, reason, verdict
 
 FAMILIES = (
     function,
@@ -33,13 +40,18 @@ FAMILIES = (
     heads_layer,
     symmetry,
     convolution,
+    places,
     streaming,
+    synthesizer,
     cost,
     feed_forward,
     depth,
     encoder_decoder,
     versus,
+    two_uses,
     vision,
+    vision_trained,
+    knowledge,
     worked,
 )
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
@@ -62,7 +74,7 @@ def run(
     part: Any = None,
     long: bool = False,
     note: Callable[[str], None] = lambda _: None,
-    **knobs: float,
+    **knobs: Real,
 ) -> ClaimResult:
     """Run one claim's experiment and say what it found.
 
@@ -77,7 +89,9 @@ def run(
     claim = find(name)
     setting = settings(claim, knobs, long=long)
     began = time.perf_counter()
-    measured = claim.experiment(Lab(seed, attention, part, note), **setting)
+    with torch.random.fork_rng(devices=[]):  # what an experiment draws on the side is seeded, and nobody else's
+        torch.manual_seed(seed)
+        measured = claim.experiment(Lab(seed, attention, part, note), **setting)
     found = verdict(measured.predicates)
     said = claim.condition if found == claim.expected else reason(measured.predicates)
     return ClaimResult(
@@ -96,7 +110,7 @@ def run(
     )
 
 
-def settings(claim: Claim, knobs: dict[str, float], *, long: bool = False) -> dict[str, float]:
+def settings(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict[str, Any]:
     """The claim's knobs, with those given in place of their defaults."""
     known = {knob.name: knob for knob in claim.knobs}
     for name in knobs:
@@ -113,7 +127,7 @@ def names(families: Iterable[str] = ()) -> list[str]:
     return [claim.name for claim in CLAIMS.values() if not chosen or claim.family in chosen]
 
 
-def _like(name: str, default: float, value: float) -> float:
+def _like(name: str, default: Real, value: Real) -> Real:
     if isinstance(default, int):
         if value != int(value):
             raise ValueError(f"{name} is a whole number; got {value}")

@@ -107,7 +107,8 @@ def shown(number: Number) -> str:
 
 def _contents(results: Sequence[ClaimResult]) -> str:
     rows = "".join(
-        f'<tr><td>{_verdict(r)}</td><td><a href="#claim-{r.name}">{r.name}</a></td><td>{html.escape(r.statement)}</td></tr>'
+        f'<tr><td>{_verdict(r)}</td><td><a href="#claim-{r.name}">{r.name}</a></td>'
+        f"<td>{html.escape(r.statement)}</td></tr>"
         for r in results
     )
     return f"<nav><table><thead><tr><th>verdict</th><th>claim</th><th>statement</th></tr></thead>{rows}</table></nav>"

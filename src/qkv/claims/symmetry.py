@@ -200,7 +200,7 @@ CLAIMS = (
     Claim(
         "equivariance",
         FAMILY,
-        "Without positions and without a causal mask, permuting the tokens permutes the outputs; the map becomes P S Pᵀ.",
+        "Without positions and causal mask, permuting the tokens permutes the outputs; the map becomes P S Pᵀ.",
         "holds",
         "no positions and no causal mask: either breaks it",
         equivariance,
@@ -211,7 +211,7 @@ CLAIMS = (
     Claim(
         "values-only",
         FAMILY,
-        "With v = k = q = x and x = (u_d + u_b, u_a, u_c + u_b), c_2 ≈ u_a; adding u_d or u_c to x_2 cannot make it u_b.",
+        "With v = k = q = x = (u_d + u_b, u_a, u_c + u_b), c_2 ≈ u_a; adding u_d or u_c to x_2 does not make it u_b.",
         "holds",
         "",
         values_only,

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.picture import Lines
-from qkv.claims.predicates import at_least, at_most, equal, near
+from qkv.claims.predicates import Real, at_least, at_most, equal, near
 from qkv.layers import DenseSynthesizer
 from qkv.models import GPT, MLP, RNN, GPTConfig, MLPConfig, RNNConfig, RNNSeq2Seq, RNNSeq2SeqConfig
 
@@ -70,11 +70,11 @@ def versus(lab: Lab, width: int) -> Measured:
     )
 
 
-def sequential_steps(lab: Lab, width: int) -> dict[str, list[float]]:
+def sequential_steps(lab: Lab, width: int) -> dict[str, list[Real]]:
     """The longest chain of operations from input to last output, in the graph that autograd records."""
     fused = lab.build(lambda: nn.RNN(width, width, batch_first=True))
     model = lab.build(lambda: GPT(GPTConfig(vocab=16, width=width, layers=1, heads=2, position="rope")))
-    found: dict[str, list[float]] = {"RNN": [], "transformer": [], "difference": []}
+    found: dict[str, list[Real]] = {"RNN": [], "transformer": [], "difference": []}
     for n in (8, 16, 32):
         x = lab.draw(1, n, width).requires_grad_()
         state, out = x.new_zeros(1, width), []

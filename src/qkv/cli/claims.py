@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -104,7 +104,7 @@ def _list(json: bool) -> int:
     return 0
 
 
-def _setting(knobs: list[str], names: list[str]) -> dict[str, float]:
+def _setting(knobs: list[str], names: list[str]) -> dict[str, Any]:
     """Knobs as numbers; each must belong to every claim that is run."""
     setting = {}
     for knob in knobs:
@@ -123,7 +123,7 @@ def _setting(knobs: list[str], names: list[str]) -> dict[str, float]:
     return setting
 
 
-def _run(names: list[str], seed: int, setting: dict[str, float], long: bool) -> "list[ClaimResult]":
+def _run(names: list[str], seed: int, setting: dict[str, Any], long: bool) -> "list[ClaimResult]":
     from qkv import claims as room
 
     results = []
