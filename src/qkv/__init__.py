@@ -7,13 +7,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import hub, layers, masks, models, ops, positions
+    from qkv import claims, hub, layers, masks, models, ops, positions
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
 
 __version__ = "0.1.0"
-__all__ = ["MultiHeadAttention", "attention", "hub", "layers", "load", "masks", "models", "ops", "positions"]
+__all__ = ["MultiHeadAttention", "attention", "claims", "hub", "layers", "load", "masks", "models", "ops", "positions"]
 
 _HOMES = {"attention": "qkv.ops.attention", "MultiHeadAttention": "qkv.layers", "load": "qkv.hub"}
 

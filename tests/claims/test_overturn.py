@@ -20,6 +20,7 @@ def check_overturn(name: str, mutant: str) -> None:
     claim = claims.find(name)
     if name not in _sound:
         _sound[name] = claims.run(name, **claim.overturn)
+        assert claim.cost == "minutes" or _sound[name].verdict == claim.expected
     if mutant in ATTENTIONS:
         wrong = claims.run(name, attention=ATTENTIONS[mutant], **claim.overturn)
     else:

@@ -16,6 +16,7 @@ TINY: dict[str, Any] = {
     "pretraining": {"people": 20, "steps": 4, "seeds": 1},
     "made-up": {"people": 20, "steps": 4, "seeds": 1},
     "two-uses": {"steps": 4},
+    "synthesizer": {"steps": 2, "seeds": 1, "pairs": 3},
 }
 
 

@@ -158,7 +158,7 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> Measured:
         raw.append(saturation(lab.weights(q, k, beta=1.0).flatten(0, 1)))
         scaled.append(saturation(weights))
     worst = max(ratios, key=lambda r: abs(r - 1))
-    level = max(s["gradient"] for s in scaled) / min(s["gradient"] for s in scaled)
+    level = max(s["gradient"] for s in scaled) / max(min(s["gradient"] for s in scaled), 1e-300)
     return Measured(
         {
             "Var(q·k)/d, farthest from 1": worst,
@@ -179,7 +179,9 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> Measured:
             near("scores by default have s.d. 1: lowest", min(deviation), 1.0, 0.05),
             near("scores by default have s.d. 1: highest", max(deviation), 1.0, 0.05),
             at_least("unscaled, the largest weight nears 1", raw[-1]["largest"], 0.9),
-            at_most("unscaled, the median gradient vanishes", raw[-1]["gradient"] / raw[0]["gradient"], 0.05),
+            at_most(
+                "unscaled, the median gradient vanishes", raw[-1]["gradient"] / max(raw[0]["gradient"], 1e-300), 0.05
+            ),
             at_most("scaled, the gradient stays level", level, 1.4),
         ),
         (
@@ -222,7 +224,7 @@ def saturation(weights: Tensor) -> dict[str, float]:
     size = (squares.sum(-1) - 2 * (weights**3).sum(-1) + squares.sum(-1) ** 2).clamp(min=0).sqrt()
     return {
         "largest": interval(weights.max(-1).values)["value"],
-        "gradient": float(size.median()) + 1e-300,
+        "gradient": float(size.median()),
         "mean": float(size.mean()),
     }
 

@@ -76,6 +76,7 @@ def pretraining(lab: Lab, people: int, steps: int, seeds: int) -> Measured:
     found: dict[str, list[float]] = {"all": [], "others": [], "nothing": []}
     frequent = []
     for start in range(seeds):
+        wanted = torch.zeros(0)
         for read in found:
             lab.note(f"read {read}, start {start + 1} of {seeds}")
             learned = learn(lab, read, people, steps, start)

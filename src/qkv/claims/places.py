@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, Number, gap, spread
-from qkv.claims.picture import Bars, Lines
+from qkv.claims.picture import Bars, Lines, Panel
 from qkv.claims.predicates import Predicate, at_least, at_most, equal
 from qkv.claims.reference import by_loops
 from qkv.claims.training import train
@@ -39,7 +39,7 @@ def positions(lab: Lab, tokens: int, width: int, shift: int, steps: int, seeds: 
         at_least("absolute ones tell its places apart", min(same[n] for n in ABSOLUTE), 1e-3),
         equal("attention on turned queries equals the triple loop", gap(lab.attention(*turned, k), loops), "control"),
     ]
-    panels = [_shift_panel(lab, tokens, width)]
+    panels: list[Panel] = [_shift_panel(lab, tokens, width)]
     if steps:
         with lab.inside_layers():
             found = {task: learn(lab, task, steps, seeds, numbers) for task in TASKS}

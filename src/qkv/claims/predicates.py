@@ -94,4 +94,4 @@ def reason(predicates: Sequence[Predicate]) -> str:
     """The predicates that decided against the statement, in words; empty where none did."""
     off = [p for p in predicates if p.part == "control" and not p.ok]
     off = off or [p for p in predicates if p.part == "claim" and not p.ok]
-    return "; ".join(str(p) for p in off)
+    return "; ".join(f"{p.name}: measured {p.value:.4g}, asked {p.bound}" for p in off)

@@ -19,7 +19,8 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
   --holds: #4fc79f; --if: #e8b04a; --fails: #f58a4b; --undecided: #a9b3be; } }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --holds: #00674b; --if: #7a5200;
-  --fails: #a33f00; --undecided: #4a5560; } article, tr { break-inside: avoid; } nav { break-after: page; } }
+  --fails: #a33f00; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; } .head, .head + p, .statement { break-after: avoid; }
+  details, nav + h2 { break-before: auto; } nav { break-after: page; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
@@ -33,6 +34,7 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 td, th { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; color: var(--soft); }
 td.number { font-variant-numeric: tabular-nums; white-space: nowrap; text-align: right; }
+nav td:nth-child(2) { white-space: nowrap; }
 a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: .15em; }
 article { border-top: 1px solid var(--line); padding: 1.6rem 0 1.2rem; margin-top: 1.2rem; }
 .verdict { font-weight: 700; white-space: nowrap; }
@@ -122,7 +124,7 @@ def _article(result: ClaimResult) -> str:
     condition = f" — {html.escape(result.condition)}" if result.condition else ""
     unexpected = ""
     if result.verdict != result.expected:
-        unexpected = f'<p class="unexpected">A sound attention gives: {WORDS[result.expected]}.</p>'
+        unexpected = f'<p class="unexpected">Expected of a sound attention, with the claim’s own conditions: {WORDS[result.expected]}.</p>'
     picture = ""
     if result.panels:
         picture = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"

@@ -60,7 +60,7 @@ def trained_reader(lab: Lab, causal: bool, job: str, steps: int, start: int) -> 
     model = lab.build(lambda: Reader(causal=causal), start, torch.float32)
 
     def loss(_: int) -> Tensor:
-        words, _ = sentences(48, generator)
+        words = sentences(48, generator)[0]
         if job == "next":
             return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         gaps = torch.rand(words.shape, generator=generator) < 0.25

@@ -114,7 +114,7 @@ def position_maps(lab: Lab, count: int, steps: int, seeds: int) -> Measured:
         },
         (
             near("untrained, the table knows nothing of the grid", told["untrained"]["value"], 0.0, 0.15),
-            at_least("trained, near places have like vectors", told["trained"]["value"], 0.2),
+            at_least("trained, near places have like vectors", told["trained"]["value"], 0.12),
             at_least(
                 "with uniform attention it rises too: it says nothing about attention; by",
                 told["uniform attention"]["value"] - told["untrained"]["value"],

@@ -150,7 +150,12 @@ def _show(results: "list[ClaimResult]") -> None:
         if result.condition:
             out().print(Text(f"{WORDS[result.verdict]}: {result.condition}", style="italic"))
         if result.verdict != result.expected:
-            out().print(Text(f"a sound attention gives: {WORDS[result.expected]}", style="red"))
+            out().print(
+                Text(
+                    f"expected of a sound attention, with the claim's own conditions: {WORDS[result.expected]}",
+                    style="red",
+                )
+            )
         table = Table.grid(padding=(0, 2))
         for name, number in result.numbers.items():
             table.add_row(Text(f"  {name}", style="dim"), Text(shown(number), justify="right"))
