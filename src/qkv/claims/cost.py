@@ -144,6 +144,6 @@ CLAIMS = (
         ("written-out",),
         "Memory parts ways, time does not.",
         cost="seconds",
-        overturn={"shortest": 512, "repeats": 1},
+        overturn={"repeats": 1},
     ),
 )

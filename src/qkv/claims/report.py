@@ -19,8 +19,8 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
   --holds: #4fc79f; --if: #e8b04a; --fails: #f58a4b; --undecided: #a9b3be; } }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --holds: #00674b; --if: #7a5200;
-  --fails: #a33f00; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; } .head, .head + p, .statement { break-after: avoid; }
-  details, nav + h2 { break-before: auto; } nav { break-after: page; } }
+  --fails: #a33f00; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; }
+  .head, .head + p, .statement { break-after: avoid; } nav { break-after: page; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
@@ -124,7 +124,8 @@ def _article(result: ClaimResult) -> str:
     condition = f" — {html.escape(result.condition)}" if result.condition else ""
     unexpected = ""
     if result.verdict != result.expected:
-        unexpected = f'<p class="unexpected">Expected of a sound attention, with the claim’s own conditions: {WORDS[result.expected]}.</p>'
+        expected = f"Expected of a sound attention, with the claim’s own conditions: {WORDS[result.expected]}."
+        unexpected = f'<p class="unexpected">{expected}</p>'
     picture = ""
     if result.panels:
         picture = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
