@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, hub, layers, masks, models, ops, positions, trace
+    from qkv import byhand, check, claims, hub, layers, masks, models, ops, positions, trace
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
@@ -18,6 +18,7 @@ __all__ = [
     "attention",
     "byhand",
     "check",
+    "claims",
     "hub",
     "layers",
     "load",

@@ -13,13 +13,11 @@ from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
-    "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
     "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
+    "byhand": ("qkv.cli.byhand:byhand", "Attention worked by hand, in exact numbers; and your own working checked."),
+    "claims": ("qkv.cli.claims:claims", "The textbook: statements tried by experiment, with measured verdicts."),
+    "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
-    "byhand": (
-        "qkv.cli.byhand:byhand",
-        "Attention worked by hand, in exact numbers; and your own working checked.",
-    ),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 

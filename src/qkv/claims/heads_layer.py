@@ -1,0 +1,191 @@
+"""The layer with heads: its formula, and what one head cannot do."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
+from qkv.claims.picture import Bars, Lines
+from qkv.claims.predicates import at_least, at_most, equal, near
+from qkv.claims.reference import by_loops
+from qkv.layers import Dot, MultiHeadAttention
+
+FAMILY = "heads"
+
+
+def heads_formula(lab: Lab, width: int, heads: int, tokens: int, beta: float) -> Measured:
+    layer = lab.build(lambda: MultiHeadAttention(width, heads))
+    x = lab.draw(2, tokens, width)
+    sharper = lab.build(lambda: MultiHeadAttention(width, heads, score=Dot(beta)))
+    with lab.inside_layers(), torch.no_grad():
+        ours, sharp = layer(x), sharper(x)
+    theirs = torch_twin(layer)(x, x, x, need_weights=False)[0].detach()
+    loops = heads_by_loops(layer, x)
+    # projections as convolutions of width 1
+    to_q = layer.to_q
+    projected = to_q(x).detach()
+    plain = F.conv1d(x.mT, to_q.weight[..., None], to_q.bias).mT.detach()
+    copies = x.mT.repeat(1, heads, 1)  # the whole input, once for each head
+    grouped = F.conv1d(copies, to_q.weight[..., None], to_q.bias, groups=heads).mT.detach()
+    own = to_q.weight.unflatten(0, (heads, -1))  # head h of a chunked layer reads only slice h of the input
+    slices = torch.stack([own[h][:, h * width // heads : (h + 1) * width // heads] for h in range(heads)]).flatten(0, 1)
+    chunked = F.conv1d(x.mT, slices[..., None], to_q.bias, groups=heads).mT.detach()
+    return Measured(
+        {
+            "difference from torch.nn.MultiheadAttention": gap(ours, theirs),
+            "difference from loops": gap(ours, loops),
+            "projection − 1×1 convolution": gap(projected, plain),
+            "projection − grouped convolution on h copies": gap(projected, grouped),
+            "projection − grouped convolution on x (chunked heads)": gap(projected, chunked),
+            "parameters of a projection": to_q.weight.numel(),
+            "parameters of a chunked projection": slices.numel(),
+        },
+        (
+            equal("equal to torch.nn.MultiheadAttention", gap(ours, theirs)),
+            equal("equal to heads worked by loops, joined and projected", gap(ours, loops)),
+            equal("the same with another β", gap(sharp, heads_by_loops(sharper, x, beta))),
+            equal("projections are 1×1 convolutions", gap(projected, plain)),
+            equal("grouped ones on h copies of x", gap(projected, grouped)),
+            at_least("grouped ones on x itself are another layer", gap(projected, chunked), 0.1, "control"),
+        ),
+        (
+            Bars(
+                "a projection as a convolution",
+                "",
+                "largest difference",
+                ["1×1", "grouped, h copies", "grouped, x itself"],
+                {"difference": [gap(projected, plain), gap(projected, grouped), gap(projected, chunked)]},
+            ),
+        ),
+    )
+
+
+def torch_twin(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    """PyTorch's layer with the same weights."""
+    twin = nn.MultiheadAttention(layer.width, layer.heads, batch_first=True, dtype=torch.float64)
+    parts = [part for part in (layer.to_q, layer.to_k, layer.to_v) if part is not None]
+    with torch.no_grad():
+        twin.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        twin.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        twin.out_proj.weight.copy_(layer.to_out.weight)
+        twin.out_proj.bias.copy_(layer.to_out.bias)
+    return twin.eval()
+
+
+def heads_by_loops(layer: MultiHeadAttention, x: Tensor, beta: float | None = None) -> Tensor:
+    """Each head by itself: slices of the projections, the triple loop, joined, projected."""
+    width, rows = layer.head_width, []
+    with torch.no_grad():
+        projected = [part(x) for part in (layer.to_q, layer.to_k, layer.to_v) if part is not None]
+        for row in range(len(x)):
+            heads = []
+            for h in range(layer.heads):
+                q, k, v = (part[row, :, h * width : (h + 1) * width] for part in projected)
+                heads.append(by_loops(q, k, v, beta=beta)[0])
+            rows.append(torch.cat(heads, -1))
+        return layer.to_out(torch.stack(rows))
+
+
+def heads_count(lab: Lab, tokens: int, width: int, seeds: int, steps: int) -> Measured:
+    best = {h: trained_difference(lab, h, tokens, width, seeds, steps) for h in (1, 2)}
+    one, two = float(best[1].min()), float(best[2].min())
+    # the least error of one head in closed form: weights p, q ≥ 0 on a and b, the best value map for them
+    shares = torch.linspace(0, 1, 101, dtype=torch.float64)
+    p, q = torch.meshgrid(shares, shares, indexing="ij")
+    error = 1 - (p - q) ** 2 / (2 * (p**2 + q**2).clamp(min=1e-12))
+    floor = float(error.min())
+    return Measured(
+        {
+            "least relative error of one head, closed form": floor,
+            f"one head, trained, best of {seeds}": one,
+            f"two heads, trained, best of {seeds}": two,
+            "two heads, trained, worst": float(best[2].max()),
+        },
+        (
+            near("one head cannot do better than ½", floor, 0.5, 1e-12),
+            at_least("trained, one head stays at ½ or above", one, 0.5 - 1e-9),
+            at_most("trained, one head comes near ½", one, 0.53),
+            at_most(f"trained, two heads reach 0 (best of {seeds})", two, 0.01),
+        ),
+        (
+            Lines(
+                "relative error after training, each start",
+                "start, sorted",
+                "error",
+                list(range(1, seeds + 1)),
+                {
+                    "one head": best[1].sort().values.tolist(),
+                    "two heads": best[2].sort().values.tolist(),
+                    "½": [0.5] * seeds,
+                },
+                roles={"½": "formula", "one head": "wrong", "two heads": "output"},
+            ),
+        ),
+    )
+
+
+def trained_difference(lab: Lab, heads: int, tokens: int, width: int, seeds: int, steps: int) -> Tensor:
+    """Relative error, for each start, of learning v_a − v_b where the query says which tokens a and b are.
+
+    Values are N(0, I), so the expected error is written in the weights and value maps and needs no samples. All starts
+    train at once: the batch axis is the start.
+    """
+    pairs = [(a, b) for a in range(tokens) for b in range(tokens) if a != b]
+    a, b = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    q, k = lab.draw(seeds, heads, len(pairs), width), lab.draw(seeds, heads, tokens, width)
+    maps = lab.draw(seeds, heads, width, width) / width**0.5
+    parameters = [x.requires_grad_() for x in (q, k, maps)]
+    eye = torch.eye(tokens, dtype=torch.float64).expand(seeds, heads, -1, -1)
+    wanted = torch.zeros(len(pairs), tokens, dtype=torch.float64)
+    wanted[torch.arange(len(pairs)), a], wanted[torch.arange(len(pairs)), b] = 1.0, -1.0
+    goal = wanted[:, :, None, None] * torch.eye(width, dtype=torch.float64)
+    optimiser = torch.optim.Adam(parameters, lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    error = torch.zeros(seeds)
+    for _ in range(steps):
+        weights = lab.attention(q, k, eye, beta=1.0)  # (starts, heads, pairs, tokens)
+        made = torch.einsum("shpt,shxy->sptxy", weights, maps)
+        error = (made - goal).square().sum((1, 2, 3, 4)) / goal.square().sum()
+        optimiser.zero_grad()
+        error.sum().backward()
+        optimiser.step()
+        schedule.step()
+    return error.detach()
+
+
+CLAIMS = (
+    Claim(
+        "heads-formula",
+        FAMILY,
+        "h heads of width c/h, joined and projected, are torch.nn.MultiheadAttention; projections are 1×1 convolution.",
+        "holds",
+        "",
+        heads_formula,
+        (
+            Knob("width", 12, "model width"),
+            Knob("heads", 3, "heads"),
+            Knob("tokens", 5, "tokens"),
+            Knob("beta", 0.9, "another β"),
+        ),
+        ("wrong-axis", "uniform", "argmax", "beta-ignored", "beta-squared", "v-for-k", "k-for-v"),
+        "As a plain convolution, or grouped on h copies, a projection is itself; grouped on x it is another layer.",
+    ),
+    Claim(
+        "heads-count",
+        FAMILY,
+        "If the query says which token is a and which b, one head cannot give v_a − v_b (error ≥ ½); two can.",
+        "holds",
+        "",
+        heads_count,
+        (
+            Knob("tokens", 4, "tokens"),
+            Knob("width", 4, "width of values and heads"),
+            Knob("seeds", 6, "starts; the best counts", long=20),
+            Knob("steps", 400, "training steps", long=2000),
+        ),
+        ("uniform", "signed", "argmax"),
+        "Every start of one head ends at ½ or above; of two heads the best reach 0, some stick.",
+        cost="seconds",
+        overturn={"steps": 300, "seeds": 3},
+    ),
+)

@@ -1,0 +1,201 @@
+"""What moves when a key or a query moves."""
+
+import torch
+from torch import Tensor
+
+from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
+from qkv.claims.picture import Histogram, Lines, Map
+from qkv.claims.predicates import at_least, at_most, equal, near, true
+from qkv.claims.reference import by_loops
+
+FAMILY = "attention as a function"
+
+
+def moved(lab: Lab, q: Tensor, k: Tensor, v: Tensor, i: int, epsilon: Tensor, beta: float) -> Tensor:
+    """Δh of every query when key i moves by epsilon."""
+    after = k.clone()
+    after[i] += epsilon
+    return lab.attention(q, after, v, beta=beta) - lab.attention(q, k, v, beta=beta)
+
+
+def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, draws: int) -> Measured:
+    q, k, v, i = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d), 1
+    direction = lab.draw(d)
+    h, weights = by_loops(q, k, v, beta=beta)
+    first = beta * weights[:, i : i + 1] * (v[i] - h) * (q @ direction)[:, None]
+    sizes = [10.0**-e for e in range(1, 7)]
+    errors = [gap(moved(lab, q, k, v, i, s * direction, beta) / s, first) for s in sizes]
+    inside = gap(
+        moved(lab, q, k, v, i, direction, beta),
+        lab.attention(beta * q, k + direction * (torch.arange(m) == i)[:, None], v, beta=1.0)
+        - lab.attention(beta * q, k, v, beta=1.0),
+    )
+    # the mean drift under noise, along v_i − h, of the first query; each noise with its opposite
+    noise = sigma * lab.draw(draws, d)
+    noise = torch.cat((noise, -noise))
+    keys = k.expand(2 * draws, -1, -1).clone()
+    keys[:, i] += noise
+    outs = lab.attention(q[:1].expand(2 * draws, -1, -1), keys, v.expand(2 * draws, -1, -1), beta=beta)[:, 0]
+    shift, a = outs - h[0], weights[0, i]
+    along = (shift @ (v[i] - h[0])) / (v[i] - h[0]).square().sum()
+    drift = interval((along[:draws] + along[draws:]) / 2)
+    predicted = float(0.5 * sigma**2 * beta**2 * q[0].square().sum() * a * (1 - 2 * a))
+    across = direction - q[0] * (q[0] @ direction) / q[0].square().sum()
+    far = k.clone()
+    far[i] = -1e4 * q[0]
+    central = v.clone()
+    others = torch.arange(m) != i
+    central[i] = (weights[0, others] @ v[others]) / weights[0, others].sum()
+    still = {
+        "q·ε = 0": moved(lab, q[:1], k, v, i, across, beta),
+        "α_i = 0": moved(lab, q[:1], far, v, i, direction, beta),
+        "v_i = h": moved(lab, q[:1], k, central, i, direction, beta),
+    }
+    return Measured(
+        {
+            "error of the first order at ‖ε‖ = 1e-4": errors[3],
+            "mean drift along v_i − h": drift,
+            "½σ²β²‖q‖²α(1−2α)": predicted,
+            **{f"movement where {case}": float(delta.abs().max()) for case, delta in still.items()},
+        },
+        (
+            at_most("Δh = β α_i (v_i − h)(q·ε) to first order, every query", errors[3], 1e-2),
+            at_most("the rest is of second order", errors[3] / errors[1], 0.02),
+            near("the mean drift is not zero", drift["value"] / predicted, 1.0, 0.1),
+            equal("β inside q equals β outside", inside),
+            *(
+                at_least(f"the output moves where {case}", float(delta.abs().max()), 1e-10, "beyond")
+                for case, delta in still.items()
+            ),
+        ),
+        (
+            Lines(
+                "error of the first-order formula",
+                "size of ε",
+                "|Δh/‖ε‖ − formula|",
+                sizes,
+                {"measured": errors, "∝ ε": [errors[0] * s / sizes[0] for s in sizes]},
+                logx=True,
+                logy=True,
+                roles={"∝ ε": "formula", "measured": "key"},
+            ),
+            Histogram("drift under noise", "along v_i − h", "draws", {"Δh": along.tolist()}, roles={"Δh": "output"}),
+        ),
+    )
+
+
+def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
+    q, k, v, i = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d), 2 % n
+    change = torch.zeros(n, d, dtype=torch.float64)
+    change[i] = size * lab.draw(d)
+    before, after = (lab.attention(x, k, v, weights=True)[0] for x in (q, q + change))
+    fused_before, fused_after = (lab.attention(x, k, v) for x in (q, q + change))
+    movement = torch.stack(
+        [(lab.attention(q + change.roll(j - i, 0), k, v, weights=True)[0] - before).norm(dim=-1) for j in range(n)]
+    )
+    others = torch.arange(n) != i
+    own = float((after[i] - before[i]).norm())
+    x = torch.cat((q, lab.draw(max(m - n, 0), d)))[:n]
+    whole = (lab.attention(x + change, x + change, x + change) - lab.attention(x, x, x))[others]
+    same = torch.equal(before[others], after[others]) and torch.equal(fused_before[others], fused_after[others])
+    return Measured(
+        {
+            "movement of its own output": own,
+            "movement of the others": float((after - before)[others].abs().max()),
+            "movement of the others when the token moves, as query, key and value": float(whole.abs().max()),
+        },
+        (
+            true("all other rows are bit-identical", same),
+            at_least("its own output moves", own, 1e-6),
+            at_least("a token that moves as a key too moves the others", float(whole.abs().max()), 1e-9, "control"),
+            equal("the output equals the triple loop", gap(fused_before, by_loops(q, k, v)[0]), "control"),
+        ),
+        (Map("who moves when a query moves", "output", "query moved", movement.tolist()),),
+    )
+
+
+def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -> Measured:
+    q, k = lab.draw(draws, 1, d), lab.draw(draws, m, d)
+    scaled = k.clone()
+    scaled[:, 0] *= alpha
+    before, after = lab.weights(q, k, beta=beta)[:, 0, 0], lab.weights(q, scaled, beta=beta)[:, 0, 0]
+    inside = lab.weights(beta * q, scaled, beta=1.0)[:, 0, 0]
+    meets = (q[:, 0] * k[:, 0]).sum(-1)
+    towards, away = (after > before)[meets > 0].double(), (after > before)[meets < 0].double()
+    loops = by_loops(q[0], scaled[0], scaled[0], beta=beta)[1][0, 0]
+    return Measured(
+        {
+            "weight raised where q·k > 0": float(towards.mean()),
+            "weight raised where q·k < 0": float(away.mean()),
+            "draws": draws,
+        },
+        (
+            at_least("α > 1 raises the weight where q·k > 0", float(towards.mean()), 1.0),
+            at_least("α > 1 raises the weight where q·k < 0", float(away.mean()), 1.0, "beyond"),
+            at_most("where q·k < 0 it is never raised", float(away.mean()), 0.0),
+            equal("β inside q equals β outside", gap(after, inside)),
+            equal("the weight equals the triple loop", abs(float(after[0] - loops)), "control"),
+        ),
+        (
+            Histogram(
+                f"change of the weight when its key is multiplied by {alpha:g}",
+                "after − before",
+                "draws",
+                {
+                    "q·k > 0": (after - before)[meets > 0].tolist(),
+                    "q·k < 0": (after - before)[meets < 0].tolist(),
+                },
+                roles={"q·k > 0": "key", "q·k < 0": "wrong"},
+            ),
+        ),
+    )
+
+
+CLAIMS = (
+    Claim(
+        "perturb-key",
+        FAMILY,
+        "Moving key i by ε moves every output: Δh = β α_i (v_i − h)(q·ε), and noise leaves a mean drift.",
+        "holds-if",
+        "q·ε ≠ 0, α_i ≠ 0 and v_i ≠ h: where one is 0 the output stays",
+        perturb_key,
+        (
+            Knob("n", 4, "queries"),
+            Knob("m", 6, "keys"),
+            Knob("d", 5, "width"),
+            Knob("beta", 0.6, "inverse temperature"),
+            Knob("sigma", 0.05, "s.d. of the noise"),
+            Knob("draws", 20000, "draws of the noise"),
+        ),
+        ("beta-ignored", "beta-squared", "uniform", "argmax", "wrong-axis", "v-for-k"),
+        "The first-order formula is right up to a term of second order, which is what noise leaves behind.",
+    ),
+    Claim(
+        "perturb-query",
+        FAMILY,
+        "Moving one query moves its own output only; all other rows stay the same to the last bit.",
+        "holds",
+        "",
+        perturb_query,
+        (Knob("n", 6, "queries"), Knob("m", 6, "keys"), Knob("d", 5, "width"), Knob("size", 1.0, "size of the move")),
+        ("wrong-axis", "uniform", "v-for-k", "no-scale"),
+        "Only the diagonal moves.",
+    ),
+    Claim(
+        "scale-key",
+        FAMILY,
+        "Multiplying a key by α > 1 raises its weight.",
+        "holds-if",
+        "q·k > 0; where q·k < 0 the weight falls",
+        scale_key,
+        (
+            Knob("m", 8, "keys"),
+            Knob("d", 6, "width"),
+            Knob("draws", 2000, "draws"),
+            Knob("alpha", 2.0, "factor"),
+            Knob("beta", 0.7, "inverse temperature"),
+        ),
+        ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "argmax", "v-for-k"),
+        "The same factor raises the weight of a key that meets the query and lowers that of one that opposes it.",
+    ),
+)

@@ -1,0 +1,197 @@
+"""Pictures of claims, in one visual language: colour-blind-safe, print-like, nothing that carries no number.
+
+Queries, keys, values and outputs each keep one colour; a closed form is a dashed line, a wrong answer vermilion;
+weights are on the cividis scale. An experiment describes its panels as data; matplotlib is imported when one is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Real = float | int
+
+INK = "#1b1f24"  # replaced by the page's own text colour, so that a picture reads on light, dark and paper
+FAINT = "#8d939b"
+COLOURS = {  # Okabe and Ito's palette
+    "query": "#0072B2",
+    "key": "#E69F00",
+    "value": "#009E73",
+    "output": "#CC79A7",
+    "wrong": "#D55E00",
+    "other": "#56B4E9",
+    "formula": FAINT,
+}
+ORDER = ("output", "query", "value", "key", "other", "wrong")
+MARKS = "osD^vP"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. roles: which series is drawn in which colour of `COLOURS`; others take the next free one."""
+
+    title: str
+    xlabel: str = ""
+    ylabel: str = ""
+    roles: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Lines(Panel):
+    """Curves over x; a series in the role "formula" is dashed."""
+
+    x: Sequence[Real] = ()
+    series: Mapping[str, Sequence[Real]] = field(default_factory=dict)
+    logx: bool = False
+    logy: bool = False
+
+
+@dataclass(frozen=True)
+class Bars(Panel):
+    """Groups of bars: a group for each label, a bar in it for each series. level: a line across, as of pure chance."""
+
+    labels: Sequence[str] = ()
+    series: Mapping[str, Sequence[Real]] = field(default_factory=dict)
+    level: tuple[Real, str] | None = None
+    logy: bool = False
+
+
+@dataclass(frozen=True)
+class Map(Panel):
+    """A matrix of weights, or of influence."""
+
+    matrix: Sequence[Sequence[Real]] = ()
+    top: Real | None = None
+
+
+@dataclass(frozen=True)
+class Histogram(Panel):
+    """How often values occur."""
+
+    samples: Mapping[str, Sequence[Real]] = field(default_factory=dict)
+    bins: int = 40
+
+
+def draw(panels: Sequence[Panel], *, name: str = "claim") -> str:
+    """The panels side by side, as SVG without a background."""
+    import matplotlib as mpl
+
+    mpl.use("svg", force=False)
+    from matplotlib.figure import Figure
+
+    style: Any = {
+        "svg.hashsalt": name,
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "axes.linewidth": 0.7,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "axes.titlesize": 9.5,
+        "axes.titlelocation": "left",
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(3.7 * max(len(panels), 1), 2.75), layout="constrained")
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(1, len(panels), index + 1)
+            _draw_panel(axes, panel)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "qkv"})
+    return _adopt(buffer.getvalue(), name)
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    axes.set_title(panel.title, pad=8)
+    axes.set_xlabel(panel.xlabel)
+    axes.set_ylabel(panel.ylabel)
+    if isinstance(panel, Lines):
+        _lines(axes, panel)
+    elif isinstance(panel, Bars):
+        _bars(axes, panel)
+    elif isinstance(panel, Map):
+        _map(axes, panel)
+    elif isinstance(panel, Histogram):
+        for label, samples in panel.samples.items():
+            axes.hist(samples, bins=panel.bins, alpha=0.65, label=label, color=_colour(panel, label, panel.samples))
+    shown = [label for label in axes.get_legend_handles_labels()[1] if label]
+    if shown and (len(shown) > 1 or not isinstance(panel, Bars)):
+        axes.legend(loc="best", handlelength=1.8, borderaxespad=0.2)
+
+
+def _lines(axes: Any, panel: Lines) -> None:
+    mark_every = max(1, len(panel.x) // 8)
+    for index, (label, values) in enumerate(panel.series.items()):
+        formula = panel.roles.get(label) == "formula"
+        axes.plot(
+            panel.x,
+            values,
+            label=label,
+            color=_colour(panel, label, panel.series),
+            linestyle="--" if formula else "-",
+            linewidth=1.4,
+            marker=None if formula else MARKS[index % len(MARKS)],
+            markersize=4,
+            markevery=mark_every,
+        )
+    axes.set_xscale("log" if panel.logx else "linear")
+    axes.set_yscale("log" if panel.logy else "linear")
+
+
+def _bars(axes: Any, panel: Bars) -> None:
+    groups = len(panel.series)
+    width = 0.8 / max(groups, 1)
+    for index, (label, values) in enumerate(panel.series.items()):
+        places = [i + (index - (groups - 1) / 2) * width for i in range(len(values))]
+        axes.bar(places, values, width * 0.92, label=label, color=_colour(panel, label, panel.series))
+    long = max((len(label) for label in panel.labels), default=0) * len(panel.labels) > 42
+    axes.set_xticks(
+        range(len(panel.labels)), panel.labels, rotation=30 if long else 0, ha="right" if long else "center"
+    )
+    if panel.level is not None:
+        height, text = panel.level
+        axes.axhline(height, color=FAINT, linestyle="--", linewidth=1, label=text)
+    if panel.logy:
+        axes.set_yscale("log")
+
+
+def _map(axes: Any, panel: Map) -> None:
+    shown = axes.imshow(panel.matrix, cmap="cividis", vmin=0, vmax=panel.top, interpolation="nearest", aspect="auto")
+    bar = axes.figure.colorbar(shown, ax=axes, fraction=0.05, pad=0.02)
+    bar.outline.set_linewidth(0.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _colour(panel: Panel, label: str, labels: Mapping[str, Any]) -> str:
+    if label in panel.roles:
+        return COLOURS[panel.roles[label]]
+    free = [role for role in ORDER if role not in panel.roles.values()] or list(ORDER)
+    rest = [other for other in labels if other not in panel.roles]
+    return COLOURS[free[rest.index(label) % len(free)]]
+
+
+def _adopt(svg: str, name: str) -> str:
+    """Without prologue and fixed size; ink takes the page's colour; ids are the claim's own."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor").strip()
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    width = re.search(r'width="([\d.]+)pt"', svg)
+    points = float(width.group(1)) if width else 270.0
+    svg = re.sub(r'width="[\d.]+pt"', f'style="width:100%;max-width:{points * 1.25:.0f}px"', svg, count=1)
+    svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)
+    return re.sub(r'(url\(#|href="#)', rf"\1{name}-", svg)

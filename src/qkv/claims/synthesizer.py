@@ -1,0 +1,152 @@
+"""Attention that does not compare: what a dense synthesizer cannot look up."""
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
+from qkv.claims.picture import Bars
+from qkv.claims.predicates import at_least, at_most, near
+from qkv.claims.training import train
+from qkv.layers import DenseSynthesizer, Dot, MultiHeadAttention, Score
+
+FAMILY = "self-attention"
+
+
+class Recall(nn.Module):
+    """One layer of attention over m pairs of key and value and a last token that asks for a key's value."""
+
+    def __init__(self, score: Score, pairs: int, width: int) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Embedding(pairs, width), nn.Embedding(pairs, width)
+        self.places, self.asking = nn.Embedding(pairs + 1, width), nn.Parameter(torch.randn(width))
+        self.attention = MultiHeadAttention(width, 1, score=score)
+        self.read = nn.Linear(width, pairs)
+
+    def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
+        told = self.keys(keys) + self.values(values)
+        x = torch.cat((told, (self.keys(asked) + self.asking)[:, None]), 1)
+        x = x + self.places(torch.arange(x.shape[1]))
+        return self.read(self.attention(x)[:, -1])
+
+
+def recall_batch(
+    generator: torch.Generator, count: int, pairs: int, kind: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, values, the key asked for, its value. kind: "distinct" values, "free" ones, or "fixed" order of keys."""
+
+    def orders() -> Tensor:
+        return torch.rand(count, pairs, generator=generator).argsort(1)
+
+    keys = torch.arange(pairs).expand(count, -1) if kind == "fixed" else orders()
+    values = torch.randint(0, pairs, (count, pairs), generator=generator) if kind == "free" else orders()
+    asked = torch.randint(0, pairs, (count,), generator=generator)
+    answer = values[torch.arange(count), (keys == asked[:, None]).int().argmax(1)]
+    return keys, values, asked, answer
+
+
+def recall_accuracy(lab: Lab, score: Score, pairs: int, kind: str, steps: int, start: int) -> float:
+    generator = torch.Generator().manual_seed(1000 * lab.seed + start)
+    model = lab.build(lambda: Recall(score, pairs, 32), start, torch.float32)
+
+    def loss(_: int) -> Tensor:
+        *told, answer = recall_batch(generator, 96, pairs, kind)
+        return F.cross_entropy(model(*told), answer)
+
+    train(model, loss, steps, rate=1e-2)
+    *told, answer = recall_batch(generator, 2000, pairs, kind)
+    with torch.no_grad():
+        return float((model(*told).argmax(-1) == answer).double().mean())
+
+
+def most_frequent_share(pairs: int) -> float:
+    """E[largest count]/m of m values drawn freely out of m: the best guess of who knows the values but not the keys."""
+    total = 0.0
+    for counts in partitions(pairs, pairs):
+        ways = math.factorial(pairs)
+        for count in counts:
+            ways //= math.factorial(count)
+        arrangements = math.factorial(pairs)
+        for _, same in itertools.groupby(counts):
+            arrangements //= math.factorial(len(list(same)))
+        total += ways * arrangements * max(counts) / pairs
+    return total / pairs**pairs
+
+
+def partitions(total: int, parts: int, most: int | None = None) -> list[list[int]]:
+    """All ways to write `total` as `parts` numbers in falling order, zeros included."""
+    most = total if most is None else most
+    if parts == 0:
+        return [[]] if total == 0 else []
+    found = []
+    for first in range(min(total, most), -1, -1):
+        found += [[first, *rest] for rest in partitions(total - first, parts - 1, first)]
+    return found
+
+
+def synthesizer(lab: Lab, pairs: int, steps: int, seeds: int) -> Measured:
+    cases = {
+        "dot, random order": (Dot(), "distinct"),
+        "dense, random order": (DenseSynthesizer(pairs + 1), "distinct"),
+        "dense, free values": (DenseSynthesizer(pairs + 1), "free"),
+        "dense, fixed order": (DenseSynthesizer(pairs + 1), "fixed"),
+    }
+    found = {}
+    with lab.inside_layers():
+        for name, (score, kind) in cases.items():
+            lab.note(name)
+            found[name] = spread([recall_accuracy(lab, score, pairs, kind, steps, s) for s in range(seeds)])
+    guess = most_frequent_share(pairs)
+    return Measured(
+        {**found, "1/m": 1 / pairs, "best guess with free values": guess},
+        (
+            at_least("dot attention looks the value up", found["dot, random order"]["low"], 0.95),
+            near("a dense synthesizer stays at 1/m", found["dense, random order"]["value"], 1 / pairs, 0.04),
+            at_most(
+                "with free values it does no better than the best guess",
+                found["dense, free values"]["high"],
+                guess + 0.04,
+            ),
+            at_most(
+                "with a fixed order of keys it stays at 1/m too",
+                found["dense, fixed order"]["value"],
+                1 / pairs + 0.04,
+                "beyond",
+            ),
+        ),
+        (
+            Bars(
+                f"looking up one of {pairs} values",
+                "",
+                "accuracy",
+                list(found),
+                {"accuracy": [f["value"] for f in found.values()]},
+                level=(1 / pairs, "1/m"),
+            ),
+        ),
+    )
+
+
+CLAIMS = (
+    Claim(
+        "synthesizer",
+        FAMILY,
+        "One layer that compares queries with keys solves associative recall; one that predicts weights from the query "
+        "alone stays at 1/m.",
+        "holds-if",
+        "the order of keys is random and values are distinct: with a fixed order the synthesizer solves it too",
+        synthesizer,
+        (
+            Knob("pairs", 8, "pairs of key and value"),
+            Knob("steps", 400, "training steps", long=3000),
+            Knob("seeds", 2, "starts", long=5),
+        ),
+        ("uniform", "itself"),
+        "Dot attention finds the key; the dense synthesizer only where the key always stands in the same place.",
+        cost="minutes",
+        overturn={"steps": 300, "seeds": 1, "pairs": 4},
+    ),
+)

@@ -1,0 +1,112 @@
+"""`qkv claims` as a stranger meets it, and the page it writes."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from qkv import claims
+from qkv.claims.picture import Bars, Histogram, Lines, Map, draw
+from qkv.claims.report import page, write
+from qkv.cli.main import run
+
+
+def test_the_list_names_every_claim_in_80_columns(capsys):
+    assert run(["claims"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in claims.names())
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_the_list_as_json_has_family_cost_and_knobs(capsys):
+    assert run(["claims", "--json"]) == 0
+    found = {claim["name"]: claim for claim in json.loads(capsys.readouterr().out)}
+    assert found["copy"]["knobs"]["beta"] == 50
+    assert found["pretraining"]["cost"] == "minutes"
+
+
+def test_some_claims_run_and_answer_in_json(capsys):
+    assert run(["claims", "run", "copy", "distribution", "--seed", "3", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert [claim["name"] for claim in found] == ["copy", "distribution"]
+    assert set(found[0]) == {"name", "statement", "verdict", "condition", "numbers", "seed"}
+    assert found[0]["verdict"] == "holds-if" and found[0]["seed"] == 3
+    assert found[1]["numbers"]["exp without the shift"] is None  # JSON has no word for nan
+    assert "1/2 copy" in shown.err
+
+
+def test_a_slip_that_fails_as_it_should_is_exit_code_0(capsys):
+    assert run(["claims", "run", "two-heads-wrong"]) == 0
+    shown = capsys.readouterr().out
+    assert "fails  two-heads-wrong" in shown
+    assert "¾ v_a + ¼ v_b" in shown
+
+
+def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
+    assert run(["claims", "run", "copy", "--set", "beta=1"]) == 1
+    assert "own conditions: holds if" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["claims", "run", "coppy"], "did you mean copy?"),
+        (["claims", "run"], "name the claims to run, or say --all"),
+        (["claims", "run", "copy", "--all"], "name the claims to run, or say --all"),
+        (["claims", "copy"], "to run one, say: qkv claims run copy"),
+        (["claims", "run", "copy", "--set", "gamma=3"], "copy has no knob 'gamma'"),
+        (["claims", "run", "copy", "--set", "beta"], "such as beta=30; got 'beta'"),
+        (["claims", "run", "copy", "--set", "beta=much"], "such as beta=30; got 'beta=much'"),
+        (["claims", "run", "copy", "--report", "no/such/folder/r.html"], "there is no folder"),
+        (["claims", "--all"], "qkv claims run --all"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+
+
+def test_the_report_is_one_page_without_network(tmp_path, capsys):
+    target = tmp_path / "claims.html"
+    assert run(["claims", "run", "average", "two-heads-wrong", "--report", str(target)]) == 0
+    capsys.readouterr()
+    text = target.read_text()
+    assert text.count("<article") == 2 and text.count("<svg") == 2
+    assert text.index("holds") < text.index("<svg")
+    links = re.findall(r"""(?:src|href)=["']([^"']*)["']""", text)
+    assert all(link.startswith("#") for link in links)
+    assert "<script" not in text and "@import" not in text
+    ids = re.findall(r'id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert [path.name for path in tmp_path.iterdir()] == ["claims.html"]
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    target = tmp_path / "claims.html"
+    target.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write(target, "half of it \ud800")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_page_says_which_verdicts_were_not_expected():
+    result = claims.run("copy", beta=1.0)
+    assert "Not the verdict that a sound attention gives: copy" in page([result], {"copy": "function"})
+
+
+def test_every_kind_of_panel_is_drawn_as_sound_svg():
+    panels = (
+        Lines("lines", "x", "y", [1, 2, 3], {"a": [1, 2, 3], "b": [3, 2, 1]}, roles={"b": "formula"}),
+        Bars("bars", "", "y", ["one", "two"], {"a": [1, 2]}, level=(1.5, "chance")),
+        Map("map", "key", "query", [[0.0, 1.0], [1.0, 0.0]]),
+        Histogram("histogram", "x", "y", {"a": [1.0, 2.0, 2.0]}),
+    )
+    svg = draw(panels, name="test")
+    ElementTree.fromstring(svg)
+    assert "currentColor" in svg and "#1b1f24" not in svg
+    assert svg == draw(panels, name="test")
