@@ -105,6 +105,8 @@ def draw(panels: Sequence[Panel], *, name: str = "claim") -> str:
     }
     with mpl.rc_context(style):
         figure = Figure(figsize=(3.7 * max(len(panels), 1), 2.75), layout="constrained")
+        engine: Any = figure.get_layout_engine()
+        engine.set(w_pad=0.12)
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1)
             _draw_panel(axes, panel)
