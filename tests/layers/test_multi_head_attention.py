@@ -199,3 +199,9 @@ X = torch.zeros(2, 5, 12)
 def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_mask_of_three_axes_is_refused_because_it_could_mean_two_things(unchecked):
+    layer, x = MultiHeadAttention(16, 4), torch.randn(4, 5, 16)
+    with pytest.raises(ValueError, match=r"could be one for each row or one for each head; give it four"):
+        layer(x, allowed=torch.ones(4, 5, 5, dtype=torch.bool))

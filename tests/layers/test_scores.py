@@ -1,5 +1,6 @@
 """Every score other than the dot product, against a loop over batch, heads, queries and keys."""
 
+import copy
 import math
 
 import pytest
@@ -179,3 +180,23 @@ def test_a_synthesizer_refuses_what_its_table_does_not_hold(randn, make, kind):
 def test_a_random_synthesizer_refuses_queries_beyond_its_table(randn, make):
     with pytest.raises(ValueError, match="this random synthesizer has scores for 4 positions; got a sequence of 6"):
         make(RandomSynthesizer(4))(randn(1, 6, WIDTH), randn(1, 3, WIDTH))
+
+
+@pytest.mark.parametrize(
+    "score",
+    [Additive(16), LocationAware(16, 3, 5), DenseSynthesizer(12), RandomSynthesizer(12)],
+    ids=lambda score: type(score).__name__,
+)
+def test_in_bfloat16_scores_and_softmax_are_computed_in_float32(score):
+    """The weights of a bfloat16 layer are those of its own numbers, rounded once: not summed in bfloat16."""
+    layer = MultiHeadAttention(32, 4, score=score).bfloat16()
+    exact = copy.deepcopy(layer).double()
+    x = torch.randn(2, 12, 32).bfloat16()
+    q = None if layer.to_q is None else split_heads(layer.to_q(x), 4).double()
+    k = None if layer.to_k is None else split_heads(layer.to_k(x), 4).double()
+    assert exact.scorer is not None
+    expected = exact.scorer(q, k, Positions(torch.arange(12)), None, None).expand(2, -1, -1, -1)
+    _, weights = layer(x, weights=True)
+    assert weights.dtype == torch.bfloat16
+    rounded = (weights.double() - expected).abs().max() / expected.max()
+    assert rounded <= 2**-8

@@ -108,7 +108,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "b t c"] | tuple[Float[Tensor, "b t c"], Float[Tensor, "b h t s"]]:
         """x attends to `memory`, or to itself.
 
-        allowed: True = may attend; a tensor that broadcasts to (b, h, t, s), or a lazy `Mask`.
+        allowed: True = may attend; a tensor (t, s) or one that broadcasts to (b, h, t, s), or a lazy `Mask`.
         causal: query i sees keys up to i + (s − t) only.
         present: (b, s), which of all keys exist, those in the cache included.
         positions: where queries and keys stand; counted over the keys present if not given.
@@ -194,8 +194,11 @@ class MultiHeadAttention(nn.Module):
             t = positions.queries.shape[-1] if q is None else q.shape[-2]
             check_mask(mask, (v.shape[0], self.heads, t, v.shape[-2]))
             allowed = mask.tile(range(t), range(v.shape[-2]), v.device)
-        k = None if k is None else repeat_heads(k, self.heads)
-        chosen = self.scorer(q, k, positions, allowed, cache)
+        exact = torch.promote_types(v.dtype, torch.float32)  # scores and softmax in float32 at least
+        q = None if q is None else q.to(exact)
+        k = None if k is None else repeat_heads(k, self.heads).to(exact)
+        with torch.autocast(v.device.type, enabled=False):
+            chosen = self.scorer(q, k, positions, allowed, cache).to(v.dtype)
         chosen = chosen.expand(v.shape[0], *chosen.shape[1:])
         return attend(chosen, v, dropout), chosen
 
@@ -225,6 +228,11 @@ def _check_present(present: Tensor, b: int, s: int) -> None:
 
 
 def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:
+    if isinstance(allowed, Tensor) and allowed.ndim == 3:
+        raise ValueError(
+            f"a mask of three axes {tuple(allowed.shape)} could be one for each row or one for each head; give it four: "
+            "(b, 1, t, s) or (1, h, t, s)"
+        )
     parts = [] if allowed is None else [masks.as_mask(allowed)]
     if causal:
         parts.append(masks.causal(t, s))

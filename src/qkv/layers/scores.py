@@ -102,8 +102,8 @@ class AdditiveScorer(Scorer):
         self.bias = nn.Parameter(torch.zeros(heads, hidden))
 
     def meet(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h t s"]:
-        together = torch.tanh(q[..., :, None, :] + k[..., None, :, :] + self.bias[:, None, None])
-        return torch.einsum("bhtsd,hd->bhts", together, self.weight)
+        together = torch.tanh(q[..., :, None, :] + k[..., None, :, :] + self.bias.to(q)[:, None, None])
+        return torch.einsum("bhtsd,hd->bhts", together, self.weight.to(q))
 
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:
         assert q is not None and k is not None
@@ -152,10 +152,11 @@ class LocationAwareScorer(AdditiveScorer):
         order = (keys - keys[:, :1])[:, None].expand_as(last) if keys.ndim == 2 else None
         if order is not None:
             last = torch.zeros_like(last).scatter_add(-1, order, last)
-        seen = nn.functional.conv1d(last, self.filters, padding=kernel // 2, groups=heads).unflatten(1, (heads, -1))
+        seen = nn.functional.conv1d(last, self.filters.to(last), padding=kernel // 2, groups=heads)
+        seen = seen.unflatten(1, (heads, -1))
         if order is not None:
             seen = seen.gather(-1, order[:, :, None].expand_as(seen))
-        return torch.einsum("bhfs,hfd->bhsd", seen, self.to_hidden)
+        return torch.einsum("bhfs,hfd->bhsd", seen, self.to_hidden.to(seen))
 
     def forward(
         self,
@@ -213,7 +214,7 @@ class DenseSynthesizerScorer(Scorer):
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:
         assert q is not None
         _check_length("dense", positions.keys, self.weight.shape[-1])
-        everywhere = q.relu() @ self.weight + self.bias
+        everywhere = q.relu() @ self.weight.to(q) + self.bias.to(q)
         return _columns(everywhere, positions.keys)
 
 
@@ -251,7 +252,9 @@ class RandomSynthesizerScorer(Scorer):
         _check_length("random", positions.keys, self.table.shape[-1])
         _check_length("random", positions.queries, self.table.shape[-1])
         queries = positions.queries
-        rows = self.table[:, queries]  # (h, t, length), or (h, b, t, length)
+        rows = self.table.to(torch.promote_types(self.table.dtype, torch.float32))[
+            :, queries
+        ]  # (h, t, length), or (h, b, t, length)
         rows = rows[None] if queries.ndim == 1 else rows.transpose(0, 1)
         return _columns(rows, positions.keys)
 
