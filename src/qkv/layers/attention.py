@@ -230,8 +230,8 @@ def _check_present(present: Tensor, b: int, s: int) -> None:
 def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:
     if isinstance(allowed, Tensor) and allowed.ndim == 3:
         raise ValueError(
-            f"a mask of three axes {tuple(allowed.shape)} could be one for each row or one for each head; give it four: "
-            "(b, 1, t, s) or (1, h, t, s)"
+            f"a mask of three axes {tuple(allowed.shape)} could be one for each row or one for each head; "
+            "give it four axes: (b, 1, t, s) or (1, h, t, s)"
         )
     parts = [] if allowed is None else [masks.as_mask(allowed)]
     if causal:
