@@ -4,8 +4,8 @@ Axes: b batch · t tokens · m memory tokens · c model width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -52,6 +52,16 @@ class BlockConfig:
     def __post_init__(self) -> None:
         if self.order not in ("pre", "post"):
             raise ValueError(f"a block normalises 'pre' or 'post'; got order={self.order!r}")
+
+    @classmethod
+    def of(cls, config: Any) -> "BlockConfig":
+        """The block that a model's config describes: its fields of the same name; hidden is 4·width if not given."""
+        known = {field.name for field in fields(cls)}
+        values = {field.name: getattr(config, field.name) for field in fields(config) if field.name in known}
+        values["hidden"] = 4 * config.width if config.hidden is None else config.hidden
+        # absolute positions are added before the first block
+        values["position"] = config.position if isinstance(config.position, Relative) else None
+        return cls(**values)
 
 
 class Block(nn.Module):

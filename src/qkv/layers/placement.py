@@ -35,11 +35,6 @@ def named_position(position: Position, *, causal: bool) -> Position:
     return relative[position]
 
 
-def relative_part(position: Position) -> Relative | None:
-    """What attention needs of a position scheme."""
-    return position if isinstance(position, Relative) else None
-
-
 class Placement(nn.Module):
     """Adds to token vectors, for absolute schemes, a vector of their position; then dropout.
 

@@ -17,7 +17,7 @@ from qkv.layers.context import chunked_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
-from qkv.layers.placement import Placement, Position, named_position, relative_part
+from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
 
 
@@ -72,18 +72,7 @@ class EncoderConfig:
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig(
-            width=self.width,
-            heads=self.heads,
-            hidden=4 * self.width if self.hidden is None else self.hidden,
-            activation=self.activation,
-            norm=self.norm,
-            order=self.order,
-            epsilon=self.epsilon,
-            dropout=self.dropout,
-            bias=self.bias,
-            position=relative_part(self.position),
-        )
+        return BlockConfig.of(self)
 
 
 class Encoder(Model):

@@ -16,7 +16,7 @@ from qkv.layers.context import causal_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
-from qkv.layers.placement import Placement, Position, named_position, relative_part
+from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
 from qkv.models.generate import LanguageModel
 
@@ -61,22 +61,7 @@ class GPTConfig:
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig(
-            width=self.width,
-            heads=self.heads,
-            hidden=4 * self.width if self.hidden is None else self.hidden,
-            kv_heads=self.kv_heads,
-            head_width=self.head_width,
-            activation=self.activation,
-            norm=self.norm,
-            order=self.order,
-            epsilon=self.epsilon,
-            dropout=self.dropout,
-            bias=self.bias,
-            attention_bias=self.attention_bias,
-            score=self.score,
-            position=relative_part(self.position),
-        )
+        return BlockConfig.of(self)
 
 
 class GPT(LanguageModel, Model):

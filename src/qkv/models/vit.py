@@ -70,17 +70,7 @@ class ViTConfig:
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig(
-            width=self.width,
-            heads=self.heads,
-            hidden=4 * self.width if self.hidden is None else self.hidden,
-            activation=self.activation,
-            norm=self.norm,
-            order=self.order,
-            epsilon=self.epsilon,
-            dropout=self.dropout,
-            bias=self.bias,
-        )
+        return BlockConfig.of(self)
 
 
 class ViT(Model):
