@@ -12,7 +12,9 @@ from qkv.layers import (
     SinusoidalPositions,
     TokenEmbedding,
 )
-from qkv.layers.placement import Placement, named_position, relative_part
+from qkv.layers.block import BlockConfig
+from qkv.layers.placement import Placement, named_position
+from qkv.models import GPTConfig
 from qkv.ops.positions import Alibi, sinusoidal
 from qkv.ops.rope import Rope
 from qkv.positions import Shaw, T5Bias
@@ -83,7 +85,8 @@ def test_schemes_are_known_by_name(causal):
     made = {name: named_position(name, causal=causal) for name in ("rope", "alibi", "t5", "shaw")}  # pyright: ignore[reportArgumentType]
     assert made == {"rope": Rope(), "alibi": Alibi(), "t5": T5Bias(bidirectional=not causal), "shaw": Shaw()}
     assert named_position(Rope(base=7.0), causal=causal) == Rope(base=7.0)
-    assert relative_part("learned") is None and relative_part(Rope()) == Rope()
+    assert BlockConfig.of(GPTConfig(vocab=3, position="learned")).position is None
+    assert BlockConfig.of(GPTConfig(vocab=3, position=Rope())).position == Rope()
 
 
 T = torch.zeros(2, 3, dtype=torch.long)
