@@ -18,7 +18,7 @@ def check_truncation(subject: Subject, contract: Contract) -> list[Finding]:
         off = float((subject.run(x[:, :length]) - whole[:, :length]).abs().max()) / size
         if not off <= worst:
             worst, at = off, length
-    evidence = f"the first {at or subject.length - 1} tokens alone give outputs that differ by {worst:.2g}"
+    evidence = f"cut after token {(at or subject.length - 1) - 1}, a text gives outputs that differ by {worst:.2g}"
     if worst <= 10 * subject.tolerance:
         return [Finding("truncation", "pass", worst, evidence)]
     hint = "outputs depend on the total length: positions counted from the end, a mean over the sequence, or a leak"
