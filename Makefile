@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-full lint types floors pytest format clean
+.PHONY: run test test-full lint types floors pytest browser format clean
 
 run: $(READY)
 	$(BIN)/qkv tour
 
 test: lint types floors pytest
 
-test-full: lint types floors $(READY)
+test-full: lint types floors $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" -n 2
 
 $(READY): pyproject.toml constraints.txt
@@ -29,8 +29,13 @@ types: $(READY)
 floors: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-pytest: $(READY)
+pytest: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" -n 2
+
+# the pages are tested in Debian's chromium where it is there or may be installed; elsewhere those tests are skipped
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

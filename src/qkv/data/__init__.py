@@ -1,0 +1,1 @@
+"""Where batches come from: images, text, pairs, speech; tokenizers; downloads with checksums."""
