@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.layers.feed_forward import Activation
@@ -84,13 +84,13 @@ class Transcriber(Model):
         small_normal(self, layers=config.layers)
 
     def forward(
-        self, frames: Float[Tensor, "b n f"], lengths: Int[Tensor, " b"] | None = None
+        self, frames: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b t labels"]:
-        """lengths: how many frames of each row exist; the rest is padding."""
-        tokens = self.stacked(frames, lengths)
-        present = None
-        if lengths is not None:
-            present = torch.arange(tokens.shape[1], device=tokens.device) < self.token_lengths(lengths)[:, None]
+        """present: which frames exist; a token does if one of its frames does."""
+        tokens = self.stacked(frames, present)
+        if present is not None:
+            missing = -present.shape[1] % self.config.stack
+            present = nn.functional.pad(present, (0, missing)).unflatten(1, (-1, self.config.stack)).any(-1)
         return self.head(self.encoder(tokens, present))
 
     def stream(
@@ -106,21 +106,20 @@ class Transcriber(Model):
         hidden, inner = self.encoder.stream(self.stacked(waiting[:, :whole], None), inner, final=final)
         return self.head(hidden), StreamState(inner, waiting[:, whole:])
 
-    def stacked(self, frames: Tensor, lengths: Tensor | None) -> Float[Tensor, "b t stacked"]:
+    def stacked(self, frames: Tensor, present: Tensor | None) -> Float[Tensor, "b t stacked"]:
         """Several frames as one token; what is not there is silence, 0."""
         if frames.ndim != 3 or frames.shape[-1] != self.config.features:
             raise ValueError(
                 f"this transcriber hears frames of shape (batch, frames, {self.config.features}); got "
                 f"{tuple(frames.shape)}"
             )
-        if lengths is not None:
-            exists = torch.arange(frames.shape[1], device=frames.device) < lengths[:, None]
-            frames = frames.masked_fill(~exists[..., None], 0.0)
+        if present is not None:
+            frames = frames.masked_fill(~present[..., None], 0.0)
         frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % self.config.stack))
         return frames.unflatten(1, (-1, self.config.stack)).flatten(2)
 
-    def token_lengths(self, lengths: Tensor) -> Tensor:
-        """How many tokens so many frames make."""
+    def frames(self, lengths: Tensor) -> Tensor:
+        """How many rows of logits so many frames of sound have."""
         return -(-lengths // self.config.stack)
 
 
