@@ -1,21 +1,57 @@
 """Numbers in words, English and German: pairs to learn translation from where there are no others.
 
-German turns the last two figures of every three around ("sechsundfünfzig") and writes all in one word, so that a model has
-something to reorder.
+German turns the last two figures of every three around ("sechsundfünfzig") and writes all in one word, so that a
+model has something to reorder.
 """
 
 from qkv.data.batches import generator_for
 
 ENGLISH = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
 )
-ENGLISH += "seventeen eighteen nineteen".split()
-ENGLISH_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+ENGLISH_TENS = ("-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 GERMAN = (
-    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn".split()
+    "null",
+    "ein",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+    "dreizehn",
+    "vierzehn",
+    "fünfzehn",
+    "sechzehn",
+    "siebzehn",
+    "achtzehn",
+    "neunzehn",
 )
-GERMAN += "siebzehn achtzehn neunzehn".split()
-GERMAN_TENS = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+GERMAN_TENS = ("-", "-", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
 LARGEST = 999_999
 NUMBERS = 9  # the stream of randomness that draws numbers
 
