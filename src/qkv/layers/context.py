@@ -14,13 +14,22 @@ from qkv.ops.mask_kinds import Band, Dense, Mask
 
 
 def causal_context(
-    x: Tensor, present: Tensor | None, cache: Cache | None, window: int | None = None
+    x: Tensor,
+    present: Tensor | None,
+    cache: Cache | None,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> tuple[Positions, Mask | None]:
     """For a causal model: x is (b, t, …), `present` (b, t) says which of its tokens exist.
 
     window: how many tokens a query sees, itself included; counted over the tokens that are present.
+    documents (b, t): which of several texts in its row a token belongs to; each text is by itself.
     """
     t = x.shape[1]
+    if documents is not None:
+        if present is not None or cache is not None:
+            raise ValueError("packed documents take no present= and no cache=: give padding a number of its own, −1")
+        return packed_context(x, documents, window)
     present = checked_present(present, x)
     if cache is None:
         cache = Cache(window)
@@ -33,6 +42,24 @@ def causal_context(
     if left is not None:
         mask = mask & masks.band_over_positions(positions.queries, positions.keys, left)
     return positions, settled(mask, t, x.device)
+
+
+def packed_context(x: Tensor, documents: Tensor, window: int | None) -> tuple[Positions, Mask | None]:
+    """For a causal model whose rows hold several texts: positions restart with each, and none sees another."""
+    if documents.is_floating_point() or documents.dtype == torch.bool or documents.shape != x.shape[:2]:
+        raise ValueError(
+            f"documents are whole numbers of shape (batch, tokens) = {tuple(x.shape[:2])}; got {documents.dtype} of "
+            f"{tuple(documents.shape)}"
+        )
+    t = x.shape[1]
+    places = torch.arange(t, device=x.device)
+    first = torch.ones_like(documents, dtype=torch.bool)  # where a run of one number begins
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = torch.where(first, places, 0).cummax(-1).values if t else places.expand_as(documents)
+    left = None if window is None else window - 1
+    # the same run: runs are told apart by where they begin, so that a number may be used again
+    mask = masks.window(t, t, left, 0) & masks.band_over_positions(starts, starts, 0, 0)
+    return Positions(places - starts), settled(mask, t, x.device)
 
 
 def chunked_context(
