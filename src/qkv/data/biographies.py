@@ -3,7 +3,6 @@
 Names of people and places are put together from syllables: none is meant to be anybody's or anywhere's.
 """
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -14,16 +13,21 @@ from qkv.data.questions import Question
 from qkv.data.spans import Span
 
 PEOPLE, WORDS, LINES = 8, 9, 10  # streams of randomness
-STARTS = "Ba Bel Cor Da Dre El Fa Gar Ha Il Jo Kel La Mar Ne Or Per Ro Sel Ta Ul Ve Wil Yo Zan".split()
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+STARTS = words("Ba Bel Cor Da Dre El Fa Gar Ha Il Jo Kel La Mar Ne Or Per Ro Sel Ta Ul Ve Wil Yo Zan")
 MIDDLES = ("", "", "", "ba", "da", "di", "ga", "la", "li", "mo", "na", "ni", "ra", "ri", "so", "ta", "vi")
-NAME_ENDS = "dan go ka lan len lin mar mir na nor ra rek ris rn s th vin x".split()
-FAMILY_ENDS = "bach berg by dale don ell er ford land ler low man mund nik sen ski son vik well wood".split()
-PLACE_ENDS = "burg bury dorf feld fors gard grad ham haven holm mouth pol port stad ton ville".split()
-TRADES = (
-    "an actor, an architect, a baker, a botanist, a composer, a dancer, an engineer, a journalist, a judge, a "
-    "painter, a physician, a pilot, a poet, a printer, a sailor, a sculptor, a singer, a surgeon, a teacher, a "
-    "weaver"
-).split(", ")
+NAME_ENDS = words("dan go ka lan len lin mar mir na nor ra rek ris rn s th vin x")
+FAMILY_ENDS = words("bach berg by dale don ell er ford land ler low man mund nik sen ski son vik well wood")
+PLACE_ENDS = words("burg bury dorf feld fors gard grad ham haven holm mouth pol port stad ton ville")
+TRADES = words(
+    "actor architect baker botanist composer dancer engineer journalist judge painter physician pilot poet printer sailor "
+    "sculptor singer surgeon teacher weaver"
+)
 
 DOCUMENTS = (
     "{name}. {name} was {a_trade} born in {place} .",
@@ -110,7 +114,7 @@ def told_lines(name: str, last: str, town: str, towns: list[str], lines: int, se
     other, died = others[draw(len(others))], born + 30 + draw(60)
     ways = torch.randperm(len(DOCUMENTS), generator=generator)[:lines].tolist()
     facts = {"name": name, "last": last, "place": town, "other": other, "born": born, "died": died}
-    facts |= {"a_trade": trade, "trade": trade.split(" ", 1)[1]}
+    facts |= {"trade": trade, "a_trade": f"an {trade}" if trade[0] in "aeiou" else f"a {trade}"}
     return [DOCUMENTS[way].format(**facts) for way in ways]
 
 
@@ -130,4 +134,4 @@ def made_up_names(places: int, seed: int) -> tuple[list[str], list[str], list[st
 
 def _where(line: str, words: tuple[str, ...]) -> tuple[Span, ...]:
     """Where words stand in a line, at their last place each."""
-    return tuple([found.span() for found in re.finditer(rf"\b{word}\b", line)][-1] for word in words)
+    return tuple((line.rindex(word), line.rindex(word) + len(word)) for word in words)
