@@ -25,8 +25,8 @@ NAME_ENDS = words("dan go ka lan len lin mar mir na nor ra rek ris rn s th vin x
 FAMILY_ENDS = words("bach berg by dale don ell er ford land ler low man mund nik sen ski son vik well wood")
 PLACE_ENDS = words("burg bury dorf feld fors gard grad ham haven holm mouth pol port stad ton ville")
 TRADES = words(
-    "actor architect baker botanist composer dancer engineer journalist judge painter physician pilot poet printer sailor "
-    "sculptor singer surgeon teacher weaver"
+    "actor architect baker botanist composer dancer engineer journalist judge painter physician pilot poet printer "
+    "sailor sculptor singer surgeon teacher weaver"
 )
 
 DOCUMENTS = (
