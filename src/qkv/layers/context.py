@@ -69,13 +69,23 @@ def chunked_context(
     t = x.shape[1]
     cache = Cache() if cache is None else cache
     positions = cache.advance(t, checked_present(present, x), x.device)
-    present, s = cache.present, cache.length
-    if present is None:
-        return positions, None if size is None else settled(masks.chunks(t, s, size, left_chunks), t, x.device)
-    mask = masks.present(present)
-    if size is not None:
-        mask = mask & masks.band_over_positions(positions.queries, positions.keys, left_chunks, 0, size=size)
-    return positions, settled(mask, t, x.device)
+    return positions, chunked_mask(positions, cache.present, size, left_chunks)
+
+
+def chunked_mask(
+    positions: Positions, present: Tensor | None, size: int | None, left_chunks: int | None, right_chunks: int = 0
+) -> Mask | None:
+    """Who may attend to whom in time cut into chunks; present (b, s) says which keys exist, None is all."""
+    queries, keys = positions.queries, positions.keys
+    t, s = queries.shape[-1], keys.shape[-1]
+    last = present is None and (t == 0 or s == 0 or bool(queries[-1] == keys[-1]))  # the last queries are the last keys
+    if last:
+        if size is None:
+            return None
+        return settled(masks.chunks(t, s, size, left_chunks, right_chunks), t, keys.device)
+    band = None if size is None else masks.band_over_positions(queries, keys, left_chunks, right_chunks, size=size)
+    mask = band if present is None else masks.present(present) if band is None else masks.present(present) & band
+    return None if mask is None else settled(mask, t, keys.device)
 
 
 def settled(mask: Mask, t: int, device: torch.device) -> Mask | None:
