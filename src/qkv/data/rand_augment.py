@@ -19,7 +19,7 @@ KINDS = ("identity", *MOVES, *COLOURS)
 def rand_augment(
     pictures: Shaped[Tensor, "b c h w"], operations: int, strength: float, generator: Generator
 ) -> Shaped[Tensor, "b c h w"]:
-    """`operations` changes for each picture (bytes), each drawn from KINDS, of `strength` from 0 to 10 in a drawn sense."""
+    """`operations` changes of each picture (bytes), drawn from KINDS, of `strength` from 0 to 10, up or down."""
     x = pictures.to(torch.float32) / 255
     for _ in range(operations):
         kind = torch.randint(0, len(KINDS), (len(x),), generator=generator)
@@ -76,6 +76,8 @@ CHANGES = {
     "contrast": lambda x, a: torch.lerp(_grey(x).mean((1, 2, 3), keepdim=True).expand_as(x), x, 1 + 0.9 * a),
     "saturation": lambda x, a: torch.lerp(_grey(x), x, 1 + 0.9 * a),
     "sharpness": lambda x, a: torch.lerp(_blurred(x), x, 1 + 0.9 * a),
-    "posterise": lambda x, a: (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255,
+    "posterise": lambda x, a: (
+        (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255
+    ),
     "solarise": lambda x, a: torch.where(x >= 1 - a.abs(), 1 - x, x),
 }
