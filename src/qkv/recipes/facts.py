@@ -112,9 +112,10 @@ def build(recipe: Recipe) -> Task:
 def opened(data: FactData, seed: int) -> Facts:
     """The documents and questions that the settings name."""
     if data.path == "made-up":
-        from qkv.data.people import made_up
+        from qkv.data.biographies import biographies
 
-        return Facts(*made_up(data.people, seed))
+        told = biographies(data.people, seed=seed)
+        return Facts(list(told.documents), [*told.train, *told.validation], list(told.test))
     folder = Path(data.path)
     if not folder.is_dir():
         raise ValueError(

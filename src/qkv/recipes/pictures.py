@@ -79,10 +79,10 @@ def opened(data: PictureData, seed: int) -> ImageSplits:
         from qkv.data.digit_images import digits
 
         return digits()
-    from qkv.data.load_images import read_images
+    from qkv.data.load_images import load_images
 
     bad: Literal["refuse", "skip"] = "skip" if data.skip_bad else "refuse"
-    return read_images(data.path, validation=data.validation, seed=seed, bad_items=bad)
+    return load_images(data.path, validation=data.validation, seed=seed, bad_items=bad)
 
 
 def _in_order(images: Images, normalisation: Normalisation) -> ImageBatches:

@@ -19,7 +19,7 @@ from qkv.recipes.building import drawn
 from qkv.recipes.measure import measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
-JUDGED = 131_072  # tokens of the validation text that are looked at on the way
+JUDGED = 32_768  # tokens of the validation text that are looked at on the way
 WRITTEN = 300  # tokens of a sample
 
 
