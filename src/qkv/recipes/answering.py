@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def answered(
             for begin in range(0, len(numbers), size):
                 rows = numbers[begin : begin + size]
                 asked = torch.stack([prompts[row] for row in rows]).to(device)
-                limit = model.limit  # type: ignore[union-attr]
+                limit: Any = model.limit
                 count = LONGEST if limit is None else min(LONGEST, limit - length + 1)
                 told = model.generate(asked, count, stop=mark)[:, length:] if count > 0 else asked[:, :0]  # type: ignore[operator]
                 for row, answer in zip(rows, _judged(model, tokenizer, mark, asked, told), strict=True):

@@ -162,6 +162,7 @@ _COURSE = {
     "train.optimiser": {"lr": 1e-3, "weight_decay": 1e-4},
     "train.schedule": {"warmup": 0},
     "train.saving": {"evaluate_every": 1760, "checkpoint_every": 1760},
+    "model.head": "class",
     "model.patch": 4,
     "model.width": 256,
     "model.layers": 6,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from qkv.models.folder import KINDS
+
 Table = dict[str, Any]
 
 
@@ -94,12 +96,16 @@ def with_nothing(kind: type, table: Table) -> Table:
     result: Table = {}
     for name, value in table.items():
         hint = hints.get(name)
-        if isinstance(value, dict) and dataclasses.is_dataclass(hint):
-            value = with_nothing(hint, value)  # pyright: ignore[reportArgumentType]
+        if isinstance(value, dict) and (part := KINDS.get(str(value.get("kind"))) or _group(hint)):
+            value = with_nothing(part, value)
         elif value == "none" and type(None) in get_args(hint) and not _knows(hint, "none"):
             value = None
         result[name] = value
     return result
+
+
+def _group(hint: Any) -> type | None:
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
 def _knows(hint: Any, word: str) -> bool:

@@ -21,7 +21,6 @@ from qkv.recipes.building import drawn
 from qkv.recipes.measure import epoch_of, judging, measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
-JUDGED = 200  # strings that are looked at
 SHOWN = 16
 
 
@@ -31,7 +30,8 @@ class SpeechData:
 
     path: a folder of digit_speaker_number.wav; "tones" are machine-made digits.
     left_out: speakers that are not trained on; the last by name if none is given.
-    fewest, most: digits in a string. strings: how many an epoch has. bands: of the log-mel features.
+    fewest, most: digits in a string. strings: how many an epoch has; judged: how many validation and test have.
+    bands: of the log-mel features.
     """
 
     path: str = "tones"
@@ -39,6 +39,7 @@ class SpeechData:
     fewest: int = 1
     most: int = 7
     strings: int = 1000
+    judged: int = 200
     batch: int = 32
     bands: int = 40
     noise: float = 0.003
@@ -52,7 +53,7 @@ def build(recipe: Recipe) -> Task:
     mel = Mel(rate=parts.rate, bands=data.bands)
     joined: dict[str, Any] = {"digits": (data.fewest, data.most), "noise": data.noise}
     train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, seed=recipe.seed, **joined)
-    apart = {**joined, "scale": train.scale, "strings": JUDGED, "fresh": False, "seed": 7}
+    apart = {**joined, "scale": train.scale, "strings": data.judged, "fresh": False, "seed": 7}
     validation = SpokenStrings(parts.validation, mel, 50, **apart)
     config = replace(recipe.model, features=data.bands, labels=len(WORDS) + 1)
 

@@ -107,6 +107,8 @@ class System:
         if kind not in self.models:
             raise ValueError(f"{self.name} has no model {kind!r}; it has {', '.join(self.models)}")
         table = Recipe(self.name, 0, self.data, kind, self.models[kind], self.stages).to_table()
+        if kind != next(iter(self.models)):  # a preset's sizes are those of the system's own model
+            layers[0] = {name: value for name, value in layers[0].items() if not name.startswith("model.")}
         for layer in layers:
             kept = {name: value for name, value in layer.items() if name not in ("model.kind", "recipe")}
             table = changed(table, kept, where=f"the settings of {self.name}")

@@ -19,7 +19,6 @@ from qkv.recipes.building import drawn
 from qkv.recipes.measure import measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
-JUDGED = 32_768  # tokens of the validation text that are looked at on the way
 WRITTEN = 300  # tokens of a sample
 
 
@@ -30,6 +29,8 @@ class TextData:
     path: a text file in UTF-8, or a folder of .txt files; "shakespeare" is what ships.
     tokens: "characters", or "bpe" of `vocab` tokens trained on the text.
     length: tokens that the model sees at once. batch: windows in a batch.
+    validation: the share at the end of the text that is not trained on. judged: how many of its tokens are looked at on
+        the way; the test takes all.
     """
 
     path: str = "shakespeare"
@@ -38,6 +39,7 @@ class TextData:
     length: int = 256
     batch: int = 32
     validation: float = 0.1
+    judged: int = 32_768
 
 
 def build(recipe: Recipe) -> Task:
@@ -53,7 +55,7 @@ def build(recipe: Recipe) -> Task:
     if isinstance(recipe.model, GPTConfig):
         changes["length"] = data.length
     config = replace(recipe.model, **changes)
-    watched = TextWindows(validation[:JUDGED], data.length, data.batch, shuffled=False)
+    watched = TextWindows(validation[: data.judged], data.length, data.batch, shuffled=False)
     whole = TextWindows(validation, data.length, data.batch, shuffled=False)
     objective = language_model()
     letters = len(validation_text) / max(len(validation), 1)

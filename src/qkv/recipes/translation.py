@@ -19,7 +19,6 @@ from qkv.recipes.building import drawn
 from qkv.recipes.measure import judging, measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
-WATCHED = 200  # sentences that are translated on the way
 SHOWN = 12
 
 
@@ -31,7 +30,7 @@ class PairData:
         numbers in English words and in German ones.
     source, target: the endings of the files. vocab: tokens of the BPE that both languages share.
     tokens: places on the wider side of a batch. length: pairs with a longer side are left out of training.
-    beams: of the search that translates the test.
+    beams: of the search that translates the test. judged: sentences that are translated on the way, for BLEU.
     """
 
     path: str = "numbers"
@@ -42,6 +41,7 @@ class PairData:
     length: int = 128
     smoothing: float = 0.1
     beams: int = 4
+    judged: int = 200
 
 
 def build(recipe: Recipe) -> Task:
@@ -56,7 +56,7 @@ def build(recipe: Recipe) -> Task:
     validation = PairBatches(*sides["val"], tokens=data.tokens, length=10**6, shuffled=False)
     config = replace(recipe.model, vocab=tokenizer.get_vocab_size())
     plain = sequence_to_sequence()
-    watched = parts["val"][:WATCHED]
+    watched = parts["val"][: data.judged]
     notes = (f"{train.left_out:,} training pairs are longer than {data.length} tokens and left out",) * (
         train.left_out > 0
     )
@@ -86,8 +86,8 @@ def opened(data: PairData, seed: int) -> dict[str, list[Pair]]:
     if data.path == "numbers":
         from qkv.data.number_words import drawn_numbers, in_english, in_german
 
-        pairs = [Pair(in_english(number), in_german(number)) for number in drawn_numbers(12_000, seed)]
-        return {"train": pairs[:11_000], "val": pairs[11_000:11_500], "test": pairs[11_500:]}
+        pairs = [Pair(in_english(number), in_german(number)) for number in drawn_numbers(11_400, seed)]
+        return {"train": pairs[:11_000], "val": pairs[11_000:11_200], "test": pairs[11_200:]}
     folder = Path(data.path)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected one with train.{data.source} and train.{data.target}, …")
