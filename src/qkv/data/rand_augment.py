@@ -71,13 +71,17 @@ def _blurred(x: Tensor) -> Tensor:
     return blurred
 
 
+def _posterised(x: Tensor, amount: Tensor) -> Tensor:
+    """Up to four of a byte's eight bits dropped."""
+    step = 2 ** (4 * amount.abs()).round()
+    return ((x * 255).round() / step).floor() * step / 255
+
+
 CHANGES = {
     "brightness": lambda x, a: x * (1 + 0.9 * a),
     "contrast": lambda x, a: torch.lerp(_grey(x).mean((1, 2, 3), keepdim=True).expand_as(x), x, 1 + 0.9 * a),
     "saturation": lambda x, a: torch.lerp(_grey(x), x, 1 + 0.9 * a),
     "sharpness": lambda x, a: torch.lerp(_blurred(x), x, 1 + 0.9 * a),
-    "posterise": lambda x, a: (
-        (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255
-    ),
-    "solarise": lambda x, a: torch.where(x >= 1 - a.abs(), 1 - x, x),
+    "posterise": _posterised,
+    "solarise": lambda x, a: torch.where(x > 1 - a.abs(), 1 - x, x),
 }
