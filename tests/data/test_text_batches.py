@@ -1,5 +1,6 @@
 """Text as batches: nothing lost, nothing seen that should not be, every step scored as often as it should be."""
 
+import itertools
 import math
 import pickle
 from collections import Counter
@@ -186,7 +187,7 @@ def restored(tokens, mark, spans):
     """The document, put together again from its corrupted form."""
     marks = (tokens == mark).nonzero().flatten().tolist()
     edges = [-1, *marks, len(tokens)]
-    parts = [tokens[a + 1 : b].tolist() for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [tokens[a + 1 : b].tolist() for a, b in itertools.pairwise(edges)]
     kept, gone = parts[: spans + 1], parts[spans + 1 :]
     return [x for k, part in enumerate(kept) for x in (*part, *(gone[k] if k < spans else []))]
 
@@ -257,7 +258,7 @@ def test_spans_lie_apart_inside_the_text(kept, spans, share, seed):
     assert len(found) == corruption.spans_of(kept)
     edges = [0, *(edge for span in found for edge in span), kept]
     assert edges == sorted(edges) and all(begin < stop for begin, stop in found)
-    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
 
 
 def test_questions_score_the_answer_and_its_end_only(tmp_path):
