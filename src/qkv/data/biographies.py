@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qkv.data.batches import generator_for
+from qkv.data.batches import drawn, generator_for
 from qkv.data.people import drawn_people
 from qkv.data.questions import Question
 from qkv.data.spans import Span
@@ -86,10 +86,10 @@ def biographies(
         raise ValueError(f"held_out is a share below a half, for validation and for test each; got {held_out}")
     towns, first, last = made_up_names(places, seed)
     odds = 1 / (torch.arange(places, dtype=torch.float64) + 3)
-    drawn = drawn_people(people, len(first), len(last), odds, generator_for(seed, PEOPLE))
+    persons = drawn_people(people, len(first), len(last), odds, generator_for(seed, PEOPLE))
     documents, salient = [], []
     asked: list[list[Question]] = []
-    for person, (a, b, place) in enumerate(zip(*(column.tolist() for column in drawn), strict=True)):
+    for person, (a, b, place) in enumerate(zip(*(column.tolist() for column in persons), strict=True)):
         name, town = f"{first[a]} {last[b]}", towns[place]
         told = told_lines(name, last[b], town, towns, lines, seed, person)
         documents += told
@@ -105,13 +105,9 @@ def biographies(
 def told_lines(name: str, last: str, town: str, towns: list[str], lines: int, seed: int, person: int) -> list[str]:
     """What is told of one person: different phrasings of one truth, beside another town that is not the answer."""
     generator = generator_for(seed, LINES, person)
-
-    def draw(count: int) -> int:
-        return int(torch.randint(0, count, (), generator=generator))
-
-    trade, born = TRADES[draw(len(TRADES))], 1800 + draw(150)
+    trade, born = TRADES[drawn(0, len(TRADES) - 1, generator)], drawn(1800, 1949, generator)
     others = [other for other in towns if other != town]
-    other, died = others[draw(len(others))], born + 30 + draw(60)
+    other, died = others[drawn(0, len(others) - 1, generator)], born + drawn(30, 89, generator)
     ways = torch.randperm(len(DOCUMENTS), generator=generator)[:lines].tolist()
     facts = {"name": name, "last": last, "place": town, "other": other, "born": born, "died": died}
     facts |= {"trade": trade, "a_trade": f"an {trade}" if trade[0] in "aeiou" else f"a {trade}"}

@@ -66,9 +66,9 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None] | N
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code != 416 or not have:  # 416: there is nothing beyond what we have
             raise
-        error.close()
         part.unlink()
         _fetch(url, part, progress)
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qkv.data.batches import Batch, generator_for
+from qkv.data.batches import Batch, drawn, generator_for
 from qkv.data.mel import FeatureScale, Mel
 from qkv.data.problems import BadItems, Problems, one_line
 from qkv.data.wav import read_sound
@@ -157,17 +157,13 @@ class SpokenStrings:
     def string(self, epoch: int, number: int) -> tuple[Tensor, list[int]]:
         """The sound of one string, and its digits."""
         generator = generator_for(self.seed, STRINGS, epoch if self.fresh else 0, number)
-
-        def draw(low: int, high: int) -> int:
-            return int(torch.randint(low, high + 1, (), generator=generator))
-
         speakers = sorted(self.by_speaker)
-        voice = self.by_speaker[speakers[draw(0, len(speakers) - 1)]]
-        chosen = [voice[draw(0, len(voice) - 1)] for _ in range(draw(*self.digits))]
+        voice = self.by_speaker[speakers[drawn(0, len(speakers) - 1, generator)]]
+        chosen = [voice[drawn(0, len(voice) - 1, generator)] for _ in range(drawn(*self.digits, generator))]
         shortest, longest = (round(seconds * self.mel.rate) for seconds in self.pause)
-        pieces = [torch.zeros(draw(shortest, longest))]
+        pieces = [torch.zeros(drawn(shortest, longest, generator))]
         for spoken in chosen:
-            pieces += [spoken.samples, torch.zeros(draw(shortest, longest))]
+            pieces += [spoken.samples, torch.zeros(drawn(shortest, longest, generator))]
         samples = torch.cat(pieces)
         hiss = self.noise * float(torch.rand((), generator=generator))
         samples = samples + hiss * torch.randn(len(samples), generator=generator)
