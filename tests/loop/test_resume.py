@@ -167,7 +167,7 @@ def test_other_data_or_another_model_is_refused(tmp_path):
     run(tmp_path, replace(SETTINGS, steps=3))
     with pytest.raises(ValueError, match="other data: epoch 1 had 6 batches and has 8"):
         loop.train(gpt(), Letters(epoch=7), loop.language_model(), SETTINGS, tmp_path)
-    with pytest.raises(ValueError, match="of another model.*is .* there"):
+    with pytest.raises(ValueError, match=r"of another model.*is .* there"):
         run(tmp_path, model=gpt(width=8))
 
 
