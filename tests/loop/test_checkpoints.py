@@ -100,7 +100,7 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     assert Store(tmp_path).steps() == [4, 11, 12]
     assert outcome.best is not None and outcome.best.name == "step-00000004" and outcome.best_value == 1.0
     settings = replace(SETTINGS, saving=replace(saving, best="coast"))
-    with pytest.raises(ValueError, match="saving.best='coast' is not among what evaluation gives: cost"):
+    with pytest.raises(ValueError, match=r"saving.best='coast' is not among what evaluation gives: cost"):
         loop.train(gpt(), Letters(), loop.language_model(), settings, tmp_path / "b", evaluate=lambda _: {"cost": 1.0})
 
 
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path):
         pytest.skip("a small disk can be mounted by root only")
     try:
         settings = replace(SETTINGS, saving=replace(SETTINGS.saving, keep_last=9))
-        with pytest.raises(OSError, match="could not be written: the disk is full. The one of step") as raised:
+        with pytest.raises(OSError, match=r"could not be written: the disk is full. The one of step") as raised:
             run(small, settings, model=gpt(width=32))
         assert raised.value.filename == str(small / "checkpoints")
         steps = Store(small).steps()
@@ -191,7 +191,7 @@ def test_a_lock_of_another_process_with_the_same_number_is_stale(tmp_path):
     with claimed(tmp_path):
         pass
     (tmp_path / "lock").write_text(json.dumps({**held, "host": "elsewhere"}))
-    with pytest.raises(ValueError, match="on elsewhere.*delete"), claimed(tmp_path):
+    with pytest.raises(ValueError, match=r"on elsewhere.*delete"), claimed(tmp_path):
         pass
 
 

@@ -49,7 +49,9 @@ def test_a_gradient_that_is_no_number_is_traced_to_where_it_began(tmp_path):
     block = model.blocks[1]
     block.attention_norm = Spoils(block.attention_norm, 1, "back")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(loop.NotFiniteError, match="step 1: the gradient's norm is .*gradient of blocks.1.attention_norm"):
+    with pytest.raises(
+        loop.NotFiniteError, match=r"step 1: the gradient's norm is .*gradient of blocks.1.attention_norm"
+    ):
         run(tmp_path, SHORT, model=model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -58,7 +60,7 @@ def test_weights_and_batches_that_are_no_numbers_are_named(tmp_path):
     model = gpt()
     with torch.no_grad():
         model.blocks[0].feed_forward.to_out.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="not finite before the step, first blocks.0.feed_forward.to_out.weight"):
+    with pytest.raises(ValueError, match=r"not finite before the step, first blocks.0.feed_forward.to_out.weight"):
         run(tmp_path / "weights", SHORT, model=model)
 
     class Bad(Letters):
@@ -70,7 +72,7 @@ def test_weights_and_batches_that_are_no_numbers_are_named(tmp_path):
         score = loop.language_model()(model, batch)
         return loop.Score(score.total * batch["weight"].mean(), score.count)
 
-    with pytest.raises(ValueError, match="step 2: .*the batch itself holds numbers that are not finite, in 'weight'"):
+    with pytest.raises(ValueError, match=r"step 2: .*the batch itself holds numbers that are not finite, in 'weight'"):
         loop.train(gpt(), Bad(), weighted, SHORT, tmp_path / "batch")
 
 

@@ -41,7 +41,9 @@ def trained(folder, batches, settings, model):
 
 def far(a, b):
     """The largest difference between two models' weights."""
-    return max((x - y).abs().max().item() for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return max(
+        (x - y).abs().max().item() for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
