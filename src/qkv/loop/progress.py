@@ -15,7 +15,7 @@ from qkv.loop.report import Outcome, Progress, Report
 
 
 class Line(Report):
-    """One line that moves where there is a terminal; elsewhere one now and then. Evaluations and notes stay above it."""
+    """One line that moves where there is a terminal; elsewhere one now and then. Evaluations and notes stay above."""
 
     def __init__(self, console: Console | None = None, *, every: float = 30.0) -> None:
         """every: how many seconds pass between lines where there is no terminal."""
