@@ -19,7 +19,7 @@ KINDS = ("identity", *MOVES, *COLOURS)
 def rand_augment(
     pictures: Shaped[Tensor, "b c h w"], operations: int, strength: float, generator: Generator
 ) -> Shaped[Tensor, "b c h w"]:
-    """`operations` changes for each picture (bytes), each drawn from KINDS, of `strength` from 0 to 10 in a drawn sense."""
+    """`operations` changes of each picture (bytes), drawn from KINDS, of `strength` from 0 to 10, up or down."""
     x = pictures.to(torch.float32) / 255
     for _ in range(operations):
         kind = torch.randint(0, len(KINDS), (len(x),), generator=generator)
