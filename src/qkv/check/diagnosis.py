@@ -11,6 +11,7 @@ FAMILIES = {
     "mask after softmax": "put −∞ into the scores before the softmax",
     "mask polarity": "invert the mask, or swap the branches of where or masked_fill",
     "mask with cache": "with a cache the mask stands at the end: allow key ≤ query + (keys − queries)",
+    "alignment": "with more keys than queries the mask stands at the end: allow key ≤ query + (keys − queries)",
     "leak": "find what reads the whole sequence: a mean, a norm, blocks, a mask that is built or sliced wrongly",
     "window": "a window of W sees keys from query − W + 1 to query: mind the inequality",
     "softmax axis": "take the softmax over the keys, the last axis of q·kᵀ",
@@ -60,6 +61,6 @@ class Diagnosis:
 
     @property
     def hint(self) -> str:
-        """The words, with the layer and the usual fix."""
+        """The words, with the layer, the family and the usual fix."""
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.words}: {FAMILIES[self.family]}"
+        return f"{place}{self.words} [{self.family}]: {FAMILIES[self.family]}"

@@ -22,7 +22,12 @@ def directional(subject: Subject) -> Finding:
     out = subject.run(x)
     if not out.requires_grad:
         return Finding(
-            "gradient", "fail", 1.0, "the output has no gradient", "something detaches, or runs without grad"
+            "gradient",
+            "fail",
+            1.0,
+            "the output has no gradient",
+            "something detaches, or runs without grad",
+            "detached",
         )
     weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
     direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
@@ -74,7 +79,7 @@ def _agree(slope: float, along: Callable[[float], float], subject: Subject) -> F
     if spread > 0.05 * abs(quotient):  # the function jumps (a choice of experts): no quotient to compare with
         return Finding("gradient", "inconclusive", score, "the difference quotient depends on the step: it jumps")
     hint = "part of the way is detached (detach, item, no_grad, numpy), so training misses it"
-    return Finding("gradient", "fail", score, evidence, hint)
+    return Finding("gradient", "fail", score, evidence, hint, "detached")
 
 
 def reached(subject: Subject) -> Finding:
@@ -96,8 +101,10 @@ def reached(subject: Subject) -> Finding:
     if not lost:
         return Finding("parameters reached", "pass", 0.0, f"all {len(named)} parameters get a gradient")
     evidence = f"{len(lost)} of {len(named)} parameters get no gradient, first {lost[0]}"
-    hint = "a parameter that nothing reads, or a detach between it and the output"
-    return Finding("parameters reached", "fail", len(lost) / len(named), evidence, hint)
+    hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
+    if any("sink" in name.lower() for name in lost):
+        hint, family = "the sink takes no part in the softmax on this path (a zero start hides it)", "sink"
+    return Finding("parameters reached", "fail", len(lost) / len(named), evidence, hint, family)
 
 
 def _softmax_cancels(name: str) -> bool:

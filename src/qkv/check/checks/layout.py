@@ -43,7 +43,7 @@ def _alignment(subject: Subject, contract: Contract) -> Finding:
     if found == contract.alignment:
         return Finding("alignment", "pass", 0.0, evidence)
     hint = "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)"
-    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint)
+    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint, "alignment")
 
 
 def _grouped(subject: Subject, contract: Contract) -> Finding:
@@ -64,14 +64,15 @@ def _grouped(subject: Subject, contract: Contract) -> Finding:
     if names[0] != names[1] and "irregular" not in names:
         hint = "keys and values must be shared alike"
         evidence = f"keys are {names[0]}, values are {names[1]}"
-        return Finding("grouped heads", "fail", 1.0, evidence, hint)
+        return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout")
     evidence = f"each head of keys serves queries' heads {[h for h, on in enumerate(served[0]) if on]}, …: {names[0]}"
     if contract.grouped is None:
         return Finding("grouped heads", "described", None, evidence)
     if names[0] == contract.grouped:
         return Finding("grouped heads", "pass", 0.0, evidence)
     hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
-    return Finding("grouped heads", "fail", 1.0, f"{evidence}; promised {contract.grouped}", hint[contract.grouped])
+    said = f"{evidence}; promised {contract.grouped}"
+    return Finding("grouped heads", "fail", 1.0, said, hint[contract.grouped], "head layout")
 
 
 def _formula(subject: Subject, contract: Contract) -> Finding:

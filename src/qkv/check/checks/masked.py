@@ -31,7 +31,7 @@ def _polarity(subject: Subject, contract: Contract) -> Finding:
     ok = contract.mask == subject.polarity
     evidence = f"measured: {words}; promised: {WORDS[contract.mask]}"
     hint = None if ok else "the mask is used the other way round: invert it, or swap the branches of where/masked_fill"
-    return Finding("mask polarity", "pass" if ok else "fail", None, evidence, hint)
+    return Finding("mask polarity", "pass" if ok else "fail", None, evidence, hint, None if ok else "mask polarity")
 
 
 def _nothing(subject: Subject) -> Finding:
@@ -49,11 +49,11 @@ def _nothing(subject: Subject) -> Finding:
         rows = sorted({int(place) for place in bad.nonzero()[:, 2]})
         evidence = f"row 2 may attend to nothing; outputs {rows} are NaN or infinite"
         hint = "a softmax over −∞ alone is NaN: give such rows weights of 0"
-        return Finding("fully masked row", "fail", float(bad.float().mean()), evidence, hint)
+        return Finding("fully masked row", "fail", float(bad.float().mean()), evidence, hint, "fully masked row")
     slopes = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
     if not all(slope is None or bool(slope.isfinite().all()) for slope in slopes):
         hint = "overwriting NaN in the output leaves it in the gradient: mask so that no row is all −∞"
-        return Finding("fully masked row", "fail", 1.0, "outputs are finite, gradients are not", hint)
+        return Finding("fully masked row", "fail", 1.0, "outputs are finite, gradients are not", hint, "fully masked row")
     empty = float(out[:, :, 2].detach().abs().max())
     said = "0" if empty == 0 else f"{empty:.2g} (an average of something)"
     return Finding("fully masked row", "pass", 0.0, f"its output is {said}; outputs and gradients are finite")

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from qkv.check.contract import Contract
 from qkv.check.diagnosis import Diagnosis
 from qkv.check.inside.heads import Match, match_of, merge_mistake, split_mistake
 from qkv.check.inside.scores import mask_mistake, slope_of, softmax_mistake
@@ -49,13 +50,13 @@ class Reading:
             return None
         return self.slope[0] * queries.factor * keys.factor
 
-    def mistakes(self, kind: str | None) -> list[Diagnosis]:
+    def mistakes(self, contract: Contract) -> list[Diagnosis]:
         """What is wrong with heads, softmax, mask and positions, the likeliest cause first."""
         found = [
             split_mistake(self.seen, self.matches),
             merge_mistake(self.seen, self.recording),
             softmax_mistake(self.seen),
-            mask_mistake(self.seen) if kind == "causal" else None,
+            mask_mistake(self.seen, contract),
             *turn_mistakes(self.turns, self.seen.name, promised=False),
         ]
         return [diagnosis for diagnosis in found if diagnosis is not None]
@@ -69,6 +70,25 @@ def recorded(subject: Subject, x: Tensor, present: Tensor | None = None) -> Reco
     except Exception as error:  # what cannot be watched is judged from outside
         return Recording(refused=str(error).splitlines()[0][:160] if str(error) else type(error).__name__)
     return found[0]
+
+
+def length_mistake(subject: Subject, found: list[Reading]) -> Diagnosis | None:
+    """Whether the same places are turned by other angles in a shorter text."""
+    if not found:
+        return None
+    length = found[0].seen.queries.shape[2]
+    x = subject.draw(found[0].seen.queries.shape[0], length - 3, torch.Generator().manual_seed(30))
+    recording = recorded(subject, x)
+    for long, seen in zip(found, recording.seen, strict=False):
+        short = Reading(seen, recording)
+        for name in ("queries", "keys"):
+            a, b = long.turns[name], short.turns[name]
+            if a is None or b is None or a.phases is None or b.phases is None or a.pairing != b.pairing:
+                continue
+            if float((a.phases[: length - 3] - b.phases).abs().max()) > 1e-5:
+                words = f"the angles of {name} depend on the length of the text, not on the place alone"
+                return Diagnosis("rotary", words, seen.name)
+    return None
 
 
 def readings(subject: Subject, seed: int = 21) -> tuple[list[Reading], str | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.check.contract import Contract
 from qkv.check.diagnosis import Diagnosis
 from qkv.check.influence import name_pattern
 from qkv.check.inside.seen import Seen, floor_of
@@ -48,12 +49,16 @@ def ahead(seen: Seen) -> float:
     return float(weights[..., later].sum() / weights.sum().clamp(min=1e-300))
 
 
-def mask_mistake(seen: Seen) -> Diagnosis | None:
-    """Why a causal attention sees what it should not, or does not see what it should."""
+def mask_mistake(seen: Seen, contract: Contract) -> Diagnosis | None:
+    """Why an attention sees what it should not, or does not see what it should."""
     t, s = seen.weights.shape[-2:]
-    if t != s or t < 4:
+    if t != s or t < 4 or contract.kind not in ("causal", "window"):
         return None
     named = pattern_of(seen)
+    if contract.kind == "window":
+        if not named.startswith("window of") or named == f"window of {contract.window}":
+            return None
+        return Diagnosis("window", f"queries see a {named}, promised was {contract.window}", seen.name)
     plain = {
         "strictly causal: a token does not see itself": ("mask off by one", "a query does not see itself"),
         "sees one token ahead": ("mask off by one", "a query sees one key ahead"),

@@ -139,7 +139,7 @@ def _compared(queries: Turn, keys: Turn, where: str, promised: bool) -> list[Dia
     size = max(float((a.abs() - 1).abs().max()), float((b.abs() - 1).abs().max()))
     off = max(queries.steady, keys.steady)
     if 1e-6 < off <= 0.2 and size <= 0.02:
-        return say(f"angles are off by up to {off:.2g} from even steps: they are computed in low precision", "low precision")
+        return say(f"angles are off by up to {off:.2g} from even steps: they are computed in low precision")
     if off > 0.2:
         return say("angles do not grow evenly with the place")
     if not close(a, b):
