@@ -17,6 +17,7 @@ class Contract:
     mask: what True means in a mask that is handed in, or that it is added.
     alignment: where a causal mask stands if there are more keys than queries.
     padding: whether padding, wherever it stands, must not matter.
+    loss: what a place is asked for: the "next" token of those handed in, or the "same" place of shifted labels.
     cache: whether it can be called piece by piece with the same result.
     position: "relative" if only distances between tokens may matter, not where they stand; "rotary": relative, by
         turning all widths of queries and keys; "alibi": relative, by a bias whose slopes are 2^(−8/h), 2^(−16/h), …;
@@ -33,6 +34,7 @@ class Contract:
     padding: bool | None = None
     cache: bool | None = None
     position: Literal["relative", "rotary", "alibi", "none"] | None = None
+    loss: Literal["next", "same"] | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "window" and self.window is None:

@@ -16,7 +16,9 @@ from qkv.check.checks.inside import check_inside
 from qkv.check.checks.kind import check_kind
 from qkv.check.checks.layout import check_layout
 from qkv.check.checks.length import check_truncation
+from qkv.check.checks.loss import check_own_loss
 from qkv.check.checks.masked import check_masked
+from qkv.check.checks.packing import check_packing
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_paths
 from qkv.check.checks.positions import check_positions
@@ -30,10 +32,17 @@ from qkv.check.functions import function_subject, is_attention_function
 from qkv.check.inside.read import readings
 from qkv.check.modules import module_subject
 from qkv.check.subject import Subject
+from qkv.check.training import Call, guess, judge_training
 
 
 def run(
-    target: Any, contract: Contract | None = None, *, arguments: dict[str, Any] | None = None, seed: int = 0
+    target: Any,
+    contract: Contract | None = None,
+    *,
+    arguments: dict[str, Any] | None = None,
+    call: Call | None = None,
+    like: Any = None,
+    seed: int = 0,
 ) -> Report:
     """Check a function, a class, a module, or `file.py:Name` / `package.module:Name`.
 
@@ -43,6 +52,9 @@ def run(
     True
     """
     contract = _promised(target) if contract is None else contract
+    part = _part_of_training(target, contract, call)
+    if part is not None:
+        return part
     subject, how = subject_of(target, contract, arguments)
     return judge(subject, how, contract, seed)
 
@@ -65,6 +77,8 @@ def judge(subject: Subject, how: str, contract: Contract, seed: int = 0) -> Repo
             findings += _all(subject, contract, kind, inside)
         findings += _guarded("mask", lambda: check_masked(subject, contract))
         findings += _guarded("paths", lambda: check_paths(subject))
+        findings += _guarded("loss alignment", lambda: check_own_loss(subject, contract))
+        findings += _guarded("packing", lambda: check_packing(subject, contract))
         findings += _guarded("gradient", lambda: check_gradient(subject))
         with torch.no_grad():
             findings, cause = diagnose(subject, contract, findings, found)
@@ -86,6 +100,18 @@ def _all(subject: Subject, contract: Contract, kind: str, inside: Callable[[], l
         "saved": lambda: check_saved(subject),
     }
     return [finding for name, check in checks.items() for finding in _guarded(name, check)]
+
+
+def _part_of_training(target: Any, contract: Contract, call: Call | None) -> Report | None:
+    """The report of a loss, an accumulation or a split; None if the target is none."""
+    if call == "attention" or (isinstance(target, str) and (target.startswith("hf:") or ":" not in target)):
+        return None
+    found = build.find(target) if isinstance(target, str) else target
+    call = guess(found) if call is None else call
+    if call is None or call == "attention":
+        return None
+    name = target.rpartition(":")[2] if isinstance(target, str) else getattr(found, "__name__", type(found).__name__)
+    return judge_training(found, name, call, contract)
 
 
 def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None = None) -> tuple[Subject, str]:

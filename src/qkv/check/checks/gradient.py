@@ -8,6 +8,9 @@ from qkv.check.finding import Finding
 from qkv.check.subject import Subject
 
 
+ELSEWHERE = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
+
+
 def check_gradient(subject: Subject) -> list[Finding]:
     return [directional(subject), reached(subject)]
 
@@ -113,5 +116,5 @@ def _softmax_cancels(name: str) -> bool:
 
 
 def _for_another_input(name: str) -> bool:
-    """Cross-attention of a decoder that is called without an encoder is not reached, and cannot be."""
-    return any(word in name.lower() for word in ("encoder_attn", "crossattention", "cross_attn", "enc_attn"))
+    """Cross-attention of a decoder without an encoder, and a pooler beside the outputs, cannot be reached from here."""
+    return any(word in name.lower() for word in ELSEWHERE)
