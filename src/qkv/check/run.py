@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,8 @@ from qkv.check.explain import diagnose
 from qkv.check.finding import Finding, Report
 from qkv.check.functions import function_subject, is_attention_function
 from qkv.check.inside.read import readings
+from qkv.check.like import compared, measured
+from qkv.check.like import torch_reference as like_torch
 from qkv.check.modules import module_subject
 from qkv.check.subject import Subject
 from qkv.check.training import Call, guess, judge_training
@@ -55,8 +58,32 @@ def run(
     part = _part_of_training(target, contract, call)
     if part is not None:
         return part
-    subject, how = subject_of(target, contract, arguments)
-    return judge(subject, how, contract, seed)
+    if like is None:
+        subject, how = subject_of(target, contract, arguments)
+        return judge(subject, how, contract, seed)
+    return _beside(target, contract, arguments, like, seed)
+
+
+def _beside(target: Any, contract: Contract, arguments: dict[str, Any] | None, like: Any, seed: int) -> Report:
+    """Judge under the contract that a reference keeps, and compare with it number by number."""
+    subject, _ = subject_of(target, contract, arguments)
+    model = like_torch(subject.module) if like == "torch" else like
+    given = None if isinstance(model, nn.Module) or like == "torch" else arguments
+    reference, _ = subject_of(model, contract, given)
+    with torch.no_grad():
+        kind = influence.name_kind(influence.measure(reference, seed=seed))
+        promised = measured(reference, kind, contract)
+    subject, how = subject_of(target, promised, arguments)
+    report = judge(subject, how, promised, seed)
+    reference, _ = subject_of(model, promised, given)
+    with torch.no_grad():
+        findings = _guarded("like", lambda: compared(subject, reference))
+    name = "torch" if like == "torch" else reference.name
+    cause = report.diagnosis
+    for finding in findings:
+        if finding.verdict == "fail" and cause is None and finding.family is not None:
+            cause = Diagnosis(finding.family, finding.evidence)
+    return replace(report, how=f"{how}; like {name}", findings=(*report.findings, *findings), diagnosis=cause)
 
 
 def judge(subject: Subject, how: str, contract: Contract, seed: int = 0) -> Report:

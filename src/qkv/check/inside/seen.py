@@ -56,12 +56,16 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """A product with parameters: what went in (…, c), what came out (…, n), and its place in the order."""
+    """A product with parameters: what went in (…, c), what came out (…, n), and its place in the order.
+
+    source: where in memory the parameter lies.
+    """
 
     name: str
     order: int
     given: Tensor
     output: Tensor
+    source: int = 0
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,10 @@ class Watcher(TorchDispatchMode):
             given = left if self._is_fixed(right) else right
             if not self._is_fixed(given):
                 self._projected[output] = len(self.projections)
-                self.projections.append(Projection(self.stack.name, self._order, _kept(given), _kept(output)))
+                source = (right if given is left else left).untyped_storage().data_ptr()
+                self.projections.append(
+                    Projection(self.stack.name, self._order, _kept(given), _kept(output), source)
+                )
             return
         for place, operand in enumerate((left, right)):
             path = self._paths.get(operand)

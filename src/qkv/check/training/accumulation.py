@@ -99,7 +99,8 @@ def _whole(function: Callable[..., Any], name: str, rows: list[int], window: int
     evidence = f"{len(rows)} batches of {rows} rows differ by {score:.2g} from whole ones ({ratio:.3g} times the update)"
     if score <= 1e-6:
         return Finding(name, "pass", score, evidence)
-    return Finding(name, "fail", score, evidence, _why(function, name, batches, window, found, expected, ratio), "accumulation")
+    verdict = "warn" if name == "unequal batches" else "fail"  # most code counts on batches of one size
+    return Finding(name, verdict, score, evidence, _why(function, name, batches, window, found, expected, ratio), "accumulation")
 
 
 def _why(
