@@ -12,6 +12,7 @@ FAMILIES = {
     "mask polarity": "invert the mask, or swap the branches of where or masked_fill",
     "mask with cache": "with a cache the mask stands at the end: allow key ≤ query + (keys − queries)",
     "alignment": "with more keys than queries the mask stands at the end: allow key ≤ query + (keys − queries)",
+    "mask dropped": "hand the mask on, also when queries and keys are of different lengths",
     "leak": "find what reads the whole sequence: a mean, a norm, blocks, a mask that is built or sliced wrongly",
     "window": "a window of W sees keys from query − W + 1 to query: mind the inequality",
     "softmax axis": "take the softmax over the keys, the last axis of q·kᵀ",

@@ -113,7 +113,10 @@ def _likeliest(findings: list[Finding], best: Diagnosis | None) -> Diagnosis | N
     if best is not None:
         return best
     failed.sort(key=lambda finding: (finding.check in LATE, not finding.check.startswith("batch")))
-    return Diagnosis(str(failed[0].family), failed[0].hint or failed[0].evidence) if failed else None
+    if not failed:
+        return None
+    words = (failed[0].hint or failed[0].evidence).removeprefix("explained exactly: ").partition(" [")[0]
+    return Diagnosis(str(failed[0].family), words)
 
 
 def function_readings(subject: Subject, contract: Contract) -> list[Reading]:

@@ -51,6 +51,8 @@ def hypotheses(q: Tensor, k: Tensor, v: Tensor, past: Tensor, causal: bool) -> I
         "the scale is missing": 1.0,
         "the scale is 1/d: the square root is missing, or 1/√d is applied twice": 1.0 / WIDTH,
         "the scale is √d, inverted": WIDTH**0.5,
+        "the scale is 1/√(number of keys)": k.shape[-2] ** -0.5,
+        "the scale is log 2 / √d: powers of 2 instead of e": WIDTH**-0.5 * 0.6931471805599453,
         "the scale is 1/√(model width), not of a head's width": (HEADS * WIDTH) ** -0.5,
     }.items():
         yield "scale", words, soft(other * q @ k.mT) @ v
@@ -61,9 +63,16 @@ def hypotheses(q: Tensor, k: Tensor, v: Tensor, past: Tensor, causal: bool) -> I
     over_queries = "the softmax is over the queries"
     yield "softmax axis", over_queries, hidden.softmax(-2) @ v
     yield "softmax axis", over_queries, scores.softmax(-2).masked_fill(~past, 0.0) @ v
+    yield "softmax axis", "the softmax is over queries and keys together", hidden.flatten(-2).softmax(-1).view_as(hidden) @ v
     over_heads = "the softmax is over the heads"
     yield "softmax axis", over_heads, scores.softmax(1).masked_fill(~past, 0.0) @ v
     yield "softmax replaced", "each weight is a sigmoid", hidden.sigmoid() @ v
+    powers = (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(~past, 0.0)
+    yield "softmax replaced", "weights are powers that are never divided by their sum", scores.exp().masked_fill(~past, 0.0) @ v
+    yield "softmax replaced", "weights are powers that are never divided by their sum", powers @ v
+    yield "softmax replaced", "each weight is a ReLU", hidden.relu() @ v
+    squares = hidden.relu() ** 2
+    yield "softmax replaced", "each weight is a squared ReLU", squares @ v
     yield "softmax replaced", "the softmax is missing", scores.masked_fill(~past, 0.0) @ v
     yield "scores changed", "weights are all equal: the scores do not enter", soft(0 * scores) @ v
     best = F.one_hot(hidden.argmax(-1), hidden.shape[-1]).to(v)

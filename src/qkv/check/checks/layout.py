@@ -31,7 +31,10 @@ def _alignment(subject: Subject, contract: Contract) -> Finding:
         return Finding("alignment", "described", None, evidence)
     if found == contract.alignment:
         return Finding("alignment", "pass", 0.0, evidence)
-    hint = "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)"
+    hint = {
+        "bottom-right": "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)",
+        "top-left": "the mask must stand at the beginning: allow key ≤ query",
+    }[contract.alignment]
     return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint, "alignment")
 
 

@@ -20,7 +20,7 @@ WORDS = {
 def check_masked(subject: Subject, contract: Contract) -> list[Finding]:
     if subject.attend is None or not subject.masked or subject.polarity is None:
         return []
-    return [_polarity(subject, contract), _nothing(subject)]
+    return [_polarity(subject, contract), _nothing(subject), _unequal(subject)]
 
 
 def _polarity(subject: Subject, contract: Contract) -> Finding:
@@ -32,6 +32,32 @@ def _polarity(subject: Subject, contract: Contract) -> Finding:
     evidence = f"measured: {words}; promised: {WORDS[contract.mask]}"
     hint = None if ok else "the mask is used the other way round: invert it, or swap the branches of where/masked_fill"
     return Finding("mask polarity", "pass" if ok else "fail", None, evidence, hint, None if ok else "mask polarity")
+
+
+def _unequal(subject: Subject) -> Finding:
+    """A mask counts also where there are more keys than queries, as in cross-attention."""
+    assert subject.attend is not None
+    generator = torch.Generator().manual_seed(37)
+    draw = lambda n: torch.randn(1, HEADS, n, WIDTH, generator=generator, dtype=torch.float64)  # noqa: E731
+    q, k, v = draw(4), draw(7), draw(7)
+    allowed = torch.ones(4, 7, dtype=torch.bool)
+    allowed[:, 5] = False
+    name = "mask, more keys"
+    try:
+        before, after, control = (
+            subject.attend(q, k, v + shift, allowed)
+            for shift in (0.0, torch.eye(7, dtype=torch.float64)[5, :, None], torch.eye(7, dtype=torch.float64)[1, :, None])
+        )
+    except Exception as error:
+        return Finding(name, "n/a", None, f"4 queries on 7 keys with a mask are refused: {type(error).__name__}")
+    moved, may = float((after - before).abs().max()), float((control - before).abs().max())
+    evidence = f"4 queries on 7 keys: a masked key moved outputs by {moved:.2g} (control {may:.2g})"
+    if not may > 0:
+        return Finding(name, "inconclusive", None, evidence)
+    if moved / may <= subject.tolerance:
+        return Finding(name, "pass", moved / may, evidence)
+    hint = "the mask is dropped when lengths differ: cross-attention sees padding"
+    return Finding(name, "fail", moved / may, evidence, hint, "mask dropped")
 
 
 def _nothing(subject: Subject) -> Finding:

@@ -114,7 +114,9 @@ def _soft(seen: Seen) -> Diagnosis:
 def softmax_mistake(seen: Seen) -> Diagnosis | None:
     """A softmax over the wrong axis, replaced by something else, in half precision, or followed by an average."""
     if seen.axis is not None and seen.axis != "keys":
+        together = float((seen.weights.sum((-2, -1)) - 1).abs().max()) <= 1e-6
         what = "the heads" if seen.axis == "heads or batch" else "the queries"
+        what = "queries and keys together" if together and seen.weights.shape[-2] > 1 else what
         return Diagnosis("softmax axis", f"the softmax is over {what}", seen.name)
     if seen.averaged or _alike_over_heads(seen):
         return Diagnosis("heads mixed", "weights are averaged over the heads before they meet the values", seen.name)
