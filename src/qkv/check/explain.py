@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from qkv.check.checks.inside import all_heads
 from qkv.check.checks.padding import flags as padding_flags
 from qkv.check.contract import Contract
 from qkv.check.diagnosis import Diagnosis
@@ -37,7 +38,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "mask after softmax": WHO,
     "leak": WHO,
     "window": ("past reachable", "kind"),
-    "scale": ("scale", "formula"),
+    "scale": ("scale", "formula", "truncation"),
     "scores changed": ("formula", "scale"),
     "inputs swapped": ("formula", "scale", "rows sum to one", "heads"),
     "low precision": (*PLACES, "formula", "softmax", "dtype", "gradient"),
@@ -57,6 +58,7 @@ def diagnose(
         return findings, None
     best: Diagnosis | None = None
     for cause, checks in _causes(subject, contract, findings, found):
+        checks = (*checks, *(name for name in failed if name.startswith("like")))
         if not failed & set(checks):
             continue
         best = best or cause
@@ -78,8 +80,7 @@ def _causes(
         yield exact, (*HEADS_TOO, *EXPLAINS.get(exact.family, ()))
     seen = found if subject.module is not None else function_readings(subject, contract)
     mistakes = [mistake for reading in seen for mistake in reading.mistakes(contract)]
-    if subject.module is None:
-        mistakes += [m for reading in seen if (m := _scale_of(reading, contract)) is not None]
+    mistakes += [m for reading in seen if (m := _scale_of(reading, contract)) is not None]
     for mistake in mistakes:
         yield mistake, EXPLAINS.get(mistake.family, ())
     lengths = length_mistake(subject, found) if any(f.check == "truncation" and f.verdict == "fail" for f in findings) else None
@@ -143,7 +144,8 @@ def _scale_of(reading: Reading, contract: Contract) -> Diagnosis | None:
     promised = reading.seen.width**-0.5 if contract.scale == "head" else float(contract.scale)
     if abs(reading.scale / promised - 1) <= 0.01:
         return None
-    return Diagnosis("scale", f"the scale of q·k is {scale_words(reading.scale, WIDTH, HEADS)}")
+    words = scale_words(reading.scale, reading.seen.width, all_heads(reading))
+    return Diagnosis("scale", f"the scale of q·k is {words}", reading.seen.name)
 
 
 def _flat(x: Tensor) -> Tensor:

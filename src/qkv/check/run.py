@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,20 +73,19 @@ def _beside(target: Any, contract: Contract, arguments: dict[str, Any] | None, l
         kind = influence.name_kind(influence.measure(reference, seed=seed))
         promised = measured(reference, kind, contract)
     subject, how = subject_of(target, promised, arguments)
-    report = judge(subject, how, promised, seed)
     reference, _ = subject_of(model, promised, given)
-    with torch.no_grad():
-        findings = _guarded("like", lambda: compared(subject, reference))
     name = "torch" if like == "torch" else reference.name
-    cause = report.diagnosis
-    for finding in findings:
-        if finding.verdict == "fail" and cause is None and finding.family is not None:
-            cause = Diagnosis(finding.family, finding.evidence)
-    return replace(report, how=f"{how}; like {name}", findings=(*report.findings, *findings), diagnosis=cause)
+    return judge(subject, f"{how}; like {name}", promised, seed, lambda: compared(subject, reference))
 
 
-def judge(subject: Subject, how: str, contract: Contract, seed: int = 0) -> Report:
-    """All checks of a subject."""
+def judge(
+    subject: Subject,
+    how: str,
+    contract: Contract,
+    seed: int = 0,
+    beside: Callable[[], list[Finding]] = list,
+) -> Report:
+    """All checks of a subject; `beside`: a comparison with a reference."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -108,6 +106,7 @@ def judge(subject: Subject, how: str, contract: Contract, seed: int = 0) -> Repo
         findings += _guarded("packing", lambda: check_packing(subject, contract))
         findings += _guarded("gradient", lambda: check_gradient(subject))
         with torch.no_grad():
+            findings += _guarded("like", beside)
             findings, cause = diagnose(subject, contract, findings, found)
     rows = tuple(tuple(row) for row in felt.moves.tolist())
     return Report(subject.name, how, kind, contract, tuple(findings), rows, cause)

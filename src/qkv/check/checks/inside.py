@@ -87,7 +87,7 @@ def _scale(found: list[Reading], contract: Contract) -> Finding:
 
     reading, scale = max(known, key=lambda pair: off(*pair))
     seen = reading.seen
-    words = scale_words(scale, seen.width, _all_heads(reading))
+    words = scale_words(scale, seen.width, all_heads(reading))
     place = f"{seen.name}: " if seen.name else ""
     evidence = f"{place}scores grow with q·k by {scale:.4f}, which is {words} (d = {seen.width})"
     if contract.scale is None:
@@ -98,7 +98,7 @@ def _scale(found: list[Reading], contract: Contract) -> Finding:
     return Finding("scale", "fail", off(reading, scale), evidence, hint, "scale")
 
 
-def _all_heads(reading: Reading) -> int:
+def all_heads(reading: Reading) -> int:
     """How many heads there are in all, where each is a module of its own too."""
     seen = reading.seen
     queries = reading.matches["queries"]

@@ -28,9 +28,9 @@ def check_packing(subject: Subject, contract: Contract) -> list[Finding]:
     plain = module.forward
     try:
         module.forward = partial(plain, **{name: documents})
-        packed, other, control = (subject.run(y) for y in (x, first, subject.changed(x, cut, generator)))
+        packed, other, control = (subject.run(y).detach() for y in (x, first, subject.changed(x, cut, generator)))
         module.forward = partial(plain, **{name: documents[:, cut:]})
-        by_itself = subject.run(alone)
+        by_itself = subject.run(alone).detach()
     finally:
         del module.forward
     moved = float((other - packed)[:, cut:].abs().max())

@@ -55,6 +55,8 @@ def mask_mistake(seen: Seen, contract: Contract) -> Diagnosis | None:
     if t != s or t < 4 or contract.kind not in ("causal", "window"):
         return None
     named = pattern_of(seen)
+    if contract.kind == "causal" and (mixed := _heads_differ(seen)) is not None:
+        return mixed
     if contract.kind == "window":
         if not named.startswith("window of") or named == f"window of {contract.window}":
             return None
@@ -75,6 +77,15 @@ def mask_mistake(seen: Seen, contract: Contract) -> Diagnosis | None:
     if named == "bidirectional":
         return _soft(seen)
     return Diagnosis("leak", f"the mask is {named}: look at how it is built and sliced", seen.name)
+
+
+def _heads_differ(seen: Seen) -> Diagnosis | None:
+    """Some heads are causal, others are not."""
+    named = [name_pattern((seen.weights[:, head].abs() > 1e-30).any(0)) for head in range(seen.heads)]
+    wrong = [head for head, name in enumerate(named) if name != "causal"]
+    if not wrong or len(wrong) == len(named):
+        return None
+    return Diagnosis("leak", f"the mask does not reach all heads: heads {wrong} are {named[wrong[0]]}", seen.name)
 
 
 def _after(seen: Seen) -> Diagnosis | None:
