@@ -53,11 +53,15 @@ def name_kind(influence: Influence) -> str:
     >>> name_kind(Influence(torch.ones(4, 4).tril().double(), 1e-6))
     'causal'
     """
-    felt = influence.felt
-    n = felt.shape[0]
-    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
     if influence.silent:
         return "silent: no input moves any output"
+    return name_pattern(influence.felt)
+
+
+def name_pattern(felt: Bool[Tensor, "t s"]) -> str:
+    """The kind that a map of who sees whom is of."""
+    n = felt.shape[0]
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
     patterns = {
         "bidirectional": torch.ones_like(felt),
         "causal": j <= i,
@@ -69,6 +73,8 @@ def name_kind(influence: Influence) -> str:
     for name, pattern in patterns.items():
         if torch.equal(felt, pattern.expand_as(felt)):
             return name
+    if n > 2 and torch.equal(felt[1:], (j < i)[1:]):  # the first query has nothing left: what it does is its own affair
+        return "strictly causal: a token does not see itself"
     return _window(felt, i, j) or _prefix(felt, i, j) or _chunks(felt, i, j) or "irregular"
 
 

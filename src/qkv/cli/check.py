@@ -17,11 +17,15 @@ def check(
     grouped: Literal["repeated", "tiled"] | None = None,
     mask: Literal["true-attends", "true-masks", "added"] | None = None,
     alignment: Literal["bottom-right", "top-left"] | None = None,
-    position: Literal["relative"] | None = None,
+    position: Literal["relative", "rotary", "alibi", "none"] | None = None,
+    loss: Literal["next", "same"] | None = None,
     padding: bool = False,
     cache: bool = False,
+    like: str | None = None,
+    call: Literal["attention", "loss", "accumulate", "split"] | None = None,
     args: str | None = None,
     zoo: bool = False,
+    matrix: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
     json: bool = False,
@@ -54,15 +58,26 @@ def check(
     alignment
         Where a causal mask stands if there are more keys than queries.
     position
-        relative: only distances between tokens may matter.
+        relative: only distances between tokens may matter. rotary: so, by turning all widths of queries and keys.
+        alibi: so, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: their order must not matter.
+    loss
+        What a place is asked for: the next token of those handed in, or the same place of labels that come shifted.
     padding
         Padding, wherever it stands, must not matter.
     cache
         It has a cache, and it must agree with the whole.
+    like
+        A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
+        outputs and gradients must be its own.
+    call
+        What the target is, where it cannot be guessed: attention, loss(logits, tokens), accumulate(model, batches, …)
+        or split(examples).
     args
         Arguments for the class, as JSON; what is not given is guessed.
     zoo
-        Instead of a target: check every known mistake, and say which are caught.
+        Instead of a target: check every known mistake, and say which are caught and how they are named.
+    matrix
+        With --zoo: print the table of docs/zoo.md, which check catches which mutant.
     all_findings
         Show also what does not apply.
     junit
@@ -71,7 +86,7 @@ def check(
         Print the report as JSON.
     """
     if zoo:
-        return _zoo(json)
+        return _zoo(json, matrix)
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
     from qkv.check import named_contract, run
@@ -88,10 +103,11 @@ def check(
         mask=mask,
         alignment=alignment,
         position=position,
+        loss=loss,
         padding=padding or None,
         cache=cache or None,
     )
-    report = run(target, promised, arguments=_arguments(args))
+    report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
         write_whole(junit, as_junit(report))
     if json:
@@ -101,9 +117,10 @@ def check(
     return 0 if report.ok else 1
 
 
-def _zoo(json: bool) -> int:
-    """Walk through the zoo and say which mutants are caught, and by what."""
+def _zoo(json: bool, matrix: bool) -> int:
+    """Walk through the zoo and say which mutants are caught, by what, and what they are named."""
     from qkv.check.zoo import MUTANTS, walk
+    from qkv.check.zoo.table import as_dicts, as_page, summary
 
     rows = []
     with err().status("walking through the zoo") as status:
@@ -111,17 +128,16 @@ def _zoo(json: bool) -> int:
             rows.append((mutant, report))
             status.update(f"{len(rows)} of {len(MUTANTS)}: {mutant.name}")
     if json:
-        found = [
-            {"name": m.name, "family": m.family, "caught": not r.ok, "by": [f.check for f in r.failed]} for m, r in rows
-        ]
-        print_json(found)
+        print_json(as_dicts(rows))
+    elif matrix:
+        print(as_page(rows), end="")
     else:
         for mutant, report in rows:
             sign = "[red]missed[/red]" if report.ok else "[green]caught[/green]"
             by = ", ".join(finding.check for finding in report.failed)
-            out().print(f"{sign}  {mutant.name} ({mutant.family}): {by}")
-        caught = sum(not report.ok for _, report in rows)
-        out().print(f"\n{caught} of {len(rows)} mutants are caught")
+            named = "not named" if report.diagnosis is None else f"named: {report.diagnosis.family}"
+            out().print(f"{sign}  {mutant.name} ({mutant.family}; {named}): {by}")
+        out().print(f"\n{summary(rows)}")
     return 0 if all(not report.ok for _, report in rows) else 1
 
 

@@ -8,6 +8,9 @@ from qkv.check.finding import Finding
 from qkv.check.subject import Subject
 
 
+ELSEWHERE = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
+
+
 def check_gradient(subject: Subject) -> list[Finding]:
     return [directional(subject), reached(subject)]
 
@@ -22,7 +25,12 @@ def directional(subject: Subject) -> Finding:
     out = subject.run(x)
     if not out.requires_grad:
         return Finding(
-            "gradient", "fail", 1.0, "the output has no gradient", "something detaches, or runs without grad"
+            "gradient",
+            "fail",
+            1.0,
+            "the output has no gradient",
+            "something detaches, or runs without grad",
+            "detached",
         )
     weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
     direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
@@ -74,7 +82,7 @@ def _agree(slope: float, along: Callable[[float], float], subject: Subject) -> F
     if spread > 0.05 * abs(quotient):  # the function jumps (a choice of experts): no quotient to compare with
         return Finding("gradient", "inconclusive", score, "the difference quotient depends on the step: it jumps")
     hint = "part of the way is detached (detach, item, no_grad, numpy), so training misses it"
-    return Finding("gradient", "fail", score, evidence, hint)
+    return Finding("gradient", "fail", score, evidence, hint, "detached")
 
 
 def reached(subject: Subject) -> Finding:
@@ -96,8 +104,10 @@ def reached(subject: Subject) -> Finding:
     if not lost:
         return Finding("parameters reached", "pass", 0.0, f"all {len(named)} parameters get a gradient")
     evidence = f"{len(lost)} of {len(named)} parameters get no gradient, first {lost[0]}"
-    hint = "a parameter that nothing reads, or a detach between it and the output"
-    return Finding("parameters reached", "fail", len(lost) / len(named), evidence, hint)
+    hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
+    if any("sink" in name.lower() for name in lost):
+        hint, family = "the sink takes no part in the softmax on this path (a zero start hides it)", "sink"
+    return Finding("parameters reached", "fail", len(lost) / len(named), evidence, hint, family)
 
 
 def _softmax_cancels(name: str) -> bool:
@@ -106,5 +116,5 @@ def _softmax_cancels(name: str) -> bool:
 
 
 def _for_another_input(name: str) -> bool:
-    """Cross-attention of a decoder that is called without an encoder is not reached, and cannot be."""
-    return any(word in name.lower() for word in ("encoder_attn", "crossattention", "cross_attn", "enc_attn"))
+    """Cross-attention of a decoder without an encoder, and a pooler beside the outputs, cannot be reached from here."""
+    return any(word in name.lower() for word in ELSEWHERE)
