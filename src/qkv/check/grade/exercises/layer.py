@@ -172,7 +172,33 @@ def _scale(contract: Contract) -> float:
 
 
 def weighed(layer: Layer) -> list[Finding]:
-    return check_weights(layer.inside, layer.contract)
+    """As for functions; the scale of a causal layer is read off its last query, which nothing is hidden from."""
+    findings = check_weights(layer.inside, layer.contract)
+    if layer.contract.kind != "causal":
+        return findings
+    return [_last_scale(layer) if finding.check == "scale" else finding for finding in findings]
+
+
+def _last_scale(layer: Layer) -> Finding:
+    generator = torch.Generator().manual_seed(37)
+    q, k = (torch.randn(2, HEADS, WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    weights = layer.attend(q, k, torch.eye(WIDTH, dtype=torch.float64).expand_as(q))[:, :, -1]
+    scores = (q[:, :, -1:] @ k.mT).squeeze(-2)
+    if not bool((weights > 1e-12).all()):
+        return Finding("scale", "fail", None, "the last query's weights are not all positive, so no scale can be read off")
+    x, y = (part - part.mean(-1, keepdim=True) for part in (scores, weights.log()))
+    slope = float((x * y).sum() / (x * x).sum())
+    promised = _scale(layer.contract)
+    score = abs(slope / promised - 1)
+    known = {1.0: "the scale is missing", 1 / WIDTH: "the root is missing, or it is applied twice",
+             WIDTH**0.5: "it is inverted", MODEL**-0.5: "it is that of the model's width"}  # fmt: skip
+    said = next((f": {words}" for value, words in known.items() if abs(slope / value - 1) < 0.01), "")
+    bent = float((y - slope * x).abs().max() / y.abs().max())
+    evidence = f"log-weights of the last query grow with q·k by {slope:.4f}, promised {promised:.4f}{said}"
+    if bent > 1e-3:
+        return Finding("scale", "fail", bent, f"log-weights are not a straight line of q·k (off by {bent:.2g})")
+    hint = f"multiply q·k by {promised:.4g}, once, before the softmax"
+    return Finding("scale", "pass" if score <= 0.01 else "fail", score, evidence, None if score <= 0.01 else hint)
 
 
 def unequal(layer: Layer) -> list[Finding]:
