@@ -108,10 +108,10 @@ def check(
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
     from qkv.check import named_contract, run
-    from qkv.check.grade.writing import write_whole
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
     from qkv.check.terminal import render
+    from qkv.show.files import write_whole
 
     promised = named_contract(
         contract,

@@ -21,7 +21,8 @@ def grade_submissions(
     from qkv.check.grade.grading import Grade
     from qkv.check.grade.remote import clean
     from qkv.check.grade.rubric import find_rubric, load_rubric
-    from qkv.check.grade.writing import as_csv, number, table, write_whole
+    from qkv.check.grade.writing import as_csv, number, table
+    from qkv.show.files import write_whole
 
     loaded = load_rubric(rubric)
     paths = [Path(file) for file in dict.fromkeys(files)]

@@ -1,11 +1,8 @@
-"""Grades as a table in the terminal and as CSV; a file appears whole or not at all."""
+"""Grades as a table in the terminal and as CSV."""
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
@@ -43,25 +40,6 @@ def number(points: float) -> str:
     ('2', '0.5')
     """
     return f"{points:g}"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write beside its place and rename: nobody ever reads half of it."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file")
-    handle, scratch = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(scratch, 0o666 & ~mask)
-        os.replace(scratch, path)
-    except BaseException:
-        os.unlink(scratch)
-        raise
 
 
 def table(grades: Sequence[Grade], rubric: Rubric) -> Group:
