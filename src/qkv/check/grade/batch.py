@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from qkv.check.grade.grading import Grade, grade
-from qkv.check.grade.remote import Refused
+from qkv.check.grade.remote import Refused, Remote
 from qkv.check.grade.rubric import Rubric
 
 Progress = Callable[[Grade, int, int], None]
@@ -32,12 +32,12 @@ def grade_all(
     seed = secrets.randbits(48) if seed is None else seed
     students = names(paths)
     folders = tuple({path.absolute().parent for path in paths} | set(hidden))
-    stop = threading.Event()
+    stop, live = threading.Event(), set[Remote]()
 
     def one(place: int) -> Grade | None:
         if stop.is_set():
             return None
-        return grade(rubric, paths[place], students[place], seed, walls=walls, hidden=folders)
+        return grade(rubric, paths[place], students[place], seed, walls=walls, hidden=folders, live=live)
 
     pool = ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="grade")
     try:
@@ -52,13 +52,12 @@ def grade_all(
                 if progress is not None:
                     progress(found, len(done), len(paths))
         return [done[place] for place in range(len(paths))]
-    except BaseException as error:
-        stop.set()
-        if isinstance(error, Refused):
-            raise refusal(error) from None
-        raise
+    except Refused as error:
+        raise refusal(error) from None
     finally:
         stop.set()
+        for remote in list(live):
+            remote.stop()
         pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -58,9 +58,19 @@ class Grade:
 
 
 def grade(
-    rubric: Rubric, path: Path, student: str, seed: int, *, walls: bool = True, hidden: Sequence[Path] = ()
+    rubric: Rubric,
+    path: Path,
+    student: str,
+    seed: int,
+    *,
+    walls: bool = True,
+    hidden: Sequence[Path] = (),
+    live: set[Remote] | None = None,
 ) -> Grade:
-    """Judge one file. It is read here and run elsewhere; whatever it does, there is a grade."""
+    """Judge one file. It is read here and run elsewhere; whatever it does, there is a grade.
+
+    live: where its sandbox is kept while it runs, so that another thread can stop it.
+    """
     try:
         source = read_submission(path)
     except (OSError, ValueError) as error:
@@ -74,11 +84,15 @@ def grade(
         walls=walls,
         hidden=tuple(hidden),
     )
+    live = set() if live is None else live
+    live.add(remote)
     try:
         with remote, Salted(seed):
             findings = judged(remote, rubric)
     except Unanswered as error:
         return _nothing(rubric, path, student, seed, f"{STAGES.get(error.stage, 'the call failed')}: {error}")
+    finally:
+        live.discard(remote)
     earned = tuple(_points(part, findings) for part in rubric.properties)
     return Grade(student, str(path), earned, _remark(earned), seed)
 

@@ -40,7 +40,7 @@ class Unanswered(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use: processor seconds, memory beyond torch itself, what it hands back or prints.
+    """What one call may use: processor seconds, memory beyond torch itself, what it may hand back, write or print.
 
     patience: after so many calls without an answer in time, no more are made.
     """
@@ -48,7 +48,6 @@ class Limits:
     seconds: int = 5
     memory: int = 1 << 30
     handed_back: int = 16 << 20
-    printed: int = 1 << 20
     patience: int = 2
 
     @property
@@ -66,7 +65,7 @@ class Call:
     slopes: Tensor | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Remote:
     """The live sandbox of one submission; a context manager."""
 
@@ -80,6 +79,15 @@ class Remote:
     dtype: str = "float64"
     calls: int = 0
     late: int = 0
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """End it from another thread, whatever it is doing."""
+        self.stopped = True
+        process = getattr(self, "_process", None)
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def __enter__(self) -> Remote:
         self._folder = tempfile.TemporaryDirectory(prefix="qkv-grade-")
@@ -112,8 +120,13 @@ class Remote:
             "file_size": self.limits.handed_back,
         }
         try:
+            if self.stopped:
+                raise Unanswered("stopped", "time")
             self._channel.send(json.dumps(settings).encode())
             told = self._heard(120.0)
+        except OSError:
+            self.__exit__()
+            raise Unanswered("its sandbox did not start", "time") from None
         except BaseException:
             self.__exit__()
             raise
@@ -171,17 +184,19 @@ class Remote:
         try:
             with os.fdopen(request, "wb", closefd=False) as file:
                 file.write(wire.encode(tensors, words))
-            socket.send_fds(
-                self._channel, [json.dumps({"wall": self.limits.wall}).encode()], [request, result, printed]
-            )
+            message = json.dumps({"wall": self.limits.wall}).encode()
+            try:
+                socket.send_fds(self._channel, [message], [request, result, printed])
+            except OSError:
+                raise Unanswered("its sandbox has ended", "time") from None
             ended = self._heard(self.limits.wall + 30.0)
-            self._judge_end(ended, os.fstat(printed).st_size)
+            self._judge_end(ended)
             return _understood(result, self.limits.handed_back)
         finally:
             for number in (request, result, printed):
                 os.close(number)
 
-    def _judge_end(self, ended: dict[str, Any], printed: int) -> None:
+    def _judge_end(self, ended: dict[str, Any]) -> None:
         how = ended.get("ended")
         if how == "broken":
             raise Refused(str(ended.get("why")))
@@ -198,6 +213,8 @@ class Remote:
             message = self._channel.recv(1 << 16)
         except TimeoutError:
             raise Unanswered("its sandbox does not answer", "time") from None
+        except OSError:
+            raise Unanswered("its sandbox has ended", "time") from None
         if not message:
             raise Unanswered("its sandbox has ended", "time")
         return json.loads(message)

@@ -71,7 +71,7 @@ class Layer(Opened):
             weights |= self._table(part, wanted)
         if "output" in self.parts:
             name = self.parts["output"]
-            weights |= self._filled(name, torch.eye(MODEL, dtype=torch.float64))
+            weights |= self.filled(name, torch.eye(MODEL, dtype=torch.float64))
         queries, keys = (_unit_vectors(b, length).to(self.subject.dtype) for length in (t, s))
         named = {} if allowed is None or self.mask is None else {self.mask: allowed}
         places = [queries, keys, keys] if self.three else [queries]
@@ -81,9 +81,10 @@ class Layer(Opened):
     def _table(self, part: str, wanted: Tensor) -> dict[str, Tensor]:
         """A projection that gives token i of row b the vector wanted for it."""
         rows = wanted.transpose(1, 2).flatten(2).flatten(0, 1)  # (b t) (h d)
-        return self._filled(self.parts[part], torch.cat((rows, rows.new_zeros(MODEL - rows.shape[0], MODEL))).mT)
+        return self.filled(self.parts[part], torch.cat((rows, rows.new_zeros(MODEL - rows.shape[0], MODEL))).mT)
 
-    def _filled(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
+    def filled(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
+        """A linear layer's weights: this matrix, and no bias."""
         weight = self.weight(f"{name}.weight", (MODEL, MODEL))
         filled = {f"{name}.weight": matrix.to(weight.dtype)}
         if f"{name}.bias" in self.weights:

@@ -17,7 +17,7 @@ from qkv.check.functions import HEADS, WIDTH
 from qkv.check.grade.exercises.common import PRODUCERS, without_gradients
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.exercises.layer import MODEL, Layer, rubric_seed
-from qkv.check.grade.proxy import opened
+from qkv.check.grade.proxy import crossed, of_shape, opened
 from qkv.check.grade.remote import Remote, Unanswered
 
 if TYPE_CHECKING:
@@ -65,50 +65,44 @@ def formula(layer: Synthesizer) -> list[Finding]:
     return equality("formula", worst, 1e-6, words, hint)
 
 
-def _measured(layer: Synthesizer) -> tuple[Tensor, Tensor]:
-    """The weights that the layer really uses: values are unit vectors and the output projection does nothing."""
-    t = WIDTH
-    x = torch.cat((torch.eye(t).double(), torch.zeros(t, MODEL - t).double()), dim=1)[None]
+def _measured(layer: Synthesizer, x: Tensor) -> Tensor:
+    """The weights (h, t, t) that the layer really uses.
+
+    Its values read off the unit vectors that the tokens carry in their first features, and its output changes nothing.
+    """
     value = torch.zeros(MODEL, MODEL, dtype=torch.float64)
     for head in range(HEADS):
-        value[head * WIDTH : (head + 1) * WIDTH, :t] = torch.eye(WIDTH).double()
+        value[head * WIDTH : (head + 1) * WIDTH, :WIDTH] = torch.eye(WIDTH).double()
     changed = {
-        **layer._filled(layer.parts["value"], value),
-        **layer._filled(layer.parts["output"], torch.eye(MODEL).double()),
+        **layer.filled(layer.parts["value"], value),
+        **layer.filled(layer.parts["output"], torch.eye(MODEL).double()),
     }
-    kept = {name: weight.detach().clone() for name, weight in layer.weights.items() if name in changed}
-    for name, weight in layer.weights.items():
-        if name in changed:
-            weight.copy_(changed[name])
-    out = layer.subject.run(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
-    for name, weight in layer.weights.items():
-        if name in kept:
-            weight.copy_(kept[name])
-    return out, layer.attention(x)
+    out = of_shape(crossed(layer.remote, [x], {}, layer.weights | changed), tuple(x.shape))
+    return out[0].double().unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
+
+
+def _marked(seed: int) -> Tensor:
+    """A text of which each token carries its own unit vector, and random numbers in its other features."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(WIDTH, MODEL - WIDTH, generator=generator, dtype=torch.float64)
+    return torch.cat((torch.eye(WIDTH, dtype=torch.float64), noise), dim=1)[None]
 
 
 def rows(layer: Synthesizer) -> list[Finding]:
     """The weights of a token sum to one."""
-    weights, _ = _measured(layer)
-    off = float((weights.sum(-1) - 1).abs().max())
+    off = float((_measured(layer, _marked(36).to(layer.subject.dtype)).sum(-1) - 1).abs().max())
     hint = "the softmax is not over the last axis, or weights are masked after it: put −∞ into the scores before it"
     return equality("rows sum to one", off if off == off else float("inf"), 1e-6, "rows of weights differ from 1", hint)
 
 
 def alone(layer: Synthesizer) -> list[Finding]:
     """A token's weights are its own: they do not change with what the other tokens are."""
-    generator = torch.Generator().manual_seed(36)
-    x = layer.subject.draw(1, 6, generator)
-    for length in (6,):
-        other = x.clone()
-        other[:, : length - 1] = 0.0  # earlier tokens bring nothing but their value's bias
-        before, after = (layer.attention(y)[:, :, -1] for y in (x, other))
-        assert torch.equal(before, after)
-    v = layer.linear("value", other).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
-    expected = layer.linear("output", (layer.attention(x)[:, :, -1:] @ v).transpose(1, 2).flatten(2))
-    off = float((layer.subject.run(other)[:, -1:] - expected).abs().max() / expected.abs().max())
+    x, other = _marked(37).to(layer.subject.dtype), _marked(38).to(layer.subject.dtype)
+    other[:, -1] = x[:, -1]
+    before, after = (_measured(layer, y)[:, -1] for y in (x, other))
+    off = float((after - before).abs().max())
     hint = "the weights of a token depend on other tokens: a synthesizer has no keys"
-    words = "with other tokens before it a token's weights differ from its own"
+    words = "with other tokens before it a token's weights change"
     return equality("own weights", off if off == off else float("inf"), 1e-6, words, hint)
 
 
