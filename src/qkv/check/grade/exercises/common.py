@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -29,10 +32,12 @@ class Opened:
         return dict(self.shell.named_parameters())
 
 
-def without_gradients(check):  # noqa: ANN001, ANN201 -- the same function, run without gradients
-    def run(opened: Opened) -> list[Finding]:
+def without_gradients(check: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
+    """The same check, run without gradients."""
+
+    def run(prepared: Any) -> list[Finding]:
         with torch.no_grad():
-            return check(opened)
+            return check(prepared)
 
     return run
 
