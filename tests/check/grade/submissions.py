@@ -31,17 +31,17 @@ CAUSAL_WRONG = {
     "mask of −5": (('float("-inf")', "-5.0"), {"no future", "equals the formula"}),
     "mask after the softmax": (
         ("att = att.softmax(-1)", "att = (q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])).softmax(-1) * self.mask[:t, :t]"),
-        {"no future", "softmax over keys", "equals the formula", "scale 1/√d"} - {"scale 1/√d"},
+        {"no future", "softmax over keys", "equals the formula"},
     ),
     "softmax over queries": (("softmax(-1)", "softmax(-2)"), {"no future", "softmax over keys", "scale 1/√d", "equals the formula"}),
     "a window": (("self.mask[:t, :t] == 0", "torch.triu(self.mask[:t, :t], -7) == 0"), {"whole past", "equals the formula"}),
     "no transpose": (
         ("f(x).view(b, t, self.n_head, -1).transpose(1, 2)", "f(x).view(b, self.n_head, t, -1)"),
-        {"no future", "whole past", "softmax over keys", "scale 1/√d", "heads apart", "equals the formula"},
+        {"no future", "whole past", "scale 1/√d", "heads apart", "equals the formula"},
     ),
     "dropout in eval": (("self.drop(att)", "nn.functional.dropout(att, 0.1)"), None),
     "detached weights": (("(att @ v)", "(att.detach() @ v)"), {"gradients"}),
-    "batch mean": (("return self.proj(", "return x.mean(0, keepdim=True) + self.proj("), {"steady, rows apart", "equals the formula"}),
+    "batch mean": (("return self.proj(", "return x.mean(0, keepdim=True) + self.proj("), {"steady, rows apart", "softmax over keys", "scale 1/√d", "equals the formula"}),
     "no max subtracted": (("att.softmax(-1)", "att.exp() / att.exp().sum(-1, keepdim=True)"), {"runs"}),
 }  # fmt: skip
 
@@ -77,7 +77,7 @@ MULTI_HEAD_WRONG = {
     "causal": (
         ("scores = q @ k.transpose(-2, -1) / math.sqrt(self.width)",
          "scores = (q @ k.transpose(-2, -1) / math.sqrt(self.width)).masked_fill(torch.ones(q.shape[2], k.shape[2]).triu(1) > 0, -1e9)"),
-        {"sees everything", "scale 1/√d", "cross-attention", "equals the formula"},
+        {"sees everything", "cross-attention", "equals the formula"},
     ),
     "no output projection": (("self.out_proj(out.transpose(1, 2).flatten(2))", "out.transpose(1, 2).flatten(2)"), {"equals the formula"}),
 }  # fmt: skip
@@ -107,7 +107,7 @@ class SynthesizerAttention(nn.Module):
 '''
 SYNTHESIZER_WRONG = {
     "no ReLU": (("torch.relu(self.w1(x))", "self.w1(x)"), {"equals the formula"}),
-    "no offset": ((" + self.b2", ""), {"gradients", "equals the formula"} - {"gradients"}),
+    "no offset": ((" + self.b2", ""), {"equals the formula"}),
     "no mask": (("scores.masked_fill(future, float(\"-inf\"))", "scores"), {"no future", "equals the formula"}),
     "mask after the softmax": (
         ("scores.masked_fill(future, float(\"-inf\")).softmax(-1)", "scores.softmax(-1).masked_fill(future, 0.0)"),
@@ -155,7 +155,7 @@ SPANS_WRONG = {
     "no padding": ((' + "□" * (block_size - len(out))', ""), {"length"}),
     "no second sign": (('suffix + "⁇" + masked', "suffix + masked"), {"form", "content in order", "cut", "about a quarter", "anywhere"}),
     "masked in the middle": (('prefix + "⁇" + suffix + "⁇" + masked', 'prefix + "⁇" + masked + "⁇" + suffix'),
-                             {"content in order", "about a quarter", "anywhere"} - {"anywhere"}),
+                             {"content in order", "about a quarter"}),
     "never cut": (("text = document[:length]", "text = document[: block_size - 2]"), {"cut"}),
     "half is masked": (("rng.uniform(0.1, 0.4)", "rng.uniform(0.4, 0.6)"), {"about a quarter"}),
     "always at the start": (("rng.randint(0, len(text) - count)", "0"), {"anywhere"}),

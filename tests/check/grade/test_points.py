@@ -12,7 +12,18 @@ from submissions import EXERCISES
 from qkv.check.grade import grading
 from qkv.check.grade.rubric import load_rubric, shipped
 
-CASES = [(name, wrong) for name, (_, cases) in EXERCISES.items() for wrong in cases]
+QUICK = ("no scale", "mask of −5", "no transpose", "detached weights", "mask inverted", "mask of −∞", "self-attention only")
+SLOW = ("causal-self-attention", "multi-head-attention", "dense-synthesizer")
+CASES = [
+    pytest.param(
+        name,
+        wrong,
+        id=f"{name}: {wrong}",
+        marks=[pytest.mark.long] if name in SLOW and wrong not in (*QUICK, "scores meet keys") else [],
+    )
+    for name, (_, cases) in EXERCISES.items()
+    for wrong in cases
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +49,7 @@ def test_every_rubric_that_is_shipped_is_tried_here():
     assert set(shipped()) == set(EXERCISES)
 
 
-@pytest.mark.parametrize("seed", [1, 2**40 + 5])
+@pytest.mark.parametrize("seed", [1, pytest.param(2**40 + 5, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", EXERCISES)
 def test_a_right_solution_gets_every_point(name, seed, tmp_path):
     grade = graded(name, EXERCISES[name][0], tmp_path, seed)
@@ -47,7 +58,7 @@ def test_a_right_solution_gets_every_point(name, seed, tmp_path):
     assert grade.remark is None
 
 
-@pytest.mark.parametrize(("name", "wrong"), CASES, ids=[f"{name}: {wrong}" for name, wrong in CASES])
+@pytest.mark.parametrize(("name", "wrong"), CASES)
 def test_a_wrong_solution_loses_exactly_the_points_of_what_is_wrong(name, wrong, tmp_path):
     right, cases = EXERCISES[name]
     (old, new), expected = cases[wrong]
@@ -68,12 +79,9 @@ def test_a_wrong_solution_loses_exactly_the_points_of_what_is_wrong(name, wrong,
         ("import torch\n1 / 0\n", "the file does not run: ZeroDivisionError: division by zero (line 2)"),
         ("import nothing_of_this_name\n", "the file does not run: ModuleNotFoundError"),
         ("x = 3\n", "the interface is not met: NameError: there is no"),
-        ("raise SystemExit\n", "the file does not run: SystemExit"),
     ],
 )
 def test_what_does_not_run_gets_nothing_and_the_reason(name, source, said, tmp_path):
-    if source.startswith("raise"):
-        pytest.skip("ends the process: tried behind the walls")
     grade = graded(name, source, tmp_path)
     assert grade.total == 0
     assert grade.remark is not None
@@ -112,7 +120,7 @@ def test_code_that_knows_no_float64_is_judged_in_float32(tmp_path):
         "(att @ v)", "(att.float() @ v)"
     )  # an error in float64, right in float32
     grade = graded("causal-self-attention", source, tmp_path)
-    assert lost(grade) <= {"softmax over keys", "heads apart"}, why(grade)
+    assert lost(grade) == set(), why(grade)
 
 
 def test_the_same_seed_gives_the_same_evidence_and_another_seed_other_inputs(tmp_path):

@@ -136,10 +136,12 @@ class Remote:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._channel.close()  # it ends by itself when nobody listens
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if self.stopped else 1.0)
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._channel.close()
         self._folder.cleanup()
 
     def describe(self) -> tuple[dict[str, Tensor], dict[str, bool]]:

@@ -121,16 +121,18 @@ def _unit_vectors(batch: int, length: int) -> Tensor:
 
 def prepare(remote: Remote, rubric: Rubric) -> Layer:
     """Open it in float64; where its code knows no float64, in float32."""
-    layer = Layer(remote, rubric, opened(remote, rubric_seed(remote)))
-    try:
-        with torch.no_grad():
-            layer.run(layer.subject.draw(1, 4, torch.Generator().manual_seed(32)))
-    except Unanswered as error:
-        if error.stage != "call" or remote.dtype == "float32" or "dtype" not in str(error).lower():
+    failed = None
+    for dtype in ("float64", "float32"):
+        remote.dtype = dtype
+        layer = Layer(remote, rubric, opened(remote, rubric_seed(remote)))
+        try:
+            with torch.no_grad():
+                layer.run(layer.subject.draw(1, 4, torch.Generator().manual_seed(32)))
             return layer
-        remote.dtype = "float32"
-        return Layer(remote, rubric, opened(remote, rubric_seed(remote)))
-    return layer
+        except Unanswered as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
 
 
 def rubric_seed(remote: Remote) -> int:
@@ -175,9 +177,16 @@ def _scale(contract: Contract) -> float:
 def weighed(layer: Layer) -> list[Finding]:
     """As for functions; the scale of a causal layer is read off its last query, which nothing is hidden from."""
     findings = check_weights(layer.inside, layer.contract)
+    if layer.subject.dtype != torch.float64:  # those limits are for float64
+        findings = [_rounded(finding) for finding in findings]
     if layer.contract.kind != "causal":
         return findings
     return [_last_scale(layer) if finding.check == "scale" else finding for finding in findings]
+
+
+def _rounded(finding: Finding) -> Finding:
+    small = finding.score is not None and finding.score <= 1e-4
+    return replace(finding, verdict="pass", hint=None) if small and finding.verdict == "fail" else finding
 
 
 def _last_scale(layer: Layer) -> Finding:

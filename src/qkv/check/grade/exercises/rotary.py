@@ -62,6 +62,8 @@ def shape(rotary: Rotary) -> list[Finding]:
 def start(rotary: Rotary) -> list[Finding]:
     """At position 0 nothing is turned."""
     x = _draw(51, length=1)
+    if _off(rotary(x, torch.tensor([7])), x) <= LIMIT:
+        return [Finding("position 0", "inconclusive", None, "at position 7 nothing is turned either")]
     off = _off(rotary(x, torch.tensor([0])), x)
     return equality("position 0", off, LIMIT, "at position 0 the vector is changed", "the first angle is 0 · frequency")
 
@@ -69,7 +71,10 @@ def start(rotary: Rotary) -> list[Finding]:
 def norm(rotary: Rotary) -> list[Finding]:
     """Turning keeps lengths."""
     x = _draw(52)
-    off = _off(rotary(x, torch.arange(LENGTH) + 3).norm(dim=-1), x.norm(dim=-1))
+    turned = rotary(x, torch.arange(LENGTH) + 3)
+    if _off(turned, x) <= LIMIT:
+        return [Finding("lengths kept", "inconclusive", None, "nothing is turned, so lengths say nothing")]
+    off = _off(turned.norm(dim=-1), x.norm(dim=-1))
     hint = "a rotation keeps lengths: (a, b) becomes (a cos − b sin, b cos + a sin)"
     return equality("lengths kept", off, LIMIT, "lengths of vectors change", hint)
 

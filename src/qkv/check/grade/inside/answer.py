@@ -154,7 +154,7 @@ def _add_slopes(
 
 def _said(error: BaseException) -> str:
     """The error in one line, with the line of the file where it happened."""
-    words = str(error).strip().splitlines()
+    words = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().splitlines()
     said = f"{type(error).__name__}: {words[0] if words else ''}".rstrip(": ")[:LONGEST]
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == PLACE]
     if isinstance(error, SyntaxError) and error.filename == PLACE:
