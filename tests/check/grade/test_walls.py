@@ -274,6 +274,7 @@ def test_what_is_no_text_is_no_answer_or_harmless(remote):
     assert clean(text) == ""
 
 
+@pytest.mark.long
 def test_nothing_survives_the_sandbox():
     with Remote(SPANS, "corrupt", None, seed=1) as sandbox:
         number = sandbox._process.pid
@@ -405,6 +406,7 @@ def test_a_refusal_says_what_would_help():
     assert "--unsafe" in str(refusal(Refused(1, "unshare: Operation not permitted")))
 
 
+@pytest.mark.long
 def test_without_walls_there_are_still_limits():
     with Remote(ATTACKS, "attack", None, seed=1, limits=Limits(seconds=1), walls=False) as sandbox:
         assert tried(sandbox, "memory").startswith("refused: RuntimeError")
