@@ -104,7 +104,7 @@ class Trace:
         for rows, weights, columns in found.tiles(batch, head, range(found.queries), multiple=step):
             if picture is None:
                 picture = weights.new_zeros(-(-found.queries // step), -(-found.keys // step))
-            cells = _pooled(weights, rows.start, columns.start, step, pool)
+            cells = pooled(weights, rows.start, columns.start, step, pool)
             top, left = rows.start // step, columns.start // step
             there = picture[top : top + cells.shape[0], left : left + cells.shape[1]]
             there.copy_(torch.maximum(there, cells) if pool == "max" else there + cells)
@@ -174,7 +174,7 @@ class Trace:
         return load(source)
 
 
-def _pooled(weights: Tensor, row: int, column: int, step: int, pool: str) -> Tensor:
+def pooled(weights: Tensor, row: int, column: int, step: int, pool: str) -> Tensor:
     """Cells of step × step, aligned to multiples of the step in the whole map."""
     if step == 1 or not weights.numel():
         return weights[:, : weights.shape[1]]
