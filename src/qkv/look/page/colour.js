@@ -34,7 +34,7 @@ function drawLegend(place, scale, peak) {
   canvas.height = 1;
   canvas.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(PALETTE.buffer.slice(0)), 256, 1), 0, 0);
   const most = scale === "own" ? peak : 1;
-  const marks = scale === "root" ? [0, 0.01, 0.1, 0.25, 0.5, 1] : [0, most / 4, most / 2, (3 * most) / 4, most];
+  const marks = scale === "root" ? [0, 0.05, 0.25, 0.5, 1] : [0, most / 4, most / 2, (3 * most) / 4, most];
   const row = element("div", "marks");
   for (const mark of marks) {
     const label = element("span", "", Number(mark.toPrecision(2)).toString());

@@ -18,7 +18,8 @@ function typesOf(panel, head) {
 function placeName(panel, head) {
   const { panel: described } = app.panels[panel];
   const heads = described.heads > 1 ? ` · head ${head}` : "";
-  return described.derived ? `${described.name}${heads}` : `layer ${panel}${heads}`;
+  if (described.derived) return `${described.name}${heads}`;
+  return `${app.groups > 1 ? `${groupOf(described)}, ` : ""}layer ${described.number}${heads}`;
 }
 
 function buildGlance() {
@@ -37,7 +38,7 @@ function buildGlance() {
 }
 
 function groupOf(panel) {
-  if (panel.derived) return "computed from them";
+  if (panel.derived) return panel.name;
   const [from, to] = [panel.queries[0], panel.keys[0]].map((place) => app.data.axes[place].name);
   return from === to ? from : `${from} → ${to}`;
 }
@@ -53,7 +54,7 @@ function headNumbers(widest) {
 function layerRow(weights, place) {
   const row = element("div", "layer");
   row.setAttribute("role", "row");
-  const label = element("span", "label", weights.panel.derived ? weights.panel.name : String(place));
+  const label = element("span", "label", weights.panel.derived ? "" : String(weights.panel.number));
   label.title = weights.panel.name;
   row.append(label);
   for (let head = 0; head < weights.panel.heads; head++) row.append(smallMap(weights, place, head));

@@ -25,7 +25,7 @@ function found(axis, place) {
 // Room for the labels of an axis, from its longest ones.
 function roomFor(context, axis, size) {
   const longest = tokensOf(axis).slice(0, size).map(label).sort((a, b) => b.length - a.length).slice(0, 12);
-  return Math.min(Math.max(...longest.map((text) => context.measureText(text).width), 24), 92) + 10;
+  return Math.min(Math.max(...longest.map((text) => context.measureText(text).width), 50), 92) + 10;
 }
 
 function colourOf(name) {
@@ -66,6 +66,8 @@ function drawLabel(context, box, rows, at, token, strong) {
   if (strong) {
     const wide = context.measureText(text).width + 6;
     const ink = context.fillStyle;
+    context.fillStyle = colourOf("paper");
+    context.fillRect(rows ? -room - 4 : -3, -9, room + 7, 18); // over the labels beside it
     context.fillStyle = colourOf("source");
     context.fillRect(rows ? 3 - wide : -3, -7, wide, 14);
     context.fillStyle = ink;

@@ -38,7 +38,7 @@ function drawLines() {
   const keys = keysDrawn(top, s);
   const queries = queriesDrawn(state.query, t, Math.min(Math.max(keys.length, 9), ALL));
   const high = Math.max(keys.length, queries.length) * PITCH + 30;
-  const wide = Math.max(240, document.getElementById("lines").clientWidth);
+  const wide = Math.max(240, Math.min(document.getElementById("lines").clientWidth, 460));
   const picture = svg("svg", { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high, role: "img" });
   picture.append(svg("title", {}, "From the chosen query to the keys that it attends to most"));
   const [left, right] = [wide * 0.3, wide * 0.62];

@@ -43,7 +43,7 @@ function remember() {
   } catch {
     // inside a notebook's frame there is no address to write to
   }
-  if (parent !== window) parent.postMessage({ qkv: "chosen", layer: state.panel, head: state.head, query: state.query }, "*");
+  if (parent !== window) parent.postMessage({ qkv: "chosen", layer: weightsNow().panel.place, head: state.head, query: state.query }, "*");
 }
 
 function recall() {
@@ -77,7 +77,7 @@ function draw() {
 function drawName() {
   const { panel } = weightsNow();
   const title = document.getElementById("name");
-  title.replaceChildren(placeName(state.panel, state.head).replace(/^l/, "L"), element("span", "module", panel.derived ? "" : panel.name));
+  title.replaceChildren(placeName(state.panel, state.head).replace(/^./, (letter) => letter.toUpperCase()), element("span", "module", panel.derived ? "" : panel.name));
   for (const [type, score] of typesOf(state.panel, state.head)) {
     const chip = element("span", "chip", `${type} `);
     chip.append(element("b", "", score.toFixed(2)));

@@ -69,7 +69,7 @@ function drawPhoto() {
   const row = picturedRow(query).slice(picture.lead, picture.lead + picture.rows * picture.columns);
   const most = Math.max(...row, 1e-12);
   const [wide, tall] = [side / picture.columns, high / picture.rows];
-  context.globalAlpha = 0.72;
+  context.globalAlpha = 0.62;
   row.forEach((weight, patch) => {
     context.fillStyle = COLOURS[Math.round(255 * Math.sqrt(weight / most))];
     context.fillRect((patch % picture.columns) * wide, Math.floor(patch / picture.columns) * tall, wide + 0.5, tall + 0.5);
@@ -82,7 +82,7 @@ function drawPhoto() {
 
 function sayPictured(query, most) {
   const name = tokensOf(app.data.picture.axis)[query];
-  const way = state.mode === "head" ? placeName(state.panel, state.head) : state.mode === "mean" ? `mean of layer ${state.panel}` : app.panels[Number(state.mode)].panel.name;
+  const way = state.mode === "head" ? placeName(state.panel, state.head) : state.mode === "mean" ? `mean of ${placeName(state.panel, 0).replace(/ · head.*/, "")}` : app.panels[Number(state.mode)].panel.name;
   document.getElementById("pictured").textContent =
     `${way}: what “${label(name)}” attends to, from 0 (dark) to ${most.toPrecision(3)} (yellow). Point at a patch to ask it.`;
   for (const button of document.querySelectorAll("#shown button")) button.setAttribute("aria-pressed", String(button.dataset.mode === state.mode));

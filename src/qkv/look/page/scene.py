@@ -32,16 +32,18 @@ class Axis:
 class Panel:
     """One layer's maps: whose rows are the tokens of one axis, and whose columns those of another.
 
+    place: the layer's place in its trace; -1 if it was computed from the maps (rollout, …) and is no layer of the model.
+    number: its place among the layers of the same axes, for people.
     types: for each head its types; empty if they were not asked for.
-    derived: whether it was computed from the maps (rollout, …) and is no layer of the model.
     """
 
     name: str
     layer: Layer
     queries: int
     keys: int
+    place: int = -1
+    number: int = 0
     types: tuple[Types, ...] = ()
-    derived: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +103,18 @@ def scene_of(
     panels = []
     for place, layer in enumerate(trace.layers):
         rows, columns = _axis_of(axes, layer, "rows"), _axis_of(axes, layer, "columns")
-        panels.append(Panel(layer.name, layer, rows, columns, tuple(types[place]) if types is not None else ()))
-    return Scene(title, tuple(axes), tuple(panels), tuple(facts), picture, batch)
+        named = tuple(types[place]) if types is not None else ()
+        panels.append(Panel(layer.name, layer, rows, columns, place, types=named))
+    return Scene(title, tuple(axes), _grouped(panels), tuple(facts), picture, batch)
+
+
+def _grouped(panels: Sequence[Panel]) -> tuple[Panel, ...]:
+    """Panels of the same axes together, in the order of the first of each, numbered within them."""
+    groups: dict[tuple[int, int], list[Panel]] = {}
+    for panel in panels:
+        group = groups.setdefault((panel.queries, panel.keys), [])
+        group.append(replace(panel, number=len(group)))
+    return tuple(panel for group in groups.values() for panel in group)
 
 
 def with_map(
@@ -111,7 +123,7 @@ def with_map(
     """The scene with maps of another kind added: rollout, norm-weighted attention, …"""
     maps = weights if weights.ndim == 3 else weights[None]
     layer = Layer.of(name, (Piece(0, 0, Written(maps[None].expand(scene.batch + 1, *maps.shape))),), cross=None)
-    panel = Panel(name, layer, queries, queries if keys is None else keys, derived=True)
+    panel = Panel(name, layer, queries, queries if keys is None else keys)
     return replace(scene, panels=(*scene.panels, panel))
 
 

@@ -39,7 +39,9 @@ function sized(id, wide, high) {
 function drawStage() {
   layOut();
   const box = stage.box;
-  document.getElementById("stage").style.height = `${box.high}px`;
+  const place = document.getElementById("stage");
+  place.style.height = `${box.high}px`;
+  Object.assign(place.dataset, { left: box.left, top: box.top, cell: box.cell, x: box.x, y: box.y });
   const context = sized("map", box.wide, box.high);
   context.save();
   context.beginPath();

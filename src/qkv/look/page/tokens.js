@@ -11,7 +11,7 @@ function buildTexts() {
     const text = element("div", "text");
     text.dataset.axis = number;
     text.append(element("h3", "", axis.name));
-    const body = element("p");
+    const body = element("p", axis.tokens.some((token) => /\s/.test(token)) ? "" : "apart");
     axis.tokens.slice(0, LONGEST).forEach((token, at) => body.append(tokenSpan(token, number, at)));
     if (axis.tokens.length > LONGEST) body.append(` … and ${axis.tokens.length - LONGEST} more`);
     text.append(body);
@@ -20,8 +20,7 @@ function buildTexts() {
 }
 
 function tokenSpan(token, axis, at) {
-  const bare = /^\d+ places$/.test(app.data.axes[axis].name);
-  const span = element("span", "word", bare ? `${token} ` : token.replace(/\n/g, "⏎\n"));
+  const span = element("span", "word", token.replace(/\n/g, "⏎\n"));
   span.dataset.at = at;
   span.title = `${at} “${label(token)}”`;
   span.addEventListener("click", () => {
