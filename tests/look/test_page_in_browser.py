@@ -1,4 +1,4 @@
-"""The offline page in chromium: what is shown is what the trace holds, by pointer and by keyboard, without a network."""
+"""The offline page in chromium: it shows what the trace holds, by pointer and by keyboard, without a network."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ import qkv
 from qkv.look.page import Picture, Scene, html, scene_of, with_map
 from qkv.trace import Trace
 
-WORDS = "the cat sat on the mat and the dog saw the cat sit on a chair".split()
+WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "saw", "the", "cat", "sit", "on", "a", "chair"]
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 
 
@@ -194,10 +194,12 @@ def brightest(opened: Opened) -> int:
     sums = opened.page.evaluate(
         """() => {
           const canvas = document.getElementById("photo");
-          const context = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+          const copy = new OffscreenCanvas(canvas.width, canvas.height);
+          const context = copy.getContext("2d", { willReadFrequently: true });
           context.drawImage(canvas, 0, 0);
           return Array.from({ length: 16 }, (_, patch) => {
-            const [x, y] = [(patch % 4) + 0.5, Math.floor(patch / 4) + 0.5].map((at) => Math.round((at * canvas.width) / 4));
+            const middle = [(patch % 4) + 0.5, Math.floor(patch / 4) + 0.5];
+            const [x, y] = middle.map((at) => Math.round((at * canvas.width) / 4));
             return [...context.getImageData(x, y, 1, 1).data.slice(0, 3)].reduce((a, b) => a + b);
           });
         }"""

@@ -16,12 +16,13 @@ from qkv.trace.recipe import ByDistance, Recipe, Written
 
 RUN = """
 ([description, blob]) => {
-  const raw = atob(blob);
-  const inflate = new Blob([Uint8Array.from(raw, (c) => c.charCodeAt(0))]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const raw = Uint8Array.from(atob(blob), (letter) => letter.charCodeAt(0));
+  const inflate = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Response(inflate).arrayBuffer().then((buffer) => {
     const { recipe, heads, queries, keys } = JSON.parse(description);
     const rows = new RecipeRows(recipe, heads, keys, new Uint8Array(buffer));
-    return Array.from({ length: heads }, (_, h) => Array.from({ length: queries }, (_, q) => Array.from(rows.row(h, q))));
+    const each = (count, of) => Array.from({ length: count }, (_, place) => of(place));
+    return each(heads, (head) => each(queries, (query) => Array.from(rows.row(head, query))));
   });
 }
 """

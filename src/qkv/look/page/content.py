@@ -26,7 +26,7 @@ MOST = 2_400_000  # and up to which to four
 
 @dataclass(frozen=True)
 class Content:
-    """description: JSON. blobs: base64 texts by name; the page unpacks "maps" at once and a recipe when it is needed."""
+    """description: JSON. blobs: base64 texts by name; the page unpacks "maps" at once, recipes when needed."""
 
     description: dict[str, Any]
     blobs: dict[str, str]

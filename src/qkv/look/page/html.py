@@ -1,4 +1,4 @@
-"""The page: one file that needs no network and says so (its policy allows nothing from outside, and only its own script)."""
+"""The page: one file that needs no network; its policy allows nothing from outside and no script but its own."""
 
 from __future__ import annotations
 

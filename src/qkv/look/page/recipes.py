@@ -2,8 +2,8 @@
 
 Axes: h heads · g heads of keys · t queries · s keys · d head width.
 
-The scale is multiplied into the queries. A vector is kept as whole numbers up to 32,767 and one factor, which is some six times
-as exact as half floats of the same size.
+The scale is multiplied into the queries. A vector is kept as whole numbers up to 32,767 and one factor, which is more
+exact than half floats and as small.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qkv.look.page.pack import Blob

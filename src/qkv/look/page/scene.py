@@ -32,7 +32,7 @@ class Axis:
 class Panel:
     """One layer's maps: whose rows are the tokens of one axis, and whose columns those of another.
 
-    place: the layer's place in its trace; -1 if it was computed from the maps (rollout, …) and is no layer of the model.
+    place: the layer's place in its trace; -1 if it was computed from the maps (rollout, …).
     number: its place among the layers of the same axes, for people.
     types: for each head its types; empty if they were not asked for.
     """
@@ -134,7 +134,7 @@ def _axis_of(axes: list[Axis], layer: Layer, side: str) -> int:
     named = {axes[place].name: place for place in fits}
     if len(fits) > 1 and {"source", "target"} <= set(named):
         inside = re.search(r"(^|\.)encoder\.", layer.name) is not None
-        from_source = layer.cross is not True and inside or layer.cross is True and side == "columns"
+        from_source = side == "columns" if layer.cross else inside
         return named["source" if from_source else "target"]
     if fits:
         return fits[0]
