@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, claims, hub, layers, masks, models, ops, positions, trace
+    from qkv import byhand, check, claims, hub, layers, look, masks, models, ops, positions, trace
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
@@ -22,6 +22,7 @@ __all__ = [
     "hub",
     "layers",
     "load",
+    "look",
     "masks",
     "models",
     "ops",
