@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, claims, hub, layers, look, masks, models, ops, positions, trace
+    from qkv import byhand, check, claims, hub, layers, look, loop, masks, models, ops, positions, trace
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
@@ -23,6 +23,7 @@ __all__ = [
     "layers",
     "load",
     "look",
+    "loop",
     "masks",
     "models",
     "ops",

@@ -77,6 +77,7 @@ def check(
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.terminal import render
+    from qkv.show.files import write_whole
 
     promised = named_contract(
         contract,
@@ -92,9 +93,7 @@ def check(
     )
     report = run(target, promised, arguments=_arguments(args))
     if junit is not None:
-        scratch = junit.with_name(f".{junit.name}.part")
-        scratch.write_text(as_junit(report), encoding="utf-8")
-        scratch.replace(junit)
+        write_whole(junit, as_junit(report))
     if json:
         print_json(report.as_dict())
     else:

@@ -4,7 +4,7 @@ A run that was stopped goes on with the batch it would have had: nothing random 
 the augmentation of a batch and the noise of a step all follow from numbers.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 Batch = dict[str, Tensor]  # named tensors whose first axis is the item, e.g. images, targets; tokens, targets, scored
 
 
+@runtime_checkable
 class Batches(Protocol):
     """A data set as batches. Both functions are pure: the same arguments, the same answer, in any process."""
 

@@ -43,13 +43,17 @@ def save(model: Model, target: str | Path) -> None:
     with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:
         save_file(untied(model), scratch / WEIGHTS)
         write_files(files, scratch)
-        described = {
-            "qkv": __version__,
-            "model": type(model).__name__,
-            "config": to_plain(model.config),
-            "sha256": _digest(scratch / WEIGHTS),
-        }
-        write_json(described, scratch / CONFIG)
+        write_json(describe(model, _digest(scratch / WEIGHTS)), scratch / CONFIG)
+
+
+def describe(model: Model, sha256: str) -> dict[str, Any]:
+    """What config.json says of a model whose weights' file has that SHA-256."""
+    return {
+        "qkv": __version__,
+        "model": type(model).__name__,
+        "config": to_plain(model.config),
+        "sha256": sha256,
+    }
 
 
 def load(source: str | Path, known: dict[str, type[Model]]) -> Model:
