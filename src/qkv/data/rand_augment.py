@@ -76,6 +76,8 @@ CHANGES = {
     "contrast": lambda x, a: torch.lerp(_grey(x).mean((1, 2, 3), keepdim=True).expand_as(x), x, 1 + 0.9 * a),
     "saturation": lambda x, a: torch.lerp(_grey(x), x, 1 + 0.9 * a),
     "sharpness": lambda x, a: torch.lerp(_blurred(x), x, 1 + 0.9 * a),
-    "posterise": lambda x, a: (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255,
+    "posterise": lambda x, a: (
+        (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255
+    ),
     "solarise": lambda x, a: torch.where(x >= 1 - a.abs(), 1 - x, x),
 }

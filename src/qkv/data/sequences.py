@@ -66,7 +66,9 @@ def whole_documents(ids: Sequence[Tensor], length: int) -> FixedExamples:
     if length < 2:
         raise ValueError(f"a text that predicts anything has 2 tokens or more; got length={length}")
     pieces = [
-        document[start : start + length] for document in ids for start in range(0, max(len(document) - 1, 0), length - 1)
+        document[start : start + length]
+        for document in ids
+        for start in range(0, max(len(document) - 1, 0), length - 1)
     ]
     return FixedExamples([Example(piece, torch.ones(len(piece), dtype=torch.bool)) for piece in pieces])
 

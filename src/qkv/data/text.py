@@ -47,7 +47,9 @@ class TextWindows:
     epoch. In order, as for validation, every token but the first is scored exactly once.
     """
 
-    def __init__(self, ids: Int64[Tensor, " n"], length: int, rows: int, *, seed: int = 0, shuffled: bool = True) -> None:
+    def __init__(
+        self, ids: Int64[Tensor, " n"], length: int, rows: int, *, seed: int = 0, shuffled: bool = True
+    ) -> None:
         if length < 1 or rows < 1:
             raise ValueError(f"windows have a length and a number of rows, 1 or more; got {length} and {rows}")
         if len(ids) < (length + 1 if shuffled else 2):

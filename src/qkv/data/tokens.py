@@ -76,7 +76,9 @@ def to_ids(tokenizer: Tokenizer, text: str, where: str = "the text") -> Tensor:
 def all_ids(tokenizer: Tokenizer, texts: Sequence[str], where: str = "the text") -> list[Tensor]:
     """The numbers of each text; `where` names the file, so that a line can be named."""
     try:
-        return [torch.tensor(e.ids, dtype=torch.int64) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            torch.tensor(e.ids, dtype=torch.int64) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
     except Exception:  # one of them cannot be: find out which
         return [to_ids(tokenizer, text, f"{where}, line {line}") for line, text in enumerate(texts, start=1)]
 

@@ -5,6 +5,7 @@ Axes: b batch · h heads · t queries · s keys.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -49,6 +50,13 @@ class Trace:
         if self._layers is None:
             return "Trace(still recording)"
         return f"Trace({len(self.layers)} layers, {sum(layer.heads for layer in self.layers)} heads)"
+
+    def _repr_html_(self) -> str | None:
+        """The page of this trace, in a frame, for notebooks; None while there is nothing to show.
+
+        The page is drawn by a room above this floor, so it is found by its name when a notebook asks.
+        """
+        return importlib.import_module("qkv.look.page").frame(self) if self._layers else None
 
     def layer(self, layer: int | str) -> Layer:
         """One layer, by its place or by its name."""

@@ -75,6 +75,11 @@ class Scene:
     picture: Picture | None = None
     batch: int = 0
 
+    def _repr_html_(self) -> str:
+        from qkv.look.page.notebook import frame
+
+        return frame(self)
+
     @property
     def cells(self) -> int:
         """How many weights there are in all."""
