@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from qkv.look.pictures import grid_of
 from qkv.look.run import Inputs, read_tokens, replaced_tokens
 from qkv.look.texts import limit_of
-
-LONGEST = 128  # tokens of a probe before they are repeated
 
 
 def shuffled(model: nn.Module, inputs: Inputs, count: int, seed: int = 0) -> list[Inputs]:
@@ -28,22 +28,21 @@ def shuffled(model: nn.Module, inputs: Inputs, count: int, seed: int = 0) -> lis
     return [_again(inputs, picture, _mixed_patches(picture, grid.patch, generator)) for _ in range(count)]
 
 
-def repeated_probe(model: nn.Module, inputs: Inputs, seed: int = 0) -> Inputs | None:
-    """The first token, then the input's other tokens shuffled, twice; None where there are too few or no room.
+def repeated(model: nn.Module, inputs: Inputs) -> Inputs | None:
+    """The input's tokens and, after them, all but the first once more; None where there are too few or no room.
 
-    Tokens that come several times are taken once, so that nothing but the repetition tells what comes next.
+    A text too long to be read twice is cut to half of what the model reads.
     """
     tokens = read_tokens(inputs)
-    if tokens is None or not isinstance(inputs, Tensor | dict) or (isinstance(inputs, dict) and len(inputs) > 1):
+    alone = isinstance(inputs, Tensor) or (isinstance(inputs, Mapping) and len(inputs) == 1)
+    if tokens is None or not alone:
         return None
-    generator = torch.Generator().manual_seed(seed)
-    first, rest = tokens[:1, :1], tokens[0, 1:].unique()
     limit = limit_of(model)
-    room = LONGEST if limit is None else min(LONGEST, (limit - 1) // 2)
-    rest = rest[torch.randperm(len(rest), generator=generator)][:room]
-    if len(rest) < 4:
+    most = tokens.shape[1] if limit is None else min(tokens.shape[1], (limit + 1) // 2)
+    if most < 5:
         return None
-    return replaced_tokens(inputs, torch.cat((first, rest[None], rest[None]), dim=1))
+    tokens = tokens[:, :most]
+    return replaced_tokens(inputs, torch.cat((tokens, tokens[:, 1:]), dim=1))
 
 
 def _mixed(tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -52,12 +51,14 @@ def _mixed(tokens: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _pixels(inputs: Inputs) -> Tensor | None:
-    given = inputs.get("pixel_values") if isinstance(inputs, dict) else inputs
+    given = inputs.get("pixel_values") if isinstance(inputs, Mapping) else inputs
     return given if isinstance(given, Tensor) and given.ndim == 4 and given.is_floating_point() else None
 
 
 def _again(inputs: Inputs, old: Tensor, new: Tensor) -> Inputs:
-    return {name: new if value is old else value for name, value in inputs.items()} if isinstance(inputs, dict) else new
+    return (
+        {name: new if value is old else value for name, value in inputs.items()} if isinstance(inputs, Mapping) else new
+    )
 
 
 def _mixed_patches(picture: Tensor, patch: int, generator: torch.Generator) -> Tensor:
