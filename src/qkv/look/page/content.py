@@ -84,11 +84,13 @@ def _panel(panel: Panel, scene: Scene, maps: Blob, places: int, whole: bool) -> 
 
 def _pooled(heads: list[Measured], peaks: list[float], maps: Blob, places: int) -> dict[str, Any]:
     cells = torch.stack([squeezed(head.picture, peak) for head, peak in zip(heads, peaks, strict=True)])
+    tops = torch.stack([fixed(head.weights, places) for head in heads]).transpose(1, 2)  # heads, ranks, queries
+    falls = torch.cat((tops[:, :1], tops[:, :-1] - tops[:, 1:]), dim=1)  # small numbers, which deflate well
     return {
         "cells": maps.integers(cells),
         "top": [heads[0].keys.shape[1]],
         "top_keys": maps.integers(torch.stack([head.keys for head in heads]).transpose(1, 2)),
-        "top_weights": maps.integers(torch.stack([fixed(head.weights, places) for head in heads]).transpose(1, 2)),
+        "top_weights": maps.integers(falls),
     }
 
 

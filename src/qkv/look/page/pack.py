@@ -60,5 +60,5 @@ def fixed(weights: Tensor, places: int) -> Tensor:
 
 
 def squeezed(weights: Tensor, peak: float) -> Tensor:
-    """Weights as bytes on a root scale, where small ones keep their differences: 255 √(w / peak)."""
-    return (weights / max(peak, 1e-30)).clamp(0, 1).sqrt().mul(255).round().to(torch.uint8)
+    """Weights as numbers up to 127 on a root scale, where small ones keep their differences: 127 √(w / peak)."""
+    return (weights / max(peak, 1e-30)).clamp(0, 1).sqrt().mul(127).round().to(torch.uint8)

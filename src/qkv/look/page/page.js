@@ -197,7 +197,7 @@ function writeFacts() {
   document.getElementById("precision").textContent = whole
     ? `This file holds every weight to ${app.data.places} decimals.`
     : computed
-      ? `This file holds queries and keys in sixteen bits a number and computes weights from them. ${why.length ? `Not embedded: ${why.join("; ")}.` : ""}`
+      ? `This file holds queries and keys in fourteen bits a number and computes weights from them. ${why.length ? `Not embedded: ${why.join("; ")}.` : ""}`
       : `This file holds each map pooled by max to ${size} cells a side and the exact eight largest weights of every row; --full embeds the rest.`;
 }
 

@@ -42,10 +42,10 @@ def png_of_heads(scene: Scene) -> bytes:
         )
     for head in range(columns):
         cells[0][head].text(
-            0.5, 1.22, str(head), transform=cells[0][head].transAxes, ha="center", fontsize=6, color=QUIET
+            0.5, 1.22, f"head {head}", transform=cells[0][head].transAxes, ha="center", fontsize=6, color=QUIET
         )
     _legend(figure, drawn, list(cells.flat))
-    figure.suptitle(_plain(scene.title), fontsize=9)
+    _title(figure, _plain(scene.title))
     return _bytes(figure)
 
 
@@ -70,7 +70,7 @@ def png_of_head(scene: Scene, panel: Panel, head: int) -> bytes:
     _legend(figure, drawn, axes)
     kinds = " · ".join(f"{kind} {score:.2f}" for kind, score in panel.types[head]) if panel.types else ""
     title = f"{_plain(scene.title)}: {_plain(panel.name)}, head {head}"
-    figure.suptitle(title + (f"\n{kinds}" if kinds else ""), fontsize=8)
+    axes.set_title(title + (f"\n{kinds}" if kinds else ""), fontsize=8)  # stands above the labels of the keys
     return _bytes(figure)
 
 
@@ -106,9 +106,9 @@ def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head:
             named = f"head {number}, " if each.layer.heads > 1 else ""
             axes.set_title(f"{named}to {float(grid.max()):.3f}", fontsize=6, pad=2)
     bar = figure.colorbar(drawn, ax=list(cells.flat), fraction=0.02, pad=0.02, ticks=[0, 0.5, 1])
-    bar.ax.set_yticklabels(["0", "¼", "largest"], fontsize=6)
+    bar.ax.set_yticklabels(["0", "¼ of largest", "largest"], fontsize=6)
     name = _plain(scene.axes[scene.picture.axis].tokens[query])
-    figure.suptitle(f"{_plain(scene.title)}: what “{name}” attends to", fontsize=8)
+    _title(figure, f"{_plain(scene.title)}: what “{name}” attends to")
     return _bytes(figure)
 
 
@@ -141,9 +141,9 @@ def panel_name(scene: Scene, panel: Panel) -> str:
         return _plain(panel.name)
     pairs = {(each.queries, each.keys) for each in scene.panels if each.place >= 0}
     if len(pairs) == 1:
-        return str(panel.number)
+        return f"layer {panel.number}"
     names = [scene.axes[place].name for place in (panel.queries, panel.keys)]
-    return _plain(names[0] if names[0] == names[1] else " → ".join(names)) + f" {panel.number}"
+    return _plain(names[0] if names[0] == names[1] else " → ".join(names)) + f", layer {panel.number}"
 
 
 def _map(panel: Panel, head: int, batch: int, size: int) -> Tensor:
@@ -176,6 +176,13 @@ def _legend(figure: Any, drawn: Any, axes: Any) -> None:
     bar.ax.tick_params(labelsize=6)
     bar.ax.set_yticklabels(["0", "0.05", "0.25", "0.5", "1"])
     bar.set_label("weight", fontsize=6)
+
+
+def _title(figure: Figure, text: str) -> None:
+    """A title right above the maps, however many there are."""
+    high = figure.get_figheight()
+    figure.subplots_adjust(top=1 - 0.55 / high)
+    figure.suptitle(text, fontsize=9, y=1 - 0.1 / high)
 
 
 def _size(columns: int, rows: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
-"""A layer's score recipe for the page: queries and keys in sixteen bits, and the rules, so that it computes any row.
+"""A layer's score recipe for the page: queries and keys in fourteen bits, and the rules, so that it computes any row.
 
 Axes: h heads · g heads of keys · t queries · s keys · d head width.
 
-The scale is multiplied into the queries. A vector is kept as whole numbers up to 32,767 and one factor, which is more
-exact than half floats and as small.
+The scale is multiplied into the queries. A vector is kept as whole numbers of fourteen bits and one factor, which is
+more exact than half floats and smaller.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from qkv.ops.mask_kinds import Band, Both, Dense, Mask
 from qkv.trace.layer import Layer, Piece
 from qkv.trace.recipe import ByDistance, Derived, Recipe, Written
 
+LIMIT = 8191  # the largest whole number: fourteen bits deflate to less than half floats take
 MOST = 8 << 20  # bytes that one layer's written weights, bias or mask may take before they are left out
 
 
@@ -61,7 +62,7 @@ def _piece(piece: Piece, layer: Layer, batch: int, blob: Blob, shared: dict[tupl
 def _vectors(x: Tensor, blob: Blob) -> list:
     """Vectors (h, t, d) as whole numbers and one factor each."""
     x = x.float()
-    factor = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 32767
+    factor = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LIMIT
     return [blob.signed((x / factor).round()), blob.floats(factor)]
 
 

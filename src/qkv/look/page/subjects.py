@@ -47,7 +47,7 @@ def types_of(heads: Heads) -> list[list[Types]]:
 
 
 def _types(head: Head) -> Types:
-    told = [(kind, score) for kind, score in head.scores.items() if score is not None and score >= NAMED]
+    told = [(kind, score) for kind, score in head.scores.items() if score is not None and score >= NAMED[kind]]
     return tuple(sorted(told, key=lambda each: (each[0] != head.kind, -each[1])))
 
 

@@ -21,7 +21,7 @@ class Weights {
   }
 
   kept(head, count) {
-    return Uint8Array.from(integers(this.bytes, this.panel.cells, head * count, count));
+    return Uint8Array.from(integers(this.bytes, this.panel.cells, head * count, count), (step) => Math.round((step * 255) / 127));
   }
 
   squeezed(head, count) {
@@ -49,9 +49,12 @@ class Weights {
   keptTop(head, query) {
     const found = [];
     const k = this.panel.top[0];
+    let whole = 0;
     for (let rank = 0; rank < k; rank++) {
       const at = (head * k + rank) * this.t + query;
-      const weight = integers(this.bytes, this.panel.top_weights, at, 1)[0] * this.unit;
+      const kept = integers(this.bytes, this.panel.top_weights, at, 1)[0]; // the first, then how far each is below
+      whole = rank ? whole - kept : kept;
+      const weight = whole * this.unit;
       if (weight > 0) found.push([integers(this.bytes, this.panel.top_keys, at, 1)[0], weight]);
     }
     return found;
@@ -68,7 +71,7 @@ class Weights {
     if (found) return { value: found[1], exact: true, places: this.places };
     if (this.recipe) return { value: this.recipe.row(head, query)[key], exact: true, places: 4 };
     const least = top.length < this.panel.top[0] ? 0 : top[top.length - 1][1];
-    return { value: Math.min(least, this.cell(head, query, key, 0.5)), exact: false, places: this.places };
+    return { value: Math.min(least, this.cell(head, query, key, 1.6)), exact: false, places: this.places };
   }
 
   // The pooled weight of the cell in which a query and a key lie; `more` steps of rounding up.
