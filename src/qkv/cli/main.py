@@ -21,6 +21,7 @@ COMMANDS = {
     "runs": ("qkv.cli.runs:runs", "What was trained here: list runs, compare them."),
     "eval": ("qkv.cli.use:evaluate", "Test a finished run again."),
     "use": ("qkv.cli.use:use", "Use a trained model: classify, write on, translate, transcribe, answer."),
+    "look": ("qkv.cli.look:look", "See the attention inside a checkpoint on your own input, and change it."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
