@@ -11,6 +11,7 @@ from torch import nn
 from qkv.check import build, hugging_face, influence
 from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
+from qkv.check.checks.cross import check_source
 from qkv.check.checks.gradient import check_gradient
 from qkv.check.checks.kind import check_kind
 from qkv.check.checks.layout import check_layout
@@ -50,6 +51,7 @@ def run(
             findings += _guarded("always", lambda: check_always(subject))
             findings += _guarded("truncation", lambda: check_truncation(subject, contract))
             findings += _guarded("padding", lambda: check_padding(subject, contract))
+            findings += _guarded("source", lambda: check_source(subject, contract))
             findings += _guarded("cache", lambda: check_cache(subject, contract))
             findings += _guarded("weights", lambda: check_weights(subject, contract))
             findings += _guarded("layout", lambda: check_layout(subject, contract))

@@ -42,6 +42,8 @@ class Subject:
     cached: run the pieces one after the other through its cache, and give all outputs; None without a cache.
     attend: for functions of queries, keys and values.
     masked: whether a mask can be handed in; `polarity` is what True means in it. flag: its causal flag's name.
+    source: for encoder–decoders: the same, as a function of its source, with a target that stays the same.
+    spare: words in the names of parameters that this kind of call does not use by design (a head for other inputs).
     """
 
     name: str
@@ -59,6 +61,8 @@ class Subject:
     masked: bool = False
     polarity: str | None = None
     flag: str | None = None
+    source: Subject | None = None
+    spare: tuple[str, ...] = ()
 
     def draw(self, batch: int, length: int, generator: Generator) -> Tensor:
         """A random input."""

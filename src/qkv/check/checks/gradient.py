@@ -93,6 +93,11 @@ def reached(subject: Subject) -> Finding:
         if (slope is None and not _for_another_input(name))
         or (slope is not None and float(slope.abs().max()) <= 1e-14 * size and not _softmax_cancels(name))
     ]
+    spare = [name for name in lost if any(word in name.lower() for word in subject.spare)]
+    lost = [name for name in lost if name not in spare]
+    if spare and not lost:
+        evidence = f"{len(spare)} of {len(named)} parameters serve other inputs or other losses, first {spare[0]}"
+        return Finding("parameters reached", "described", None, evidence)
     if not lost:
         return Finding("parameters reached", "pass", 0.0, f"all {len(named)} parameters get a gradient")
     evidence = f"{len(lost)} of {len(named)} parameters get no gradient, first {lost[0]}"
