@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from qkv.check.contract import Contract
+from qkv.check.modules import module_subject
 from qkv.check.small import small_config
+from qkv.check.subject import Subject
 
 LARGEST = 20_000_000  # parameters; what stays larger with every known size made small is not small
 
@@ -47,6 +50,22 @@ def architectures() -> dict[str, str]:
     return found
 
 
+# words in the names of parameters that text alone, or the output that is judged, does not use by design: towers and
+# projections of other inputs, poolers, heads of other losses, and indexers, which choose keys by a ranking (it has no
+# gradient; they are trained by a loss of their own)
+SPARE = (
+    "pooler", "indexer", "vision", "visual", "image", "audio", "speech", "video", "multi_modal", "multimodal", "mm_",
+    "patch_embed", "embed_positions_img", "talker", "mtp", "nextn", "qformer", "perceiver", "projector", "connector",
+    "mask_token", "seq_relationship", "cross_attention", "crossattention", "encoder_attn", "cross_attn",
+)  # fmt: skip
+
+
+def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = None) -> Subject:
+    """An architecture as a subject; in float32, since many compute norms and angles in it whatever their weights are."""
+    found = module_subject(build(name, arguments), f"hf:{name}", contract, (torch.float32,))
+    return replace(found, how=f"{found.how}, built small with random weights", spare=SPARE)
+
+
 def build(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
     """A small instance with random weights, of the eager path; `arguments` are fields of its config."""
     transformers = library()
@@ -54,7 +73,8 @@ def build(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
     if kind is None or getattr(kind, "config_class", None) is None:
         near = _near(name, list(architectures()))
         raise ValueError(f"transformers {transformers.__version__} has no architecture {name!r}{near}")
-    config = small_config(kind.config_class, **(arguments or {}))
+    asked = {"is_decoder": True} if architectures().get(name) == "causal" else {}
+    config = small_config(kind.config_class, **asked | (arguments or {}))
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

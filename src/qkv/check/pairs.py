@@ -148,7 +148,7 @@ def _subject(pair: Pair, name: str, words: str, contract: Contract, parameters: 
         pads=target_padding is not None,
     )
     pads = bool(source_padding) or source_form is not None
-    return replace(outer, source=replace(outer, run=run_source, length=SOURCE_LENGTH, pads=pads))
+    return replace(outer, source=replace(outer, run=run_source, length=SOURCE_LENGTH, pads=pads, aligned=False))
 
 
 def _of_target(known: str) -> bool:

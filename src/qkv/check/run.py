@@ -67,9 +67,8 @@ def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None
     """The target as a subject, and how it is called, in words."""
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     if isinstance(target, str) and target.startswith("hf:"):
-        module = hugging_face.build(target.removeprefix("hf:"))
-        subject = module_subject(module, target, contract, (torch.float32,))
-        return subject, f"{subject.how}, built small with random weights"
+        subject = hugging_face.subject(target.removeprefix("hf:"), contract, arguments)
+        return subject, subject.how
     found = build.find(target) if isinstance(target, str) else target
     if is_attention_function(found):
         subject = function_subject(found, name.rpartition(":")[2], contract)

@@ -71,6 +71,22 @@ STAGES = {
     "num_attention_heads": (2, 4, 4, 8), "layers": 1, "embed_dim": (16, 32, 48, 64),
 }  # fmt: skip
 
+# what hangs together otherwise
+SPECIAL: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "zaya": {"num_experts_per_tok": 1},
+    "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 8), "attn_layers": ["local", "local"],
+                 "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4},
+    "funnel": {"block_sizes": [1, 1, 1]},
+    "esm": {"vocab_size": 64, "mask_token_id": 3},
+    "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 1, "num_self_attention_heads": 4,
+                  "num_cross_attention_heads": 1, "qk_channels": None, "v_channels": None},
+    "bit": {"num_groups": 8, "hidden_sizes": [16, 16, 32, 32], "embedding_size": 16},
+    "xlnet": {"n_layer": 2},
+    "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 64},
+}  # fmt: skip
+
 
 def small_config(kind: Any, **said: Any) -> Any:
     """A config with every size that it has made small; one layer of each kind, two at least.
@@ -85,20 +101,33 @@ def small_config(kind: Any, **said: Any) -> Any:
 
 def shrunk(default: Any) -> dict[str, Any]:
     """The fields of a config that become small, with their values."""
-    fields = {name: getattr(default, name, None) for name in (*SMALL, *STAGES)}
+    fields = {name: _field(default, name) for name in (*SMALL, *STAGES)}
     sizes: dict[str, Any] = {
         name: SMALL[name]
         for name, value in fields.items()
         if name in SMALL and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    sizes |= {name: _stages(name, value) for name, value in fields.items() if isinstance(value, list | tuple)}
-    if "num_key_value_heads" in sizes and default.num_key_value_heads == getattr(default, "num_attention_heads", None):
+    if fields["head_dim"] is None and hasattr(default, "head_dim"):
+        sizes["head_dim"] = WIDTH // HEADS
+    if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(default):
         sizes["num_key_value_heads"] = HEADS
+    sizes |= {name: _stages(name, value) for name, value in fields.items() if isinstance(value, list | tuple)}
     sizes |= _layered(default, sizes)
+    sizes |= SPECIAL.get(getattr(default, "model_type", ""), {})
     for name, part in vars(default).items():
         if hasattr(part, "to_dict") and hasattr(part, "model_type"):
             sizes[name] = small_config(type(part))
     return sizes
+
+
+def _field(default: Any, name: str) -> Any:
+    """A field's value; None where there is none, or where it is computed from others."""
+    if isinstance(getattr(type(default), name, None), property):
+        return None
+    try:
+        return getattr(default, name, None)
+    except Exception:  # a field that differs from layer to layer says so
+        return vars(default).get(name)
 
 
 def _stages(name: str, value: Any) -> Any:
@@ -109,17 +138,20 @@ def _stages(name: str, value: Any) -> Any:
 
 def _layered(default: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     """Lists with one entry for each layer, cut to one layer of each kind and to two at least."""
-    count = getattr(default, "num_hidden_layers", None)
+    count = _field(default, "num_hidden_layers")
     lists = {
         name: value
         for name, value in vars(default).items()
-        if isinstance(value, list | tuple) and isinstance(count, int) and len(value) == count and name not in sizes
+        if isinstance(value, list | tuple) and isinstance(count, int) and len(value) == count
     }
     if not lists:
         return {}
     kinds = list(zip(*lists.values(), strict=True))
     first = [place for place, kind in enumerate(map(str, kinds)) if kind not in map(str, kinds[:place])]
     kept = sorted({*first[:4], *range(LAYERS)})
-    cut = {name: type(value)(value[place] for place in kept) for name, value in lists.items()}
+    cut = {
+        name: [SMALL[name]] * len(kept) if name in SMALL else type(value)(value[place] for place in kept)
+        for name, value in lists.items()
+    }
     layers = {name: len(kept) for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if name in sizes}
     return cut | layers

@@ -5,8 +5,9 @@ Axes: b batch · t tokens · c features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -43,6 +44,7 @@ class Subject:
     attend: for functions of queries, keys and values.
     masked: whether a mask can be handed in; `polarity` is what True means in it. flag: its causal flag's name.
     source: for encoder–decoders: the same, as a function of its source, with a target that stays the same.
+    aligned: whether outputs stand at the places of the inputs.
     spare: words in the names of parameters that this kind of call does not use by design (a head for other inputs).
     """
 
@@ -62,6 +64,7 @@ class Subject:
     polarity: str | None = None
     flag: str | None = None
     source: Subject | None = None
+    aligned: bool = True
     spare: tuple[str, ...] = ()
 
     def draw(self, batch: int, length: int, generator: Generator) -> Tensor:
@@ -82,6 +85,31 @@ class Subject:
         x = x.clone()
         x[:, place] = other
         return x
+
+    def at(self, out: Tensor, present: Tensor) -> Tensor:
+        """The outputs of tokens that exist: `present` is (t) or (b, t); all of them if outputs stand elsewhere."""
+        if not self.aligned:
+            return out
+        return out[:, present] if present.ndim == 1 else out[present]
+
+    @contextmanager
+    def doubled(self) -> Iterator[Subject]:
+        """The same in float64 for a while, where it can be computed so: differences of outputs need the digits."""
+        if self.module is None or self.dtype == torch.float64:
+            yield self
+            return
+        self.module.double()
+        exact = replace(self, dtype=torch.float64)
+        try:
+            try:
+                fits = exact.run(exact.draw(2, self.length, torch.Generator().manual_seed(3))).dtype == torch.float64
+            except Exception:  # some kernels, and some code, know float32 only
+                fits = False
+            if not fits:
+                self.module.to(self.dtype)
+            yield exact if fits else self
+        finally:
+            self.module.to(self.dtype)
 
     @property
     def tolerance(self) -> float:

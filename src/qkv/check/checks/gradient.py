@@ -9,7 +9,8 @@ from qkv.check.subject import Subject
 
 
 def check_gradient(subject: Subject) -> list[Finding]:
-    return [directional(subject), reached(subject)]
+    with subject.doubled() as exact:
+        return [directional(exact), reached(exact)]
 
 
 def directional(subject: Subject) -> Finding:
