@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,34 @@ FAMILIES = {
     "encoder": ("MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", Contract()),
     "image classifier": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", Contract()),
     "image encoder": ("MODEL_FOR_IMAGE_MAPPING_NAMES", Contract()),
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """Promises that a design changes, with the reason; why its gradient is another than its output's, if it is."""
+
+    promises: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    gradient: str | None = None
+
+
+def _no_padding(why: str, gradient: str | None = None) -> Design:
+    return Design({"padding": False}, why, gradient)
+
+
+DESIGNS: dict[str, Design] = {
+    "cpmant": Design({"kind": None, "padding": False}, "its input is all context; attention_mask is documented as a dummy"),
+    "xlnet": Design({"kind": None}, "the order is a permutation that is handed in; without one it sees everything"),
+    "rwkv": _no_padding("a recurrence reads padding like everything else"),
+    "recurrent_gemma": _no_padding("a recurrence reads padding like everything else"),
+    "convbert": _no_padding("a convolution mixes neighbours, padding among them"),
+    "funnel": _no_padding("neighbours are pooled, padding among them"),
+    "nystromformer": _no_padding("landmarks are means over all places, padding among them"),
+    "yoso": _no_padding("an approximation with a convolution", "hashes have an approximate gradient of their own"),
+    "mobilebert": _no_padding("the embeddings of neighbours are joined, padding among them"),
+    "deepseek_v4": _no_padding("runs of tokens are compressed into one key, padding among them"),
+    "hrm_text": Design(gradient="only the last cycle is differentiated"),
 }
 
 
@@ -56,14 +85,38 @@ def architectures() -> dict[str, str]:
 SPARE = (
     "pooler", "indexer", "vision", "visual", "image", "audio", "speech", "video", "multi_modal", "multimodal", "mm_",
     "patch_embed", "embed_positions_img", "talker", "mtp", "nextn", "qformer", "perceiver", "projector", "connector",
-    "mask_token", "seq_relationship", "cross_attention", "crossattention", "encoder_attn", "cross_attn",
+    "mask_token", "seq_relationship", "_global", "entity", "pronunciation_embed", "shape_embed", "eoi_embedding",
+    "mask_emb", "seg_embed", "r_s_bias", "cross_attention", "crossattention", "encoder_attn", "cross_attn",
 )  # fmt: skip
 
 
 def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = None) -> Subject:
     """An architecture as a subject; in float32, since many compute norms and angles in it whatever their weights are."""
     found = module_subject(build(name, arguments), f"hf:{name}", contract, (torch.float32,))
-    return replace(found, how=f"{found.how}, built small with random weights", spare=SPARE)
+    design = designed(name)
+    how = f"{found.how}, built small with random weights{f'; by design {design.why}' if design.why else ''}"
+    return replace(found, how=how, spare=(*SPARE, *_uncalled(found)), inexact=design.gradient)
+
+
+def _uncalled(found: Subject) -> tuple[str, ...]:
+    """Parts that were not called, of a model that reads other inputs too: its towers for pictures, sounds and the like."""
+    assert found.module is not None
+    names = inspect.signature(found.module.forward).parameters
+    if not any(word in name for name in names for word in OTHERS):
+        return ()
+    called: set[nn.Module] = set()
+    hooks = [
+        part.register_forward_pre_hook(lambda part, _: called.add(part))
+        for part in found.module.modules()
+    ]
+    with torch.no_grad():
+        found.run(found.draw(2, found.length, torch.Generator().manual_seed(3)))
+    for hook in hooks:
+        hook.remove()
+    return tuple(f"{name.lower()}." for name, part in found.module.named_modules() if name and part not in called)
+
+
+OTHERS = ("pixel_values", "input_features", "input_values", "audio", "entity", "image", "video", "speech")
 
 
 def build(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
@@ -73,7 +126,7 @@ def build(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
     if kind is None or getattr(kind, "config_class", None) is None:
         near = _near(name, list(architectures()))
         raise ValueError(f"transformers {transformers.__version__} has no architecture {name!r}{near}")
-    asked = {"is_decoder": True} if architectures().get(name) == "causal" else {}
+    asked = {"is_decoder": True, "causal": True} if architectures().get(name) == "causal" else {}
     config = small_config(kind.config_class, **asked | (arguments or {}))
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
@@ -83,13 +136,21 @@ def build(name: str, arguments: dict[str, Any] | None = None) -> nn.Module:
         return kind(config)
 
 
-def contract_of(name: str) -> Contract:
-    """What an architecture's family promises."""
+def contract_of(name: str, said: Contract | None = None) -> Contract:
+    """What an architecture's family promises, less what its design does not, and what is `said` besides."""
     name = name.removeprefix("hf:")
     family = architectures().get(name)
-    if family is not None:
-        return FAMILIES[family][1]
-    return Contract(kind="causal") if name.endswith(("ForCausalLM", "LMHeadModel")) else Contract()
+    causal = name.endswith(("ForCausalLM", "LMHeadModel"))
+    contract = FAMILIES[family][1] if family is not None else Contract(kind="causal") if causal else Contract()
+    contract = replace(contract, **designed(name).promises)
+    more = {part.name: getattr(said, part.name) for part in fields(said)} if said is not None else {}
+    return replace(contract, **{field: value for field, value in more.items() if value is not None})
+
+
+def designed(name: str) -> Design:
+    """What is particular to an architecture's design."""
+    kind = getattr(library(), name, None)
+    return DESIGNS.get(getattr(getattr(kind, "config_class", None), "model_type", ""), Design())
 
 
 def _parameters(kind: Any, config: Any) -> int:

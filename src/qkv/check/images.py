@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qkv.check.contract import Contract
 from qkv.check.names import IMAGES
-from qkv.check.outputs import picture_output
+from qkv.check.outputs import every, picture_output
 from qkv.check.subject import Subject
 
 GRID = 4  # tiles a side
@@ -30,7 +30,8 @@ def image_subject(
         return None
 
     def call(x: Tensor) -> Any:
-        return module(x) if named is None or names[0] == named else module(**{named: x})
+        more = {"noise": _order(module, len(x))} if "noise" in names else {}  # which patches are hidden: always the same
+        return module(x, **more) if named is None or names[0] == named else module(**{named: x}, **more)
 
     for channels, side in sizes(module):
         images = torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(3), dtype=dtype)
@@ -67,6 +68,7 @@ def _subject(
         length=GRID * GRID,
         dtype=dtype,
         module=module,
+        every=lambda x: every(call(from_tiles(x, channels, tile))),
     )
 
 
@@ -94,9 +96,17 @@ def sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
     for known in ("num_channels", "channels", "in_channels", "in_chans"):
         if isinstance(count := getattr(config, known, None), int):
             channels.append(count)
-    for side in dict.fromkeys(side for side in (*sides, 32, 28, 64, 224) if side % GRID == 0):
+    stages = any(isinstance(getattr(config, known, None), list | tuple) for known in ("depths", "hidden_sizes", "layer_type"))
+    usual = (128, 32, 224) if stages else (32, 28, 64, 224)  # a pyramid halves its map several times
+    for side in dict.fromkeys(side for side in (*sides, *usual) if side % GRID == 0):
         for count in dict.fromkeys((*channels[:1], 3, 1) if not channels else channels[:1]):
             yield count, side
+
+
+def _order(module: nn.Module, batch: int) -> Tensor:
+    config = getattr(module, "config", None)
+    count = (getattr(config, "image_size", 32) // getattr(config, "patch_size", 8)) ** 2
+    return torch.linspace(0, 1, count).expand(batch, -1)
 
 
 def _sees(module: nn.Module) -> bool:

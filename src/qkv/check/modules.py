@@ -19,7 +19,7 @@ from qkv.check.forms import Form, Parameters, forms
 from qkv.check.images import image_subject
 from qkv.check.mask_forms import MaskForm, find_form
 from qkv.check.names import CAUSAL, MASKS, PADDING
-from qkv.check.outputs import output_of
+from qkv.check.outputs import every, output_of
 from qkv.check.pairs import pair_subject
 from qkv.check.subject import Subject, randomised
 
@@ -157,4 +157,5 @@ def _subject(
         module=module,
         pads=masks.pads,
         cached=found[1] if found else None,
+        every=lambda x: every(form.call(x, masks.named(x, None, dtype))),
     )

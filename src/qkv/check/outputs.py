@@ -47,3 +47,11 @@ def held(result: Any) -> Any:
         nested = [part for part in result[1:] if isinstance(part, tuple | list | dict) and part]
         return nested[0] if nested else result[-1]
     return None
+
+
+def every(result: Any) -> list[Tensor]:
+    """All outputs that have a gradient."""
+    if isinstance(result, Tensor):
+        return [result] if result.is_floating_point() and result.requires_grad else []
+    parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()
+    return [out for part in parts for out in every(part)]

@@ -73,6 +73,32 @@ STAGES = {
 
 # what hangs together otherwise
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
+    "longcat_flash": {"qk_head_dim": 16},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6},
+                    "index_n_heads": 16},
+    "deepseek_v32": {"index_n_heads": 16}, "glm_moe_dsa": {"index_n_heads": 16}, "axk2": {"index_n_heads": 16},
+    "xmod": {"languages": ["en"], "default_language": "en"},
+    "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
+    "donut-swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
+    "swinv2": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64, "pretrained_window_sizes": [0] * 4},
+    "swin2sr": {"patch_size": 1, "window_size": 4, "embed_dim": 16, "image_size": 32, "depths": [1, 1],
+                "num_heads": [2, 2]},
+    "mobilevitv2": {"patch_size": 2, "image_size": 128}, "mobilevit": {"patch_size": 2, "image_size": 128},
+    "levit": {"image_size": 128, "patch_size": 16, "hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 4, 4],
+              "depths": [1, 1, 1], "key_dim": [8, 8, 8]},
+    "pvt": {"image_size": 128}, "pvt_v2": {"image_size": 128}, "glpn": {"image_size": 128},
+    "longformer": {"attention_window": 4}, "led": {"attention_window": 4},
+    "prophetnet": {"ngram": 2},
+    "convnext": {"image_size": 128}, "poolformer": {"image_size": 128}, "swiftformer": {"image_size": 128},
+    "falcon": {},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "dots1": {"layer_types": ["full_attention", "full_attention"]},
+    "siglip2_vision_model": {"num_patches": 16},
+    "kimi_linear": {},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "falcon_h1": {"mamba_d_ssm": 64},
     "zaya": {"num_experts_per_tok": 1},
@@ -107,7 +133,7 @@ def shrunk(default: Any) -> dict[str, Any]:
         for name, value in fields.items()
         if name in SMALL and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    if fields["head_dim"] is None and hasattr(default, "head_dim"):
+    if fields["head_dim"] is None and "head_dim" in vars(default):
         sizes["head_dim"] = WIDTH // HEADS
     if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(default):
         sizes["num_key_value_heads"] = HEADS

@@ -46,6 +46,8 @@ class Subject:
     source: for encoder–decoders: the same, as a function of its source, with a target that stays the same.
     aligned: whether outputs stand at the places of the inputs.
     spare: words in the names of parameters that this kind of call does not use by design (a head for other inputs).
+    inexact: why its gradient is by design another than that of its output.
+    every: all its outputs, where `run` gives one of several.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Subject:
     source: Subject | None = None
     aligned: bool = True
     spare: tuple[str, ...] = ()
+    inexact: str | None = None
+    every: Callable[[Tensor], list[Tensor]] | None = None
 
     def draw(self, batch: int, length: int, generator: Generator) -> Tensor:
         """A random input."""

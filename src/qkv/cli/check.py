@@ -112,6 +112,10 @@ def check(
         padding=padding or None,
         cache=cache or None,
     )
+    if target.startswith("hf:"):
+        from qkv.check.hugging_face import contract_of
+
+        promised = contract_of(target, promised)
     report = run(target, promised, arguments=_arguments(args))
     if junit is not None:
         scratch = junit.with_name(f".{junit.name}.part")

@@ -10,7 +10,10 @@ from qkv.check.subject import Subject
 
 def check_gradient(subject: Subject) -> list[Finding]:
     with subject.doubled() as exact:
-        return [directional(exact), reached(exact)]
+        first = directional(exact)
+        if subject.inexact is not None and first.verdict == "fail":
+            first = Finding("gradient", "described", first.score, f"{first.evidence}: {subject.inexact}")
+        return [first, reached(exact)]
 
 
 def directional(subject: Subject) -> Finding:
@@ -45,6 +48,11 @@ def _directional_in_weights(subject: Subject, x: torch.Tensor, generator: torch.
     weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
     slopes = torch.autograd.grad((out * weights).sum(), parameters, allow_unused=True)
     directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for p in parameters]
+    for part in subject.module.modules():  # the row of padding has no gradient, as PyTorch documents
+        if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None:
+            for parameter, way in zip(parameters, directions, strict=True):
+                if parameter is part.weight:
+                    way[part.padding_idx] = 0.0
     slope = sum(float((s * d).sum()) for s, d in zip(slopes, directions, strict=True) if s is not None)
 
     def along(step: float) -> float:
@@ -84,9 +92,10 @@ def reached(subject: Subject) -> Finding:
         return Finding("parameters reached", "n/a", None, "it has no parameters")
     generator = torch.Generator().manual_seed(13)
     named = {name: p for name, p in subject.module.named_parameters() if p.requires_grad}
-    out = subject.run(subject.draw(4, subject.length, generator))
-    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-    slopes = torch.autograd.grad((out * weights).sum(), list(named.values()), allow_unused=True)
+    x = subject.draw(4, subject.length, generator)
+    outs = [subject.run(x)] if subject.every is None else subject.every(x)
+    total = sum((out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)).sum() for out in outs)
+    slopes = torch.autograd.grad(torch.as_tensor(total), list(named.values()), allow_unused=True)
     size = max((float(s.abs().max()) for s in slopes if s is not None), default=0.0)
     lost = [
         name

@@ -69,7 +69,8 @@ def _removed(subject: Subject, contract: Contract, side: str, present: Tensor) -
     if side != "right":  # a declared contract in most libraries: positions are counted over padding too
         hint = "positions count padding; give position ids, or count over what is present"
         return Finding(name, "fail" if contract.padding else "warn", score, evidence, hint)
-    return Finding(name, "fail", score, evidence, "padding on the right changes tokens before it")
+    verdict = "fail" if contract.padding is not False else "described"
+    return Finding(name, verdict, score, evidence, "padding on the right changes tokens before it")
 
 
 def _empty_row(subject: Subject) -> Finding:
