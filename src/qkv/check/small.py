@@ -77,7 +77,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
-    "longcat_flash": {"qk_head_dim": 16},
+    "longcat_flash": {"qk_head_dim": 16, "zero_expert_num": 1},
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6},
                     "index_n_heads": 16},
     "deepseek_v32": {"index_n_heads": 16}, "glm_moe_dsa": {"index_n_heads": 16}, "axk2": {"index_n_heads": 16},
@@ -94,11 +94,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "longformer": {"attention_window": 4}, "led": {"attention_window": 4},
     "prophetnet": {"ngram": 2},
     "convnext": {"image_size": 128}, "poolformer": {"image_size": 128}, "swiftformer": {"image_size": 128},
-    "falcon": {},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "dots1": {"layer_types": ["full_attention", "full_attention"]},
     "siglip2_vision_model": {"num_patches": 16},
-    "kimi_linear": {},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "falcon_h1": {"mamba_d_ssm": 64},
     "zaya": {"num_experts_per_tok": 1},
@@ -110,6 +108,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
                   "num_cross_attention_heads": 1, "qk_channels": None, "v_channels": None},
     "bit": {"num_groups": 8, "hidden_sizes": [16, 16, 32, 32], "embedding_size": 16},
     "xlnet": {"n_layer": 2},
+    "mobilebert": {"intra_bottleneck_size": 32, "true_hidden_size": 32, "embedding_size": 32},
+    "hiera": {"image_size": [32, 32], "patch_size": [7, 7]},
     "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 64},
 }  # fmt: skip
 
@@ -142,7 +142,8 @@ def shrunk(default: Any) -> dict[str, Any]:
     sizes |= SPECIAL.get(getattr(default, "model_type", ""), {})
     for name, part in vars(default).items():
         if hasattr(part, "to_dict") and hasattr(part, "model_type"):
-            sizes[name] = small_config(type(part))
+            decodes = {"is_decoder": True, "add_cross_attention": True} if name == "decoder" else {}
+            sizes[name] = small_config(type(part), **decodes)
     return sizes
 
 

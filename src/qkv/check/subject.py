@@ -47,6 +47,7 @@ class Subject:
     aligned: whether outputs stand at the places of the inputs.
     spare: words in the names of parameters that this kind of call does not use by design (a head for other inputs).
     inexact: why its gradient is by design another than that of its output.
+    coarse: written for float32, parts of it computed so although its weights are wider.
     every: all its outputs, where `run` gives one of several.
     """
 
@@ -69,6 +70,7 @@ class Subject:
     aligned: bool = True
     spare: tuple[str, ...] = ()
     inexact: str | None = None
+    coarse: bool = False
     every: Callable[[Tensor], list[Tensor]] | None = None
 
     def draw(self, batch: int, length: int, generator: Generator) -> Tensor:
@@ -103,7 +105,7 @@ class Subject:
             yield self
             return
         self.module.double()
-        exact = replace(self, dtype=torch.float64)
+        exact = replace(self, dtype=torch.float64, coarse=True)
         try:
             try:
                 fits = exact.run(exact.draw(2, self.length, torch.Generator().manual_seed(3))).dtype == torch.float64
