@@ -27,6 +27,11 @@ def check(
     args: str | None = None,
     zoo: bool = False,
     matrix: bool = False,
+    family: str | None = None,
+    results: Path | None = None,
+    workers: int = 2,
+    seconds: float = 60.0,
+    fresh: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
     html: Path | None = None,
@@ -51,7 +56,8 @@ def check(
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance.
+        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
+        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
     contract
         Promises by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything.
     kind
@@ -87,6 +93,16 @@ def check(
         Instead of a target: check every known mistake, and say which are caught and how they are named.
     matrix
         With --zoo: print the table of docs/zoo.md, which check catches which mutant.
+    family
+        With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
+    results
+        With hf:all: the folder that keeps results, so that an interrupted run goes on; by default in the user's cache.
+    workers
+        With hf:all: how many processes.
+    seconds
+        With hf:all: the most that one architecture may take.
+    fresh
+        With hf:all: forget earlier results.
     all_findings
         Show also what does not apply.
     junit
@@ -122,6 +138,12 @@ def check(
         return _zoo(json, matrix)
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
+    if target == "hf:all":
+        from qkv.cli.check_all import check_all
+
+        return check_all(
+            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
+        )
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
@@ -141,6 +163,10 @@ def check(
         padding=padding or None,
         cache=cache or None,
     )
+    if target.startswith("hf:"):
+        from qkv.check.hugging_face import contract_of
+
+        promised = contract_of(target, promised)
     report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
         write_whole(junit, as_junit(report))
