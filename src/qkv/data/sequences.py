@@ -5,7 +5,7 @@ Axes: b batch · t tokens · n tokens of one text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int64
@@ -27,6 +27,7 @@ class Example:
     scored: Bool[Tensor, " n"]
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Texts that may be drawn anew each epoch; pure functions, as `Batches`."""
 

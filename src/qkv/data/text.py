@@ -54,8 +54,8 @@ class TextWindows:
             raise ValueError(f"windows have a length and a number of rows, 1 or more; got {length} and {rows}")
         if len(ids) < (length + 1 if shuffled else 2):
             raise ValueError(
-                f"this text has {len(ids)} tokens; windows of {length} and their next token need at least {length + 1}: "
-                "take a longer text or a smaller length"
+                f"this text has {len(ids)} tokens; windows of {length} and their next token need {length + 1}: take a "
+                "longer text or a smaller length"
             )
         self.ids, self.length, self.rows, self.seed, self.shuffled = ids, length, rows, seed, shuffled
 

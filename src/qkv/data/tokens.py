@@ -1,4 +1,4 @@
-"""Text to numbers and back: characters, or byte-level BPE trained in place. Both are a tokenizer.json of the tokenizers library.
+"""Text to numbers and back: characters, or byte-level BPE trained in place, by the tokenizers library.
 
 What a model is trained with travels with it: `model.files["tokenizer.json"] = as_file(tokenizer)`, and
 `qkv.hub.tokens.tokenizer(model)` gives it back.

@@ -122,10 +122,9 @@ def heads(model: nn.Module, inputs: Inputs, *, seed: int = 0, others: int = 3, b
             more[each.layer, each.head]["offset"] = each.scores["offset"]
             offsets[each.layer, each.head] = each.offset
         measured |= {"positional": f"the input and {len(copies)} shuffled copies", "offset": "a shuffled copy"}
-    again = repeated(model, inputs)
-    if again is not None:
-        twice = score_heads(at(model, again), read_tokens(again), batch=batch)
-        for each in twice.heads if twice.names == found.names else ():
+    twice = _repeated(model, inputs, batch)
+    if twice is not None and twice.names == found.names:
+        for each in twice.heads:
             both = {kind: each.scores[kind] for kind in ("induction", "duplicate")}
             more.setdefault((each.layer, each.head), {}).update(both)
         measured |= dict.fromkeys(("induction", "duplicate"), "the input repeated")
@@ -135,6 +134,15 @@ def heads(model: nn.Module, inputs: Inputs, *, seed: int = 0, others: int = 3, b
         scores = {**each.scores, **more.get(key, {})}
         updated.append(_named(*key, each.name, offsets.get(key, each.offset), scores))
     return Heads(found.names, tuple(updated), measured)
+
+
+def _repeated(model: nn.Module, inputs: Inputs, batch: int) -> Heads | None:
+    """The kinds of heads on the input repeated; None where the model does not read that."""
+    again = repeated(model, inputs)
+    try:
+        return None if again is None else score_heads(at(model, again), read_tokens(again), batch=batch)
+    except (ValueError, RuntimeError, IndexError):  # a model of others' that says nowhere how much it reads
+        return None
 
 
 def score_heads(trace: Trace, tokens: Int[Tensor, "b t"] | None = None, *, batch: int = 0) -> Heads:

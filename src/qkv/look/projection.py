@@ -31,6 +31,7 @@ class Projection:
     called: bool = True
 
 
+@torch.no_grad()
 def trace_with_projections(
     model: nn.Module, inputs: Inputs, *, batch: int = 0
 ) -> tuple[Trace, tuple[Projection | None, ...]]:
