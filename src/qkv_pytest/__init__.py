@@ -14,9 +14,15 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("qkv", "checks of attention")
     group.addoption(
-        "--qkv", action="append", default=[], metavar="TARGET", help="check package.module:Name or file.py:Name; repeatable"
+        "--qkv",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="check package.module:Name or file.py:Name; repeatable",
     )
-    group.addoption("--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, course, encoder")
+    group.addoption(
+        "--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, course, encoder"
+    )
     group.addoption("--qkv-args", default=None, metavar="JSON", help="arguments of a class, as a JSON object")
 
 

@@ -25,7 +25,14 @@ from qkv.check.subject import Subject
 
 WHO = ("causal", "past reachable", "kind", "truncation", "layers", "rows sum to one", "softmax", "formula", "order")
 HEADS_TOO = (*WHO, "heads", "head independence", "scale", "batch (alone)", "batch (with others)", "batch (reordered)")
-PLACES = ("relative positions", "long positions", "positions in scores only", "rotary", "padding removed (left)", "alibi")
+PLACES = (
+    "relative positions",
+    "long positions",
+    "positions in scores only",
+    "rotary",
+    "padding removed (left)",
+    "alibi",
+)
 # which failing checks a family explains
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "heads mixed": HEADS_TOO,
@@ -83,7 +90,11 @@ def _causes(
     mistakes += [m for reading in seen if (m := _scale_of(reading, contract)) is not None]
     for mistake in mistakes:
         yield mistake, EXPLAINS.get(mistake.family, ())
-    lengths = length_mistake(subject, found) if any(f.check == "truncation" and f.verdict == "fail" for f in findings) else None
+    lengths = (
+        length_mistake(subject, found)
+        if any(f.check == "truncation" and f.verdict == "fail" for f in findings)
+        else None
+    )
     if lengths is not None:
         yield lengths, ("truncation", "padding removed (right)", "padding removed (left)", *CACHES)
     whole = any(finding.verdict == "fail" and finding.check in WHO for finding in findings)

@@ -42,7 +42,9 @@ def _no_padding(why: str, gradient: str | None = None) -> Design:
 
 
 DESIGNS: dict[str, Design] = {
-    "cpmant": Design({"kind": None, "padding": False}, "its input is all context; attention_mask is documented as a dummy"),
+    "cpmant": Design(
+        {"kind": None, "padding": False}, "its input is all context; attention_mask is documented as a dummy"
+    ),
     "xlnet": Design({"kind": None}, "the order is a permutation that is handed in; without one it sees everything"),
     "rwkv": _no_padding("a recurrence reads padding like everything else"),
     "recurrent_gemma": _no_padding("a recurrence reads padding like everything else"),
@@ -105,10 +107,7 @@ def _uncalled(found: Subject) -> tuple[str, ...]:
     if not any(word in name for name in names for word in OTHERS):
         return ()
     called: set[nn.Module] = set()
-    hooks = [
-        part.register_forward_pre_hook(lambda part, _: called.add(part))
-        for part in found.module.modules()
-    ]
+    hooks = [part.register_forward_pre_hook(lambda part, _: called.add(part)) for part in found.module.modules()]
     with torch.no_grad():
         found.run(found.draw(2, found.length, torch.Generator().manual_seed(3)))
     for hook in hooks:

@@ -91,8 +91,14 @@ def influence_picture(moves: tuple[tuple[float, ...], ...]) -> str:
             fill = f'fill="{colour}"' if colour else 'class="none"'
             cells.append(f"<rect {place} {fill}>{words}</rect>")
     numbers = [
-        *(f'<text x="{left + j * size + size / 2}" y="{top - 6}" text-anchor="middle">{j}</text>' for j in range(columns)),
-        *(f'<text x="{left - 6}" y="{top + i * size + size / 2 + 3}" text-anchor="end">{i}</text>' for i in range(rows)),
+        *(
+            f'<text x="{left + j * size + size / 2}" y="{top - 6}" text-anchor="middle">{j}</text>'
+            for j in range(columns)
+        ),
+        *(
+            f'<text x="{left - 6}" y="{top + i * size + size / 2 + 3}" text-anchor="end">{i}</text>'
+            for i in range(rows)
+        ),
         f'<text x="{left}" y="11">token changed →</text>',
     ]
     width, height = left + columns * size + 130, top + rows * size + 8

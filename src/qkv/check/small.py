@@ -135,7 +135,9 @@ def shrunk(default: Any) -> dict[str, Any]:
     }
     if fields["head_dim"] is None and "head_dim" in vars(default):
         sizes["head_dim"] = WIDTH // HEADS
-    if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(default):
+    if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(
+        default
+    ):
         sizes["num_key_value_heads"] = HEADS
     sizes |= {name: _stages(name, value) for name, value in fields.items() if isinstance(value, list | tuple)}
     sizes |= _layered(default, sizes)

@@ -133,7 +133,9 @@ def check(
         files = [] if target is None else [target, *more]
         return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
     if more or csv is not None or unsafe:
-        raise ValueError("several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)")
+        raise ValueError(
+            "several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
+        )
     if zoo:
         return _zoo(json, matrix)
     if target is None:
@@ -141,9 +143,7 @@ def check(
     if target == "hf:all":
         from qkv.cli.check_all import check_all
 
-        return check_all(
-            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
-        )
+        return check_all(family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json)
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page

@@ -61,7 +61,14 @@ def show(found: Sweep) -> None:
     for row in found.rows:
         sign, style = SIGNS[row.outcome]
         words = row.kind or f"{row.outcome}: {row.said[:60]}"
-        cells = (Text(sign, style=style), row.name, row.family, Text(words), f"{row.passed or ''}", f"{row.seconds:.1f}")
+        cells = (
+            Text(sign, style=style),
+            row.name,
+            row.family,
+            Text(words),
+            f"{row.passed or ''}",
+            f"{row.seconds:.1f}",
+        )
         table.add_row(*cells)
     out().print(table)
     for row in found.rows:

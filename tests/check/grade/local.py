@@ -17,7 +17,14 @@ class LocalRemote(Remote):
 
     def _ask(self, task, tensors, calls, *, grad):
         self.calls += 1
-        words = {"task": task, "name": self.name, "build": self.build, "dtype": self.dtype, "grad": grad, "calls": calls}
+        words = {
+            "task": task,
+            "name": self.name,
+            "build": self.build,
+            "dtype": self.dtype,
+            "grad": grad,
+            "calls": calls,
+        }
         words["seed"] = (self.seed * 1_000_003 + self.calls) % 2**31
         message = wire.encode(tensors, words)
         try:

@@ -17,7 +17,7 @@ from qkv.check.grade.batch import refusal
 from qkv.check.grade.remote import Call, Refused, Remote, Unanswered, clean
 from qkv.cli.main import run as command
 
-ATTACKS = '''
+ATTACKS = """
 import ctypes, glob, os, signal, socket, subprocess, sys, threading, time
 import torch
 
@@ -167,7 +167,7 @@ def surrogate(path):
     return "\\ud800"
 
 ATTACKS = {name: value for name, value in globals().items() if callable(value)}
-'''
+"""
 ANSWERED = {
     "bomb": "refused: BlockingIOError",
     "threads": "refused: RuntimeError: can't start new thread",
@@ -290,8 +290,7 @@ def test_nothing_survives_the_sandbox():
     assert living == []
 
 
-LIAR = (
-    """
+LIAR = """
 import os, sys, torch
 from inside import answer, wire
 torch.softmax = torch.allclose = torch.equal = lambda *a, **k: True
@@ -302,7 +301,6 @@ sys.modules["safetensors"] = None
 def apply_rope(x, positions):
     return x
 """
-)
 REPLAYER = """
 import os, torch
 seen = []
@@ -382,7 +380,9 @@ def test_the_command_writes_a_csv_and_the_same_seed_gives_the_same(tmp_path, cap
     assert [grade["total"] for grade in read["grades"]] == [10, 9]
     assert "2 of 2: " in shown.err
     rows = out.read_text(encoding="utf-8").splitlines()
-    assert rows[0].startswith("student,length,form,content in order,cut,about a quarter,anywhere,randomness,total,remark")
+    assert rows[0].startswith(
+        "student,length,form,content in order,cut,about a quarter,anywhere,randomness,total,remark"
+    )
     assert rows[1] == "ada,1,2,3,1,1,1,1,10,,11"
     assert rows[2].startswith("'=alan,1,2,3,1,0,1,1,9,")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grades.csv", "in"]
@@ -393,7 +393,17 @@ def test_ctrl_c_stops_everything(tmp_path):
     import time
 
     paths = write(tmp_path / "in", sleeper="import time\ntime.sleep(1000)", other="import time\ntime.sleep(1000)")
-    line = [sys.executable, "-m", "qkv", "check", "--rubric", "rope", *map(str, paths), "--csv", str(tmp_path / "g.csv")]
+    line = [
+        sys.executable,
+        "-m",
+        "qkv",
+        "check",
+        "--rubric",
+        "rope",
+        *map(str, paths),
+        "--csv",
+        str(tmp_path / "g.csv"),
+    ]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     time.sleep(8)
     process.send_signal(signal.SIGINT)

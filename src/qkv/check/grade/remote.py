@@ -162,7 +162,11 @@ class Remote:
         sent = [_sent(call, number, tensors) for number, call in enumerate(calls)]
         outs, words = self._ask("call", tensors, sent, grad=grad)
         kinds = words.get("kinds")
-        if not isinstance(kinds, list) or len(kinds) != len(calls) or any(str(n) not in outs for n in range(len(calls))):
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != len(calls)
+            or any(str(n) not in outs for n in range(len(calls)))
+        ):
             raise Unanswered("what it handed back is not what was asked for")
         try:
             results = [
@@ -277,7 +281,15 @@ def _environment() -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), "/scratch")
-    return {"PATH": "/nowhere", "LANG": "C.UTF-8", "USER": "student", "PYTHONHASHSEED": "0", **kept, **threads, **folders}
+    return {
+        "PATH": "/nowhere",
+        "LANG": "C.UTF-8",
+        "USER": "student",
+        "PYTHONHASHSEED": "0",
+        **kept,
+        **threads,
+        **folders,
+    }
 
 
 def _signal_name(number: Any) -> str:

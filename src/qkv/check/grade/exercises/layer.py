@@ -57,9 +57,7 @@ class Layer(Opened):
     def run(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         return of_shape(crossed(self.remote, [x] * (3 if self.three else 1), {}, self.weights), tuple(x.shape))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """The layer as a function, by choosing its weights; a causal layer is always causal."""
         b, _, t, _ = q.shape
         s = k.shape[2]
@@ -156,6 +154,7 @@ def formula(layer: Layer) -> list[Finding]:
 
 def _reference(layer: Layer, x: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d) v, head by head, projected."""
+
     def projected(part: str, to: Tensor) -> Tensor:
         name = layer.parts[part]
         bias = layer.weights.get(f"{name}.bias")
@@ -195,7 +194,9 @@ def _last_scale(layer: Layer) -> Finding:
     weights = layer.attend(q, k, torch.eye(WIDTH, dtype=torch.float64).expand_as(q))[:, :, -1]
     scores = (q[:, :, -1:] @ k.mT).squeeze(-2)
     if not bool((weights > 1e-12).all()):
-        return Finding("scale", "fail", None, "the last query's weights are not all positive, so no scale can be read off")
+        return Finding(
+            "scale", "fail", None, "the last query's weights are not all positive, so no scale can be read off"
+        )
     x, y = (part - part.mean(-1, keepdim=True) for part in (scores, weights.log()))
     slope = float((x * y).sum() / (x * x).sum())
     promised = _scale(layer.contract)

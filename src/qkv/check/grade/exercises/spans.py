@@ -1,6 +1,6 @@
 """Span corruption: a text with a gap, and what stood there at its end.
 
-    "Where was Ada born?" → "Where w⁇ born?⁇as Ada□□□□": prefix ⁇ suffix ⁇ masked, then padding to the block's length.
+"Where was Ada born?" → "Where w⁇ born?⁇as Ada□□□□": prefix ⁇ suffix ⁇ masked, then padding to the block's length.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def length(spans: Spans) -> list[Finding]:
 def form(spans: Spans) -> list[Finding]:
     wrong = [one for one in spans.drawn if spans.parts(one) is None]
     hint = f"prefix {spans.mask} suffix {spans.mask} masked, then {spans.pad} only"
-    return [_counted("form", spans, wrong, lambda one: f"{one.text.count(spans.mask)} mask signs in {_short(one)}", hint)]
+    return [
+        _counted("form", spans, wrong, lambda one: f"{one.text.count(spans.mask)} mask signs in {_short(one)}", hint)
+    ]
 
 
 def content(spans: Spans) -> list[Finding]:
