@@ -4,7 +4,7 @@ from qkv.loop.diagnosis import NotFiniteError
 from qkv.loop.evaluation import over
 from qkv.loop.export import export, restored
 from qkv.loop.objectives import classification, ctc, language_model, sequence_to_sequence
-from qkv.loop.processes import World, joined
+from qkv.loop.processes import World, alone, joined
 from qkv.loop.progress import JsonLines, Line
 from qkv.loop.report import Outcome, Progress, Report
 from qkv.loop.score import Objective, Score
@@ -25,6 +25,7 @@ __all__ = [
     "Score",
     "Settings",
     "World",
+    "alone",
     "classification",
     "ctc",
     "export",

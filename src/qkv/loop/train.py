@@ -53,6 +53,7 @@ def train(
     that is not finite is a `NotFiniteError`, raised before the update.
     """
     world, folder = World.here(), Path(folder)
+    settings = Settings.from_dict(json.loads(world.text(json.dumps(settings.as_dict()))))  # all by the first one's
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         world.agreed(lambda: stack.enter_context(claimed(folder)) or "")
