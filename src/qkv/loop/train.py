@@ -60,6 +60,7 @@ def train(
         stack.enter_context(recomputed(model, settings.recompute))
         run = Run(model, objective, settings, world)
         session = Session(run, batches, folder, evaluate, report or Report(), interrupts)
+        stack.callback(session.report.close)
         session.begin(resume, stack)
         return session.go()
 
@@ -108,6 +109,7 @@ class Session:
             while run.step < settings.steps and not stop:
                 placed = [next(source) for _ in range(settings.accumulate)]
                 stop = run.advance(placed, self.interrupts.asked is not None)
+                stop = stop or (self.world.size == 1 and self.interrupts.asked is not None)
                 self._boundary(stop)
         self.model.eval()
         return self._outcome()
