@@ -69,8 +69,7 @@ def question_traced(
     """The same with the trace of the run."""
     trace, output = run_traced(model, inputs)
     tokens = read_tokens(inputs)
-    longer = tokens is not None and tokens.shape[1] > 1
-    if targets is None and longer and _foretells(model, trace, tokens) and _speaks(model, output, tokens):
+    if targets is None and tokens is not None and _foretells(model, trace, tokens) and _speaks(model, output, tokens):
         targets = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], -100)), dim=1).long()
     return Question(targets, positions), output, trace
 
@@ -83,8 +82,8 @@ def answer(model: nn.Module, inputs: Inputs) -> Any:
 
 def _foretells(model: nn.Module, trace: Trace, tokens: Tensor) -> bool:
     """Whether a model foretells the next token: ours that are made for it, others whose attention never looks ahead."""
-    if isinstance(model, LanguageModel | Translator):
-        return True
+    if tokens.shape[1] < 2 or isinstance(model, LanguageModel | Translator):
+        return tokens.shape[1] > 1
     own = [layer for layer in trace.layers if not layer.cross and layer.queries == layer.keys == tokens.shape[1]]
     return bool(own) and all(is_causal(layer) for layer in own)
 
