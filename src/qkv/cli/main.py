@@ -18,6 +18,7 @@ COMMANDS = {
     "claims": ("qkv.cli.claims:claims", "The textbook: statements tried by experiment, with measured verdicts."),
     "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
+    "bench": ("qkv.cli.bench:bench", "Speed and memory beside the peers, measured in one run."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 

@@ -71,11 +71,11 @@ class Product:
     """
 
     def __init__(self, *linears: nn.Linear, arranged: bool) -> None:
-        self.parts = [(linear.weight, linear.bias) for linear in linears]
-        if arranged and (len(linears) > 1 or linears[0].out_features > linears[0].in_features):
-            weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+        self.parts: list[tuple[Tensor, Tensor | None]] = [(linear.weight, linear.bias) for linear in linears]
+        if arranged:
+            weights, biases = zip(*self.parts, strict=True)
+            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
             weight = weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
-            biases = [linear.bias for linear in linears]
             self.parts = [(weight, None if biases[0] is None else torch.cat(biases))]
 
     def __call__(self, x: Vectors) -> Float[Tensor, "b out"]:
