@@ -35,7 +35,8 @@ COLUMNS = (
 def run(quick: bool, note: Note) -> Result:
     about = (
         f"Greedy, batch 1, {COUNT} tokens after a prompt of {PROMPT}, float32, random weights that went from "
-        "transformers to qkv through a saved folder. The bound is the bandwidth over the bytes of all weights that a step reads."
+        "transformers to qkv through a saved folder. The bound is the bandwidth over the bytes of all weights that a "
+        "step reads."
     )
     bandwidth = machine.memory_bandwidth()
     rows = []

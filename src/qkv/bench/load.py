@@ -14,9 +14,9 @@ from qkv.bench.result import Column, Result, Table
 def run(quick: bool, note: Note) -> Result:
     layers, width, heads, rounds = (6, 384, 6, 5) if quick else (12, 768, 12, 7)
     about = (
-        f"A GPT-2 of {layers} layers × {width} with 50,257 tokens, float32, from a folder that the system has in memory. "
-        "qkv copies the weights out of the file and compares its own folder's with their SHA-256; transformers maps the "
-        "file."
+        f"A GPT-2 of {layers} layers × {width} with 50,257 tokens, float32, from a folder that the system has in "
+        "memory. qkv copies the weights out of the file and compares its own folder's with their SHA-256; transformers "
+        "maps the file."
     )
     try:
         import transformers

@@ -86,7 +86,7 @@ def speed_ratio(ours: Timing, theirs: Timing, *, draws: int = 1000, seed: int = 
     return Ratio(theirs.median / ours.median, quantile(ratios, 0.025), quantile(ratios, 0.975))
 
 
-def quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[int | float], share: float) -> float:
     """The value that this share of the values stays below, between neighbours by straight line.
 
     >>> quantile([4.0, 1.0, 2.0, 3.0, 5.0], 0.25)
@@ -99,7 +99,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def fitted_exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
+def fitted_exponent(sizes: Sequence[int | float], costs: Sequence[int | float]) -> float | None:
     """The power p of cost ≈ a·size^p, by least squares on logarithms; None if fewer than two costs are above 0.
 
     >>> round(fitted_exponent([1, 2, 4], [3, 12, 48]), 6)

@@ -48,8 +48,10 @@ def run(quick: bool, note: Note) -> Result:
     return Result(
         "models",
         "The same sizes, float32, no dropout, one loss (cross-entropy of the logits), one optimiser (AdamW, fused, "
-        "learning rate 1e-4) for all. Operations are counted by formula: two for each multiplication by a weight and of "
-        "queries, keys and values, causal attention half; a training step is three forward passes.",
+        "learning rate 1e-4) for all. Operations are counted by formula: two for each multiplication by a weight and "
+        "of queries, keys and values, causal attention half; a training step is three forward passes. In training "
+        "qkv's ViT computes of its last block only what the class is read from, with the same gradients; its share of "
+        "the peak counts the operations that the others need.",
         tuple(tables),
         tuple(dict.fromkeys(absent)),
         tuple(notes),

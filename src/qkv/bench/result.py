@@ -97,8 +97,8 @@ def markdown(report: Report) -> str:
         "# Benchmarks",
         "",
         f"Measured by `{command}`, which wrote this page and the same figures as JSON beside it. Competitors run in "
-        "one process and in turns, in an order drawn anew for each round; times are medians with quartiles, ratios have "
-        "95 % intervals (a bootstrap over rounds).",
+        "one process and in turns, in an order drawn anew for each round; times are medians with quartiles, ratios "
+        "have 95 % intervals (a bootstrap over rounds).",
         "",
         machine_line(report.machine),
     ]
@@ -129,7 +129,8 @@ def machine_line(machine: dict[str, Any]) -> str:
         f"The machine: {machine['processor']}, {machine['cores']} cores, {machine['threads']} threads used, "
         f"{machine['memory_gib']} GiB of memory; instructions {', '.join(machine['instructions']) or 'not told'}; "
         f"Python {machine['python']}, torch {machine['torch']}. Matrix products in float32 reach "
-        f"{machine['peak_gigaflops']:,.1f} GFLOPS, reading memory {machine['bandwidth']:,.1f} GB/s (both measured in this run)."
+        f"{machine['peak_gigaflops']:,.1f} GFLOPS, reading memory {machine['bandwidth']:,.1f} GB/s (both measured in "
+        "this run)."
     )
 
 

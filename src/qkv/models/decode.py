@@ -55,7 +55,7 @@ def decodable(model: "GPT") -> bool:
     inside = [module for module in model.modules() if module is not model]
     watched = hooks._global_forward_hooks or hooks._global_forward_pre_hooks or _hooked(model)
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    device = model.head.weight.device.type
+    device = model.tokens.weight.device.type
     return bool(
         usual
         and not (watched or modes or torch.is_autocast_enabled(device))
@@ -73,10 +73,11 @@ class Product:
     def __init__(self, *linears: nn.Linear, arranged: bool) -> None:
         self.parts: list[tuple[Tensor, Tensor | None]] = [(linear.weight, linear.bias) for linear in linears]
         if arranged:
-            weights, biases = zip(*self.parts, strict=True)
+            weights = [weight for weight, _ in self.parts]
+            biases = [bias for _, bias in self.parts if bias is not None]
             weight = torch.cat(weights) if len(weights) > 1 else weights[0]
             weight = weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
-            self.parts = [(weight, None if biases[0] is None else torch.cat(biases))]
+            self.parts = [(weight, torch.cat(biases) if biases else None)]
 
     def __call__(self, x: Vectors) -> Float[Tensor, "b out"]:
         if len(self.parts) == 1:
