@@ -140,11 +140,9 @@ class Decoder:
             DecoderLayer(block, keys, values, room, arranged)  # pyright: ignore[reportArgumentType]
             for block, (keys, values) in zip(model.blocks, held, strict=True)
         ]
-        self.tokens, self.norm, self.head = (
-            model.tokens.weight,
-            _norm(model.norm),
-            Product(model.head, arranged=arranged),
-        )
+        assert isinstance(model.head, nn.Linear)
+        self.tokens, self.norm = model.tokens.weight, _norm(model.norm)
+        self.head = Product(model.head, arranged=arranged)
         to_come = torch.arange(self.place, self.place + room, device=self.tokens.device)
         self.first, absolute = self.place, model.place.positions
         self.vectors = None if absolute is None else absolute(to_come)
