@@ -35,8 +35,8 @@ def page(report: Report) -> str:
     if report.influence:
         parts += ["<h2>Who moves whom</h2>", influence_picture(report.influence)]
     parts.append(
-        '<p class="soft">A verdict has no scale: the effect that must not be, divided by the effect of a change that may '
-        "be. A pass says that the property held where it was measured, on short sequences and a few draws.</p>"
+        '<p class="soft">A verdict has no scale: the effect that must not be, divided by the effect of a change that '
+        "may be. A pass says that the property held where it was measured, on short sequences and a few draws.</p>"
     )
     return shell(f"qkv check: {report.target}", *parts, style=STYLE)
 
@@ -91,8 +91,14 @@ def influence_picture(moves: tuple[tuple[float, ...], ...]) -> str:
             fill = f'fill="{colour}"' if colour else 'class="none"'
             cells.append(f"<rect {place} {fill}>{words}</rect>")
     numbers = [
-        *(f'<text x="{left + j * size + size / 2}" y="{top - 6}" text-anchor="middle">{j}</text>' for j in range(columns)),
-        *(f'<text x="{left - 6}" y="{top + i * size + size / 2 + 3}" text-anchor="end">{i}</text>' for i in range(rows)),
+        *(
+            f'<text x="{left + j * size + size / 2}" y="{top - 6}" text-anchor="middle">{j}</text>'
+            for j in range(columns)
+        ),
+        *(
+            f'<text x="{left - 6}" y="{top + i * size + size / 2 + 3}" text-anchor="end">{i}</text>'
+            for i in range(rows)
+        ),
         f'<text x="{left}" y="11">token changed →</text>',
     ]
     width, height = left + columns * size + 130, top + rows * size + 8
@@ -100,7 +106,8 @@ def influence_picture(moves: tuple[tuple[float, ...], ...]) -> str:
     return (
         f'<figure><svg class="map" role="img" aria-label="influence map" viewBox="0 0 {width} {max(height, 250)}" '
         f'width="{width}">{"".join(numbers)}{"".join(cells)}{legend}</svg>'
-        "<figcaption>Rows: outputs; columns: the token that was changed. An empty cell: no influence.</figcaption></figure>"
+        "<figcaption>Rows: outputs; columns: the token that was changed. An empty cell: no influence.</figcaption>"
+        "</figure>"
     )
 
 

@@ -102,7 +102,9 @@ def check(
         files = [] if target is None else [target, *more]
         return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
     if more or csv is not None or unsafe:
-        raise ValueError("several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)")
+        raise ValueError(
+            "several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
+        )
     if zoo:
         return _zoo(json)
     if target is None:

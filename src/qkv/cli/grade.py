@@ -33,9 +33,7 @@ def grade_submissions(
         err().print(f"{done} of {count}: {clean(grade.student)}: {points}", markup=False)
 
     hidden = [find_rubric(rubric).absolute().parent, *([csv.absolute().parent] if csv else [])]
-    grades = grade_all(
-        loaded, paths, seed=seed, jobs=jobs, walls=not unsafe, hidden=hidden, progress=progress
-    )
+    grades = grade_all(loaded, paths, seed=seed, jobs=jobs, walls=not unsafe, hidden=hidden, progress=progress)
     if csv is not None:
         write_whole(csv, as_csv(grades, loaded))
     if json:

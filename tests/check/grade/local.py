@@ -3,7 +3,7 @@
 import torch
 
 from qkv.check.grade.inside import answer, wire
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 
 
 class LocalRemote(Remote):
@@ -17,14 +17,21 @@ class LocalRemote(Remote):
 
     def _ask(self, task, tensors, calls, *, grad):
         self.calls += 1
-        words = {"task": task, "name": self.name, "build": self.build, "dtype": self.dtype, "grad": grad, "calls": calls}
+        words = {
+            "task": task,
+            "name": self.name,
+            "build": self.build,
+            "dtype": self.dtype,
+            "grad": grad,
+            "calls": calls,
+        }
         words["seed"] = (self.seed * 1_000_003 + self.calls) % 2**31
         message = wire.encode(tensors, words)
         try:
             with torch.random.fork_rng(), torch._C.DisableTorchFunction():
                 reply = answer._reply(*wire.decode(message), self.source)
         except Exception as error:
-            raise Unanswered(answer._said(error), getattr(error, "stage", "call")) from None
+            raise UnansweredError(answer._said(error), getattr(error, "stage", "call")) from None
         finally:
             torch.set_default_dtype(torch.float32)
         return wire.decode(reply)

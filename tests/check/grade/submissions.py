@@ -1,6 +1,8 @@
-"""A right solution of each exercise, and what people get wrong in it: (what is replaced, by what) → the properties lost."""
+"""A right solution of each exercise, and what people get wrong in it: what is replaced, by what, what is lost."""
 
-CAUSAL = '''
+# ruff: noqa: E501
+
+CAUSAL = """
 import math, torch
 from torch import nn
 
@@ -23,7 +25,7 @@ class CausalSelfAttention(nn.Module):
         att = att.softmax(-1)
         att = self.drop(att)
         return self.proj((att @ v).transpose(1, 2).reshape(b, t, c))
-'''
+"""
 CAUSAL_WRONG = {
     "no scale": ((" / math.sqrt(k.shape[-1])", ""), {"scale 1/√d", "equals the formula"}),
     "scale of the model": (("k.shape[-1])", "c)"), {"scale 1/√d", "equals the formula"}),
@@ -45,7 +47,7 @@ CAUSAL_WRONG = {
     "no max subtracted": (("att.softmax(-1)", "att.exp() / att.exp().sum(-1, keepdim=True)"), {"runs"}),
 }  # fmt: skip
 
-MULTI_HEAD = '''
+MULTI_HEAD = """
 import math, torch
 from torch import nn
 
@@ -68,7 +70,7 @@ class MultiHeadAttention(nn.Module):
             scores = scores.masked_fill(~mask, -1e9)
         out = scores.softmax(-1) @ v
         return self.out_proj(out.transpose(1, 2).flatten(2)), scores
-'''
+"""
 MULTI_HEAD_WRONG = {
     "mask inverted": (("~mask", "mask"), {"mask"}),
     "mask of −∞": (("-1e9", "float('-inf')"), {"nothing to attend to"}),
@@ -82,7 +84,7 @@ MULTI_HEAD_WRONG = {
     "no output projection": (("self.out_proj(out.transpose(1, 2).flatten(2))", "out.transpose(1, 2).flatten(2)"), {"equals the formula"}),
 }  # fmt: skip
 
-SYNTHESIZER = '''
+SYNTHESIZER = """
 import torch
 from torch import nn
 
@@ -104,7 +106,7 @@ class SynthesizerAttention(nn.Module):
         future = torch.ones(t, t).triu(1) > 0
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         return self.proj((weights @ v).transpose(1, 2).reshape(b, t, c))
-'''
+"""
 SYNTHESIZER_WRONG = {
     "no ReLU": (("torch.relu(self.w1(x))", "self.w1(x)"), {"equals the formula"}),
     "no offset": ((" + self.b2", ""), {"equals the formula"}),
@@ -116,7 +118,7 @@ SYNTHESIZER_WRONG = {
     "scores meet keys": (("(h @ self.w2 + self.b2)[..., :t]", "h @ h.transpose(-2, -1)"), {"scores without keys", "equals the formula"}),
 }  # fmt: skip
 
-PATCHES = '''
+PATCHES = """
 from torch import nn
 
 class PatchEmbedding(nn.Module):
@@ -131,7 +133,7 @@ class PatchEmbedding(nn.Module):
         cut = images.reshape(b, c, h // p, p, w // p, p)
         patches = cut.permute(0, 2, 4, 1, 3, 5)
         return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))
-'''
+"""
 PATCHES_WRONG = {
     "reshaped at once": (("patches.reshape(", "images.reshape("), {"patches apart", "order", "equals the formula"}),
     "columns first": (("permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"), {"order", "equals the formula"}),
@@ -141,7 +143,7 @@ PATCHES_WRONG = {
     "detached": (("return self.proj(patches", "return self.proj(patches.detach()"), {"gradients"}),
 }  # fmt: skip
 
-SPANS = '''
+SPANS = """
 def corrupt(document, block_size, rng):
     length = rng.randint(4, int(block_size * 7 / 8))
     text = document[:length]
@@ -150,7 +152,7 @@ def corrupt(document, block_size, rng):
     prefix, masked, suffix = text[:start], text[start : start + count], text[start + count :]
     out = prefix + "⁇" + suffix + "⁇" + masked
     return out + "□" * (block_size - len(out))
-'''
+"""
 SPANS_WRONG = {
     "no padding": ((' + "□" * (block_size - len(out))', ""), {"length"}),
     "no second sign": (('suffix + "⁇" + masked', "suffix + masked"), {"form", "content in order", "cut", "about a quarter", "anywhere"}),
@@ -162,7 +164,7 @@ SPANS_WRONG = {
     "its own generator": (("    length = rng", "    import random\n    rng = random.Random()\n    length = rng"), {"randomness"}),
 }  # fmt: skip
 
-ROPE = '''
+ROPE = """
 import torch
 
 def apply_rope(x, positions):
@@ -172,7 +174,7 @@ def apply_rope(x, positions):
     a, b = x[..., 0::2], x[..., 1::2]
     out = torch.stack((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
     return out.flatten(-2)
-'''
+"""
 ROPE_WRONG = {
     "halves": (("a, b = x[..., 0::2], x[..., 1::2]\n    out = torch.stack(", "a, b = x.chunk(2, -1)\n    out = torch.stack("), {"equals the formula", "position 0"}),
     "the other way": (("a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()", "a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()"), {"equals the formula"}),

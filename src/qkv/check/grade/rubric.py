@@ -50,7 +50,7 @@ class Rubric:
     interface: Interface
     properties: tuple[Property, ...]
     contract: Contract = NOTHING
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def total(self) -> float:
@@ -118,7 +118,7 @@ def _rubric(read: dict[str, Any], name: str, where: str) -> Rubric:
 def _interface(read: dict[str, Any], where: str) -> Interface:
     kinds = [kind for kind in ("class", "function") if kind in read]
     if len(kinds) != 1:
-        raise ValueError(f"{where}: an interface names either a class or a function: class = \"…\"")
+        raise ValueError(f'{where}: an interface names either a class or a function: class = "…"')
     build = read.get("build", {})
     if not isinstance(build, dict) or (kinds == ["function"] and build):
         raise ValueError(f"{where}: build is a table of a class's arguments: build = {{ width = 32 }}")

@@ -50,7 +50,9 @@ def table(grades: Sequence[Grade], rubric: Rubric) -> Group:
         grid.add_column(str(place), justify="right", no_wrap=True)
     grid.add_column("total", justify="right", no_wrap=True, style="bold")
     for grade in grades:
-        cells = [Text(number(part.points), style="" if part.points == part.possible else "red") for part in grade.earned]
+        cells = [
+            Text(number(part.points), style="" if part.points == part.possible else "red") for part in grade.earned
+        ]
         grid.add_row(Text(clean(grade.student)), *cells, f"{number(grade.total)} of {number(grade.possible)}")
     key = Text("\n".join(f"{n} {p.name} ({number(p.points)})" for n, p in enumerate(rubric.properties, 1)), style="dim")
     remarks = Table.grid(padding=(0, 2))

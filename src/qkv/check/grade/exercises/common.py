@@ -91,7 +91,9 @@ def _compared(rows: list[tuple[str, float, float]], limit: float) -> Finding:
         return Finding("gradients of parameters", "fail", None, "no parameter changes the output")
     name, slope, quotient = max(rows, key=lambda row: abs(row[1] - row[2]))
     score = abs(slope - quotient) / size
-    evidence = f"of {len(rows)} parameters {name} is furthest off: gradient {slope:.4g}, difference quotient {quotient:.4g}"
+    evidence = (
+        f"of {len(rows)} parameters {name} is furthest off: gradient {slope:.4g}, difference quotient {quotient:.4g}"
+    )
     if score <= limit:
         return Finding("gradients of parameters", "pass", score, evidence)
     hint = "part of the way is detached (detach, item, no_grad, numpy), so training misses it"

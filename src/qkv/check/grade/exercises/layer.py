@@ -23,7 +23,7 @@ from qkv.check.functions import HEADS, WIDTH, Calling, find_polarity
 from qkv.check.grade.exercises.common import PRODUCERS, Opened, without_gradients
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.proxy import crossed, of_shape, opened
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 from qkv.check.subject import Subject
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class Layer(Opened):
     def run(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         return of_shape(crossed(self.remote, [x] * (3 if self.three else 1), {}, self.weights), tuple(x.shape))
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """The layer as a function, by choosing its weights; a causal layer is always causal."""
         b, _, t, _ = q.shape
         s = k.shape[2]
@@ -96,9 +94,9 @@ class Layer(Opened):
         found = self.weights.get(name)
         if found is None:
             there = ", ".join(sorted(self.weights)[:8]) or "none"
-            raise Unanswered(f"it has no parameter {name!r}, which the interface names; it has {there}")
+            raise UnansweredError(f"it has no parameter {name!r}, which the interface names; it has {there}")
         if tuple(found.shape) != size:
-            raise Unanswered(f"its {name} has shape {tuple(found.shape)}, expected {size}")
+            raise UnansweredError(f"its {name} has shape {tuple(found.shape)}, expected {size}")
         return found
 
     @property
@@ -129,7 +127,7 @@ def prepare(remote: Remote, rubric: Rubric) -> Layer:
             with torch.no_grad():
                 layer.run(layer.subject.draw(1, 4, torch.Generator().manual_seed(32)))
             return layer
-        except Unanswered as error:
+        except UnansweredError as error:
             failed = failed or error
     assert failed is not None
     raise failed
@@ -156,6 +154,7 @@ def formula(layer: Layer) -> list[Finding]:
 
 def _reference(layer: Layer, x: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d) v, head by head, projected."""
+
     def projected(part: str, to: Tensor) -> Tensor:
         name = layer.parts[part]
         bias = layer.weights.get(f"{name}.bias")
@@ -195,7 +194,9 @@ def _last_scale(layer: Layer) -> Finding:
     weights = layer.attend(q, k, torch.eye(WIDTH, dtype=torch.float64).expand_as(q))[:, :, -1]
     scores = (q[:, :, -1:] @ k.mT).squeeze(-2)
     if not bool((weights > 1e-12).all()):
-        return Finding("scale", "fail", None, "the last query's weights are not all positive, so no scale can be read off")
+        return Finding(
+            "scale", "fail", None, "the last query's weights are not all positive, so no scale can be read off"
+        )
     x, y = (part - part.mean(-1, keepdim=True) for part in (scores, weights.log()))
     slope = float((x * y).sum() / (x * x).sum())
     promised = _scale(layer.contract)

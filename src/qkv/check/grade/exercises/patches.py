@@ -19,7 +19,7 @@ from qkv.check.grade.exercises.common import BATCH, Opened, parameter_gradients,
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.exercises.layer import rubric_seed
 from qkv.check.grade.proxy import crossed, of_shape, opened
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 from qkv.check.subject import Subject
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def _placed(felt: Tensor, across: int) -> Finding:
     wrong = int((found != expected).nonzero()[0]) if not torch.equal(found, expected) else 0
     evidence = f"patch {wrong} (row {wrong // across}, column {wrong % across}) moved vector {int(found[wrong])} most"
     by_columns = expected.view(across, across).mT.flatten()
-    hint = "patches are counted column by column: transpose rows and columns" if torch.equal(found, by_columns) else None
+    hint = (
+        "patches are counted column by column: transpose rows and columns" if torch.equal(found, by_columns) else None
+    )
     return Finding("patch order", "fail", float((found != expected).float().mean()), evidence, hint)
 
 
@@ -138,7 +140,9 @@ def formula(patches: Patches) -> list[Finding]:
     weight, bias = (patches.weights.get(f"{patches.projection}.{name}") for name in ("weight", "bias"))
     if weight is None or weight.numel() != patches.width * 3 * p * p or weight.shape[0] != patches.width:
         there = ", ".join(sorted(patches.weights)[:6]) or "none"
-        raise Unanswered(f"it has no {patches.projection}.weight of {patches.width} × {3 * p * p} numbers; it has {there}")
+        raise UnansweredError(
+            f"it has no {patches.projection}.weight of {patches.width} × {3 * p * p} numbers; it has {there}"
+        )
     expected = F.unfold(x, p, stride=p).mT @ weight.flatten(1).mT.to(x)
     expected = expected if bias is None else expected + bias
     found = patches.run(x)

@@ -1,6 +1,6 @@
 """Span corruption: a text with a gap, and what stood there at its end.
 
-    "Where was Ada born?" → "Where w⁇ born?⁇as Ada□□□□": prefix ⁇ suffix ⁇ masked, then padding to the block's length.
+"Where was Ada born?" → "Where w⁇ born?⁇as Ada□□□□": prefix ⁇ suffix ⁇ masked, then padding to the block's length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.check.finding import Finding
 from qkv.check.grade.exercises.exercise import Exercise, Producer
-from qkv.check.grade.remote import Call, Remote, Unanswered
+from qkv.check.grade.remote import Call, Remote, UnansweredError
 from qkv.check.grade.secret import salted
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _asked(remote: Remote, cases: list[tuple[str, int, int]]) -> list[str]:
     calls = [Call((document, block, {"random": seed})) for document, block, seed in cases]
     results, _ = remote.call(calls)
     if not all(isinstance(result, str) for result in results):
-        raise Unanswered("it returned no text")
+        raise UnansweredError("it returned no text")
     return [str(result) for result in results]
 
 
@@ -83,7 +83,9 @@ def length(spans: Spans) -> list[Finding]:
 def form(spans: Spans) -> list[Finding]:
     wrong = [one for one in spans.drawn if spans.parts(one) is None]
     hint = f"prefix {spans.mask} suffix {spans.mask} masked, then {spans.pad} only"
-    return [_counted("form", spans, wrong, lambda one: f"{one.text.count(spans.mask)} mask signs in {_short(one)}", hint)]
+    return [
+        _counted("form", spans, wrong, lambda one: f"{one.text.count(spans.mask)} mask signs in {_short(one)}", hint)
+    ]
 
 
 def content(spans: Spans) -> list[Finding]:

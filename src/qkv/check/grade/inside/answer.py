@@ -103,7 +103,12 @@ def _described(found: Any) -> bytes:
 
 
 def _called(
-    found: Any, call: dict[str, Any], tensors: dict[str, Tensor], outs: dict[str, Tensor], key: str, words: dict[str, Any]
+    found: Any,
+    call: dict[str, Any],
+    tensors: dict[str, Tensor],
+    outs: dict[str, Tensor],
+    key: str,
+    words: dict[str, Any],
 ) -> str:
     """Call it once; its outputs, and gradients if a cotangent was sent, are put into `outs`."""
     inputs: dict[str, Tensor] = {}
