@@ -50,6 +50,11 @@ class Limits:
     handed_back: int = 16 << 20
     patience: int = 2
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is a whole number from 1; got {value!r}")
+
     @property
     def wall(self) -> float:
         """Seconds by the clock: a busy machine is not a submission's fault."""
