@@ -17,8 +17,11 @@ class Contract:
     mask: what True means in a mask that is handed in, or that it is added.
     alignment: where a causal mask stands if there are more keys than queries.
     padding: whether padding, wherever it stands, must not matter.
+    loss: what a place is asked for: the "next" token of those handed in, or the "same" place of shifted labels.
     cache: whether it can be called piece by piece with the same result.
-    position: "relative" if only distances between tokens may matter, not where they stand.
+    position: "relative" if only distances between tokens may matter, not where they stand; "rotary": relative, by
+        turning all widths of queries and keys; "alibi": relative, by a bias whose slopes are 2^(−8/h), 2^(−16/h), …;
+        "none": the order of the tokens must not matter at all.
     """
 
     kind: Kind | None = None
@@ -30,11 +33,22 @@ class Contract:
     alignment: Literal["bottom-right", "top-left"] | None = None
     padding: bool | None = None
     cache: bool | None = None
-    position: Literal["relative"] | None = None
+    position: Literal["relative", "rotary", "alibi", "none"] | None = None
+    loss: Literal["next", "same"] | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "window" and self.window is None:
             raise ValueError("a contract of kind 'window' says how wide it is: window=…")
+
+    @property
+    def relative(self) -> bool:
+        """Whether only distances between tokens may matter."""
+        return self.position in ("relative", "rotary", "alibi")
+
+    @property
+    def textbook(self) -> bool:
+        """Whether the formula is promised: a scale and a softmax over keys."""
+        return self.scale is not None and self.softmax is not None
 
     def __str__(self) -> str:
         said = [f"{f.name} {getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]

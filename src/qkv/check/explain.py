@@ -1,108 +1,152 @@
-"""Diagnosis of functions: known mistakes tried as hypotheses; one that gives exactly the same output is named.
+"""Diagnosis: for what fails, the likeliest single mistake, by hypotheses that fit exactly and by what was seen inside."""
 
-Axes: b batch · h heads · t queries · s keys · d head width.
-"""
+from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from qkv.check.checks.inside import all_heads
+from qkv.check.checks.padding import flags as padding_flags
 from qkv.check.contract import Contract
+from qkv.check.diagnosis import Diagnosis
+from qkv.check.finding import Finding
 from qkv.check.functions import HEADS, WIDTH
+from qkv.check.hypotheses import explained
+from qkv.check.inside.cached import cache_mistake
+from qkv.check.inside.padded import padding_mistake
+from qkv.check.inside.read import Reading, length_mistake
+from qkv.check.inside.scores import scale_words
+from qkv.check.inside.seen import Projection, Recording
+from qkv.check.inside.watch import watch
 from qkv.check.subject import Subject
 
-Weights = Callable[[Tensor, Tensor], Tensor]  # from scores and what is allowed, to weights
+WHO = ("causal", "past reachable", "kind", "truncation", "layers", "rows sum to one", "softmax", "formula", "order")
+HEADS_TOO = (*WHO, "heads", "head independence", "scale", "batch (alone)", "batch (with others)", "batch (reordered)")
+PLACES = ("relative positions", "long positions", "positions in scores only", "rotary", "padding removed (left)", "alibi")
+# which failing checks a family explains
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "heads mixed": HEADS_TOO,
+    "softmax axis": HEADS_TOO,
+    "softmax replaced": WHO,
+    "no mask": WHO,
+    "mask off by one": WHO,
+    "mask transposed": WHO,
+    "mask not −∞": WHO,
+    "mask after softmax": WHO,
+    "leak": WHO,
+    "window": ("past reachable", "kind"),
+    "scale": ("scale", "formula", "truncation"),
+    "scores changed": ("formula", "scale"),
+    "inputs swapped": ("formula", "scale", "rows sum to one", "heads"),
+    "low precision": (*PLACES, "formula", "softmax", "dtype", "gradient"),
+    "rotary": (*PLACES, "truncation"),
+}
+CACHES = ("cache (steps)", "cache (prefill)", "cache (chunks)")
+LATE = ("fully masked row", "fully padded row", "finite", "layers")  # often only a consequence
+EARLY = ("steady in eval", "inputs not mutated")
 
 
-def explain(subject: Subject, contract: Contract) -> str | None:
-    """What the mistake is, in words, if one of the known ones explains the output to rounding."""
-    if subject.attend is None:
+def diagnose(
+    subject: Subject, contract: Contract, findings: list[Finding], found: list[Reading]
+) -> tuple[list[Finding], Diagnosis | None]:
+    """The findings with the diagnosis as the hint of those that it explains, and the likeliest cause of all."""
+    failed = {finding.check for finding in findings if finding.verdict == "fail"}
+    if not failed:
+        return findings, None
+    best: Diagnosis | None = None
+    for cause, checks in _causes(subject, contract, findings, found):
+        checks = (*checks, *(name for name in failed if name.startswith("like")))
+        if not failed & set(checks):
+            continue
+        best = best or cause
+        findings = [
+            replace(finding, hint=f"explained exactly: {cause.hint}", family=cause.family)
+            if finding.verdict == "fail" and finding.check in checks and "explained exactly" not in (finding.hint or "")
+            else finding
+            for finding in findings
+        ]
+    return findings, _likeliest(findings, best)
+
+
+def _causes(
+    subject: Subject, contract: Contract, findings: list[Finding], found: list[Reading]
+) -> Iterator[tuple[Diagnosis, tuple[str, ...]]]:
+    """What is wrong, and which checks it explains; the likeliest first."""
+    exact = explained(subject, contract)
+    if exact is not None:
+        yield exact, (*HEADS_TOO, *EXPLAINS.get(exact.family, ()))
+    seen = found if subject.module is not None else function_readings(subject, contract)
+    mistakes = [mistake for reading in seen for mistake in reading.mistakes(contract)]
+    mistakes += [m for reading in seen if (m := _scale_of(reading, contract)) is not None]
+    for mistake in mistakes:
+        yield mistake, EXPLAINS.get(mistake.family, ())
+    lengths = length_mistake(subject, found) if any(f.check == "truncation" and f.verdict == "fail" for f in findings) else None
+    if lengths is not None:
+        yield lengths, ("truncation", "padding removed (right)", "padding removed (left)", *CACHES)
+    whole = any(finding.verdict == "fail" and finding.check in WHO for finding in findings)
+    for finding in findings:
+        if finding.verdict != "fail":
+            continue
+        if finding.check.startswith("cache (") and not whole:
+            mistake = cache_mistake(subject, _sizes(finding.check, subject.length))
+            if mistake is not None:
+                yield mistake, (finding.check,)
+        if finding.check.startswith("padding content"):
+            side = finding.check.partition("(")[2].rstrip(")")
+            mistake = padding_mistake(subject, padding_flags(subject.length)[side])
+            if mistake is not None:
+                yield mistake, tuple(f.check for f in findings if f.check.startswith("padding "))
+
+
+def _sizes(check: str, n: int) -> list[int]:
+    return {"steps": [1] * n, "prefill": [n - 3, 1, 1, 1], "chunks": [3, 4, 2, n - 9]}[check[7:-1]]
+
+
+def _likeliest(findings: list[Finding], best: Diagnosis | None) -> Diagnosis | None:
+    """The cause that fits exactly, or else the first failing finding that names a family."""
+    failed = [finding for finding in findings if finding.verdict == "fail" and finding.family is not None]
+    for finding in failed:
+        if finding.check in EARLY:
+            return Diagnosis(str(finding.family), finding.evidence)
+    if best is not None:
+        return best
+    failed.sort(key=lambda finding: (finding.check in LATE, not finding.check.startswith("batch")))
+    if not failed:
         return None
+    words = (failed[0].hint or failed[0].evidence).removeprefix("explained exactly: ").partition(" [")[0]
+    return Diagnosis(str(failed[0].family), words)
+
+
+def function_readings(subject: Subject, contract: Contract) -> list[Reading]:
+    """The inside of a function: its inputs stand where a module has projections."""
+    if subject.attend is None:
+        return []
     causal = contract.kind == "causal" and (subject.flag is not None or subject.masked)
-    t = 7
-    generator = torch.Generator().manual_seed(19)
-    q, k, v = (torch.randn(2, HEADS, t, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
-    past = torch.ones(t, t, dtype=torch.bool).tril() if causal else torch.ones(t, t, dtype=torch.bool)
-    with torch.no_grad():
-        given = past if causal and subject.flag is None else None
-        out = subject.attend(q.clone(), k.clone(), v.clone(), given, causal=causal and subject.flag is not None)
-        if _same(out, (WIDTH**-0.5 * q @ k.mT).masked_fill(~past, float("-inf")).softmax(-1) @ v):
-            return None  # this is right: what is wrong lies elsewhere
-        for words, guess in hypotheses(q, k, v, past, causal):
-            if _same(out, guess):
-                return words
-    return None
+    generator = torch.Generator().manual_seed(29)
+    q, k, v = (torch.randn(3, HEADS, 7, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
+    past = torch.ones(7, 7, dtype=torch.bool).tril()
+    try:
+        with torch.no_grad(), watch(None, 3) as found:
+            flag = causal and subject.flag is not None
+            subject.attend(q.clone(), k.clone(), v.clone(), past if causal and not flag else None, causal=flag)
+    except Exception:  # what cannot be watched is judged from outside
+        return []
+    given = tuple(Projection(name, 0, _flat(x), _flat(x)) for name, x in (("q", q), ("k", k), ("v", v)))
+    return [Reading(seen, Recording(found[0].seen, given)) for seen in found[0].seen]
 
 
-def hypotheses(q: Tensor, k: Tensor, v: Tensor, past: Tensor, causal: bool) -> Iterator[tuple[str, Tensor]]:
-    """What each known mistake would give, in words and in numbers; the correct output is not among them."""
-    scale = WIDTH**-0.5
-    scores = scale * q @ k.mT
-
-    def soft(x: Tensor, allowed: Tensor = past) -> Tensor:
-        return x.masked_fill(~allowed, float("-inf")).softmax(-1)
-
-    if causal:
-        yield from _mask_mistakes(scores, v, past)
-    for words, other in {
-        "the scale is missing: multiply q·k by 1/√d": 1.0,
-        "the scale is 1/d: the square root is missing, or 1/√d is applied twice": 1.0 / WIDTH,
-        "the scale is √d, inverted: multiply q·k by 1/√d": WIDTH**0.5,
-        "the scale is 1/√(model width): it should be that of a head's width": (HEADS * WIDTH) ** -0.5,
-    }.items():
-        yield words, soft(other * q @ k.mT) @ v
-    yield "keys stand where values should: the last product is weights · v", soft(scores) @ k
-    yield "values stand where keys should: scores are q·k", soft(scale * q @ v.mT) @ v
-    yield "queries and keys are swapped", soft(scores.mT) @ v
-    hidden = scores.masked_fill(~past, float("-inf"))
-    over_queries = "the softmax is over the queries: it should be over the keys, the last axis of q·kᵀ"
-    yield over_queries, hidden.softmax(-2) @ v
-    yield over_queries, scores.softmax(-2).masked_fill(~past, 0.0) @ v
-    over_heads = "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ"
-    yield over_heads, scores.softmax(1).masked_fill(~past, 0.0) @ v
-    yield "each weight is a sigmoid: use a softmax over the keys", hidden.sigmoid() @ v
-    yield "the softmax is missing", scores.masked_fill(~past, 0.0) @ v
-    yield "weights are all equal: the scores do not enter", soft(0 * scores) @ v
-    best = F.one_hot(hidden.argmax(-1), hidden.shape[-1]).to(v)
-    yield "only the best key counts: a hard choice instead of a softmax", best @ v
-    unit = scale * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
-    yield "queries and keys are normalised to length 1 first", soft(unit) @ v
-    yield "weights are averaged over the heads", soft(scores).mean(1, keepdim=True) @ v
-    yield "heads are summed", (soft(scores) @ v).sum(1, keepdim=True).expand_as(v)
-    for bound in (1.0, 5.0, 10.0):
-        yield f"scores are clipped at ±{bound:g}", soft(scores.clamp(-bound, bound)) @ v
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        name = str(dtype).removeprefix("torch.")
-        words = f"the softmax is computed in {name}: compute it in float32 at least, in float64 for float64"
-        yield words, hidden.to(dtype).softmax(-1).to(v) @ v
+def _scale_of(reading: Reading, contract: Contract) -> Diagnosis | None:
+    if reading.scale is None or contract.scale is None:
+        return None
+    promised = reading.seen.width**-0.5 if contract.scale == "head" else float(contract.scale)
+    if abs(reading.scale / promised - 1) <= 0.01:
+        return None
+    words = scale_words(reading.scale, reading.seen.width, all_heads(reading))
+    return Diagnosis("scale", f"the scale of q·k is {words}", reading.seen.name)
 
 
-def _mask_mistakes(scores: Tensor, v: Tensor, past: Tensor) -> Iterator[tuple[str, Tensor]]:
-    t = scores.shape[-1]
-    ones = torch.ones(t, t, dtype=torch.bool)
-
-    def masked(allowed: Tensor) -> Tensor:
-        nothing = ~allowed.any(-1, keepdim=True)
-        return scores.masked_fill(~(allowed | nothing), float("-inf")).softmax(-1).masked_fill(nothing, 0.0) @ v
-
-    yield "there is no causal mask on this path: add one before the softmax", scores.softmax(-1) @ v
-    yield "the mask is off by one: a query may see itself too (tril, not tril(-1))", masked(ones.tril(-1))
-    yield "the mask is off by one: a query may see keys up to itself, no further", masked(ones.tril(1))
-    yield "the mask is transposed: allow key ≤ query", masked(ones.triu())
-    after = "the mask is applied after the softmax: put −∞ into the scores before it"
-    yield after, scores.softmax(-1).masked_fill(~past, 0.0) @ v
-    for number in (1.0, 2.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0):
-        words = f"masked scores are not −∞ but {{}} {number:g}: use −∞, so that nothing comes through"
-        yield words.format("lower by"), (scores - number * (~past).to(scores)).softmax(-1) @ v
-        yield words.format("−"), scores.masked_fill(~past, -number).softmax(-1) @ v
-    yield "masked scores are multiplied by 0, which is a score like any other: use −∞", (scores * past).softmax(-1) @ v
-    for size in range(2, 6):
-        place = torch.arange(t) // size
-        words = f"the mask is cut into blocks of {size}: within a block the future is seen"
-        yield words, masked(place[None, :] <= place[:, None])
-
-
-def _same(out: Tensor, guess: Tensor) -> bool:
-    return out.shape == guess.shape and float((out - guess).abs().max()) <= 1e-9 * (float(guess.abs().max()) or 1.0)
+def _flat(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)

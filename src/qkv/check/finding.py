@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from qkv.check.contract import Contract
+from qkv.check.diagnosis import Diagnosis
 
 Verdict = Literal["pass", "fail", "warn", "inconclusive", "described", "n/a"]
 
@@ -14,6 +15,7 @@ class Finding:
 
     score: the forbidden effect divided by the effect of an allowed change, or an error divided by what it may be.
     evidence: what was done and what was seen, in numbers. hint: what the mistake probably is, and the usual fix.
+    family: the family of known mistakes that the hint names.
     """
 
     check: str
@@ -21,11 +23,12 @@ class Finding:
     score: float | None
     evidence: str
     hint: str | None = None
+    family: str | None = None  # of known mistakes (qkv.check.diagnosis.FAMILIES)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was found about one implementation."""
+    """Everything that was found about one implementation; `diagnosis` is the likeliest single cause of what fails."""
 
     target: str
     how: str
@@ -33,6 +36,7 @@ class Report:
     contract: Contract
     findings: tuple[Finding, ...]
     influence: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
+    diagnosis: Diagnosis | None = None
 
     @property
     def ok(self) -> bool:

@@ -18,11 +18,20 @@ def check(
     grouped: Literal["repeated", "tiled"] | None = None,
     mask: Literal["true-attends", "true-masks", "added"] | None = None,
     alignment: Literal["bottom-right", "top-left"] | None = None,
-    position: Literal["relative"] | None = None,
+    position: Literal["relative", "rotary", "alibi", "none"] | None = None,
+    loss: Literal["next", "same"] | None = None,
     padding: bool = False,
     cache: bool = False,
+    like: str | None = None,
+    call: Literal["attention", "loss", "accumulate", "split"] | None = None,
     args: str | None = None,
     zoo: bool = False,
+    matrix: bool = False,
+    family: str | None = None,
+    results: Path | None = None,
+    workers: int = 2,
+    seconds: float = 60.0,
+    fresh: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
     html: Path | None = None,
@@ -47,7 +56,8 @@ def check(
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance.
+        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
+        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
     contract
         Promises by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything.
     kind
@@ -63,15 +73,36 @@ def check(
     alignment
         Where a causal mask stands if there are more keys than queries.
     position
-        relative: only distances between tokens may matter.
+        relative: only distances between tokens may matter. rotary: so, by turning all widths of queries and keys.
+        alibi: so, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: their order must not matter.
+    loss
+        What a place is asked for: the next token of those handed in, or the same place of labels that come shifted.
     padding
         Padding, wherever it stands, must not matter.
     cache
         It has a cache, and it must agree with the whole.
+    like
+        A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
+        outputs and gradients must be its own.
+    call
+        What the target is, where it cannot be guessed: attention, loss(logits, tokens), accumulate(model, batches, …)
+        or split(examples).
     args
         Arguments for the class, as JSON; what is not given is guessed.
     zoo
-        Instead of a target: check every known mistake, and say which are caught.
+        Instead of a target: check every known mistake, and say which are caught and how they are named.
+    matrix
+        With --zoo: print the table of docs/zoo.md, which check catches which mutant.
+    family
+        With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
+    results
+        With hf:all: the folder that keeps results, so that an interrupted run goes on; by default in the user's cache.
+    workers
+        With hf:all: how many processes.
+    seconds
+        With hf:all: the most that one architecture may take.
+    fresh
+        With hf:all: forget earlier results.
     all_findings
         Show also what does not apply.
     junit
@@ -106,9 +137,15 @@ def check(
             "several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
         )
     if zoo:
-        return _zoo(json)
+        return _zoo(json, matrix)
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
+    if target == "hf:all":
+        from qkv.cli.check_all import check_all
+
+        return check_all(
+            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
+        )
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
@@ -124,10 +161,15 @@ def check(
         mask=mask,
         alignment=alignment,
         position=position,
+        loss=loss,
         padding=padding or None,
         cache=cache or None,
     )
-    report = run(target, promised, arguments=_arguments(args))
+    if target.startswith("hf:"):
+        from qkv.check.hugging_face import contract_of
+
+        promised = contract_of(target, promised)
+    report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
         write_whole(junit, as_junit(report))
     if html is not None:
@@ -139,9 +181,10 @@ def check(
     return 0 if report.ok else 1
 
 
-def _zoo(json: bool) -> int:
-    """Walk through the zoo and say which mutants are caught, and by what."""
+def _zoo(json: bool, matrix: bool) -> int:
+    """Walk through the zoo and say which mutants are caught, by what, and what they are named."""
     from qkv.check.zoo import MUTANTS, walk
+    from qkv.check.zoo.table import as_dicts, as_page, summary
 
     rows = []
     with err().status("walking through the zoo") as status:
@@ -149,17 +192,16 @@ def _zoo(json: bool) -> int:
             rows.append((mutant, report))
             status.update(f"{len(rows)} of {len(MUTANTS)}: {mutant.name}")
     if json:
-        found = [
-            {"name": m.name, "family": m.family, "caught": not r.ok, "by": [f.check for f in r.failed]} for m, r in rows
-        ]
-        print_json(found)
+        print_json(as_dicts(rows))
+    elif matrix:
+        print(as_page(rows), end="")
     else:
         for mutant, report in rows:
             sign = "[red]missed[/red]" if report.ok else "[green]caught[/green]"
             by = ", ".join(finding.check for finding in report.failed)
-            out().print(f"{sign}  {mutant.name} ({mutant.family}): {by}")
-        caught = sum(not report.ok for _, report in rows)
-        out().print(f"\n{caught} of {len(rows)} mutants are caught")
+            named = "not named" if report.diagnosis is None else f"named: {report.diagnosis.family}"
+            out().print(f"{sign}  {mutant.name} ({mutant.family}; {named}): {by}")
+        out().print(f"\n{summary(rows)}")
     return 0 if all(not report.ok for _, report in rows) else 1
 
 

@@ -155,9 +155,7 @@ def beta(alpha: float, generator: Generator) -> float:
     return first / (first + second) if first + second > 0 else 0.5
 
 
-def rectangles(
-    top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, h: int, w: int
-) -> Bool[Tensor, "b h w"]:
+def rectangles(top: Tensor, left: Tensor, tall: Tensor, wide: Tensor, h: int, w: int) -> Bool[Tensor, "b h w"]:
     """Where each picture's rectangle is."""
     rows, columns = torch.arange(h), torch.arange(w)
     inside_rows = (rows >= top[:, None]) & (rows < (top + tall)[:, None])

@@ -46,3 +46,12 @@ def mixed(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 31
     return state >> 1
+
+
+def drawn(low: int, high: int, generator: torch.Generator) -> int:
+    """A whole number from low to high, both included.
+
+    >>> drawn(3, 3, generator_for(0))
+    3
+    """
+    return int(torch.randint(low, high + 1, (), generator=generator))

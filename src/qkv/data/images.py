@@ -29,7 +29,8 @@ class Images:
         if len(outside):
             first = int(outside[0])
             raise ValueError(
-                f"picture {first} has the unknown label {int(self.labels[first])}; known are 0 … {len(self.classes) - 1}"
+                f"picture {first} has the unknown label {int(self.labels[first])}; known are 0 … "
+                f"{len(self.classes) - 1}"
             )
 
     def __len__(self) -> int:

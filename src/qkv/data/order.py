@@ -1,4 +1,4 @@
-"""In which order a data set is read, and which part of it is kept for validation: functions of numbers, never of chance."""
+"""In which order a data set is read, and which part of it is kept apart: functions of numbers alone."""
 
 import torch
 from jaxtyping import Int64

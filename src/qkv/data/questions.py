@@ -29,11 +29,10 @@ class Question(NamedTuple):
 
 def read_questions(path: str | Path, *, answers: bool = True) -> list[Question]:
     """The questions of a TSV file; without answers a line is a question, and a second column is a mistake."""
-    if answers:
-        rows = read_table(path, 2)
-    else:
-        rows = [(*row, None) for row in read_table(path, 1)]
-    return [Question(q, a, f"{path}, line {line}") for line, (q, a) in enumerate(rows, start=1)]
+    rows = read_table(path, 2 if answers else 1)
+    return [
+        Question(row[0], row[1] if answers else None, f"{path}, line {line}") for line, row in enumerate(rows, start=1)
+    ]
 
 
 def question_examples(

@@ -19,7 +19,7 @@ KINDS = ("identity", *MOVES, *COLOURS)
 def rand_augment(
     pictures: Shaped[Tensor, "b c h w"], operations: int, strength: float, generator: Generator
 ) -> Shaped[Tensor, "b c h w"]:
-    """`operations` changes for each picture (bytes), each drawn from KINDS, of `strength` from 0 to 10 in a drawn sense."""
+    """`operations` changes of each picture (bytes), drawn from KINDS, of `strength` from 0 to 10, up or down."""
     x = pictures.to(torch.float32) / 255
     for _ in range(operations):
         kind = torch.randint(0, len(KINDS), (len(x),), generator=generator)
@@ -39,16 +39,16 @@ def _moved(x: Float[Tensor, "b c h w"], kind: Tensor, amount: Tensor) -> Float[T
     """Rotations up to 30°, shears up to 0.3, shifts up to 0.45 of the width: one affine sampling; black comes in."""
     angle = torch.where(kind == KINDS.index("rotate"), amount * (torch.pi / 6), 0.0)
     cos, sin = angle.cos(), angle.sin()
-
-    def only(name: str, most: float) -> Tensor:
-        return torch.where(kind == KINDS.index(name), amount * most, 0.0)
-
+    only = {
+        name: torch.where(kind == KINDS.index(name), amount * most, 0.0)
+        for name, most in (("shear-x", 0.3), ("shear-y", 0.3), ("translate-x", 0.9), ("translate-y", 0.9))
+    }
     h, w = x.shape[-2:]
     rows = ((2 * torch.arange(h) + 1) / h - 1)[:, None]  # the centres of pixels, from −1 to 1
     columns = (2 * torch.arange(w) + 1) / w - 1
-    terms = (cos, only("shear-x", 0.3) - sin, only("translate-x", 0.9), only("shear-y", 0.3) + sin, cos)
+    terms = (cos, only["shear-x"] - sin, only["translate-x"], only["shear-y"] + sin, cos)
     xx, xy, xs, yx, yy = (term[:, None, None] for term in terms)
-    ys = only("translate-y", 0.9)[:, None, None]
+    ys = only["translate-y"][:, None, None]
     grid = torch.stack((xx * columns + xy * rows + xs, yx * columns + yy * rows + ys), -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
@@ -71,11 +71,17 @@ def _blurred(x: Tensor) -> Tensor:
     return blurred
 
 
+def _posterised(x: Tensor, amount: Tensor) -> Tensor:
+    """Up to four of a byte's eight bits dropped."""
+    step = 2 ** (4 * amount.abs()).round()
+    return ((x * 255).round() / step).floor() * step / 255
+
+
 CHANGES = {
     "brightness": lambda x, a: x * (1 + 0.9 * a),
     "contrast": lambda x, a: torch.lerp(_grey(x).mean((1, 2, 3), keepdim=True).expand_as(x), x, 1 + 0.9 * a),
     "saturation": lambda x, a: torch.lerp(_grey(x), x, 1 + 0.9 * a),
     "sharpness": lambda x, a: torch.lerp(_blurred(x), x, 1 + 0.9 * a),
-    "posterise": lambda x, a: (x * 255).floor().div(2 ** (4 * a.abs()).round()).floor() * 2 ** (4 * a.abs()).round() / 255,
-    "solarise": lambda x, a: torch.where(x >= 1 - a.abs(), 1 - x, x),
+    "posterise": _posterised,
+    "solarise": lambda x, a: torch.where(x > 1 - a.abs(), 1 - x, x),
 }

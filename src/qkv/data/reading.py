@@ -24,7 +24,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 file, without their ends. A line ends at \\n only, so that numbers agree with an editor's."""
+    """The lines of a UTF-8 file, without their ends. It ends at \\n only, so that its number is an editor's."""
     text = read_text(path)
     return (text[:-1] if text.endswith("\n") else text).split("\n")
 

@@ -5,7 +5,7 @@ Axes: b batch · t tokens · n tokens of one text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int64
@@ -27,6 +27,7 @@ class Example:
     scored: Bool[Tensor, " n"]
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Texts that may be drawn anew each epoch; pure functions, as `Batches`."""
 
@@ -66,7 +67,9 @@ def whole_documents(ids: Sequence[Tensor], length: int) -> FixedExamples:
     if length < 2:
         raise ValueError(f"a text that predicts anything has 2 tokens or more; got length={length}")
     pieces = [
-        document[start : start + length] for document in ids for start in range(0, max(len(document) - 1, 0), length - 1)
+        document[start : start + length]
+        for document in ids
+        for start in range(0, max(len(document) - 1, 0), length - 1)
     ]
     return FixedExamples([Example(piece, torch.ones(len(piece), dtype=torch.bool)) for piece in pieces])
 

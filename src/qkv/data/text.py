@@ -47,13 +47,15 @@ class TextWindows:
     epoch. In order, as for validation, every token but the first is scored exactly once.
     """
 
-    def __init__(self, ids: Int64[Tensor, " n"], length: int, rows: int, *, seed: int = 0, shuffled: bool = True) -> None:
+    def __init__(
+        self, ids: Int64[Tensor, " n"], length: int, rows: int, *, seed: int = 0, shuffled: bool = True
+    ) -> None:
         if length < 1 or rows < 1:
             raise ValueError(f"windows have a length and a number of rows, 1 or more; got {length} and {rows}")
         if len(ids) < (length + 1 if shuffled else 2):
             raise ValueError(
-                f"this text has {len(ids)} tokens; windows of {length} and their next token need at least {length + 1}: "
-                "take a longer text or a smaller length"
+                f"this text has {len(ids)} tokens; windows of {length} and their next token need {length + 1}: take a "
+                "longer text or a smaller length"
             )
         self.ids, self.length, self.rows, self.seed, self.shuffled = ids, length, rows, seed, shuffled
 

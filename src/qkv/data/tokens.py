@@ -1,4 +1,4 @@
-"""Text to numbers and back: characters, or byte-level BPE trained in place. Both are a tokenizer.json of the tokenizers library.
+"""Text to numbers and back: characters, or byte-level BPE trained in place, by the tokenizers library.
 
 What a model is trained with travels with it: `model.files["tokenizer.json"] = as_file(tokenizer)`, and
 `qkv.hub.tokens.tokenizer(model)` gives it back.
@@ -76,7 +76,9 @@ def to_ids(tokenizer: Tokenizer, text: str, where: str = "the text") -> Tensor:
 def all_ids(tokenizer: Tokenizer, texts: Sequence[str], where: str = "the text") -> list[Tensor]:
     """The numbers of each text; `where` names the file, so that a line can be named."""
     try:
-        return [torch.tensor(e.ids, dtype=torch.int64) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            torch.tensor(e.ids, dtype=torch.int64) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
     except Exception:  # one of them cannot be: find out which
         return [to_ids(tokenizer, text, f"{where}, line {line}") for line, text in enumerate(texts, start=1)]
 

@@ -23,7 +23,8 @@ def causal_context(
     """For a causal model: x is (b, t, …), `present` (b, t) says which of its tokens exist.
 
     window: how many tokens a query sees, itself included; counted over the tokens that are present.
-    documents (b, t): which of several texts in its row a token belongs to; each text is by itself.
+    documents (b, t): which of several texts in its row a token belongs to; each text is by itself. Negative numbers
+        are padding.
     """
     t = x.shape[1]
     if documents is not None:
@@ -59,7 +60,8 @@ def packed_context(x: Tensor, documents: Tensor, window: int | None) -> tuple[Po
     left = None if window is None else window - 1
     # the same run: runs are told apart by where they begin, so that a number may be used again
     mask = masks.window(t, t, left, 0) & masks.band_over_positions(starts, starts, 0, 0)
-    return Positions(places - starts), settled(mask, t, x.device)
+    counted = (places - starts).masked_fill(documents < 0, 0)  # padding stands nowhere, however much there is
+    return Positions(counted), settled(mask, t, x.device)
 
 
 def chunked_context(

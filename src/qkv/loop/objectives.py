@@ -28,7 +28,7 @@ def classification(*, smoothing: float = 0.0, key: str = "images") -> Objective:
     def objective(model: nn.Module, batch: Batch) -> Score:
         inputs, targets = take(batch, key, "targets")
         logits = model(inputs)
-        total = class_loss(logits, targets, smoothing=smoothing, count=1)
+        total = class_loss(logits, targets, smoothing=smoothing, count=1.0)
         with torch.no_grad():
             right = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)
         return Score(total, len(targets), {"accuracy": right.sum()})
@@ -37,14 +37,15 @@ def classification(*, smoothing: float = 0.0, key: str = "images") -> Objective:
 
 
 def language_model(*, smoothing: float = 0.0, accuracy: bool = False) -> Objective:
-    """−log p(target) over the scored tokens. `present`, if the batch has it, says which tokens exist.
+    """−log p(target) over the scored tokens.
 
+    `present` and `documents`, if the batch has them, tell the model which tokens exist and which belong together.
     accuracy: also count where the likeliest token is the target, which costs a pass over the vocabulary.
     """
 
     def objective(model: nn.Module, batch: Batch) -> Score:
         tokens, targets = take(batch, "tokens", "targets")
-        known = {"present": batch["present"]} if "present" in batch else {}
+        known = {name: batch[name] for name in ("present", "documents") if name in batch}
         return _token_score(model(tokens, **known), targets, batch.get("scored"), smoothing, accuracy)
 
     return objective
@@ -92,7 +93,7 @@ def take(batch: Batch, *names: str) -> tuple[Tensor, ...]:
 
 
 def _token_score(logits: Tensor, targets: Tensor, scored: Tensor | None, smoothing: float, accuracy: bool) -> Score:
-    total = token_loss(logits, targets, scored, smoothing=smoothing, count=1)
+    total = token_loss(logits, targets, scored, smoothing=smoothing, count=1.0)
     count = targets.numel() if scored is None else scored.sum()
     if not accuracy:
         return Score(total, count)

@@ -86,12 +86,13 @@ def set_rate(optimisers: list[torch.optim.Optimizer], factor: float) -> None:
 def state_tensors(model: nn.Module, optimisers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """What the optimisers remember, as "parameter/what": everything else follows from the settings and the step."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
+    found = {
         f"{names[parameter]}/{what}": value
         for optimiser in optimisers
         for parameter, state in optimiser.state.items()
         for what, value in state.items()
     }
+    return dict(sorted(found.items()))  # the order in which they came about is no part of what they are
 
 
 def restore(model: nn.Module, optimisers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:

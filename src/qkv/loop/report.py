@@ -1,7 +1,8 @@
 """What a run tells while it goes on: a small protocol, so that a terminal, a page and a test can listen alike."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Outcome:
     best: Path | None
     best_value: float | None
     evaluation: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
 
 class Report:

@@ -71,7 +71,7 @@ class Run:
         return self.computer.add(batch, last=last)
 
     def _seed(self, index: int) -> None:
-        torch.manual_seed(mixed(self.settings.seed, self.step, index, self.world.rank))
+        seed_here(mixed(self.settings.seed, self.step, index, self.world.rank), self.computer.device)
 
     def _read(self, numbers: list[Tensor], stop: bool) -> list[float]:
         """The update's sums and counts over all processes, how many of those were asked to stop, and the norm of the
@@ -164,3 +164,14 @@ class Run:
         self.numbers = {name: math.nan if value is None else value for name, value in state["evaluation"].items()}
         self.seconds = state["seconds"]
         return state
+
+
+def seed_here(seed: int, device: torch.device) -> None:
+    """Seed what the CPU and this device draw from.
+
+    torch.manual_seed seeds every kind of device there could be: for those that are not there it keeps each call, with
+    its stack, until they are: a millisecond and some memory at every step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type in ("cuda", "mps", "xpu"):
+        getattr(torch, device.type).manual_seed(seed)

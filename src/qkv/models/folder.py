@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 # what may travel with a model: how text becomes tokens, and what is kept for the way back to where it came from
 COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors")
+COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")
 NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
 PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
 PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)

@@ -18,6 +18,7 @@ from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
 from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
+from qkv.models.decode import WORTHWHILE, Decoder, decodable
 from qkv.models.generate import LanguageModel
 
 
@@ -124,6 +125,9 @@ class GPT(LanguageModel, Model):
 
     def new_cache(self) -> Cache:
         return Cache(self.config.window)
+
+    def decoder(self, cache: Cache, room: int) -> Decoder | None:
+        return Decoder(self, cache, room) if room >= WORTHWHILE and decodable(self) else None
 
     @property
     def limit(self) -> int | None:

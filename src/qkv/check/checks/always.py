@@ -26,12 +26,14 @@ def paths(subject: Subject) -> Finding:
         with torch.enable_grad():
             slow = subject.run(x, present).detach()
         if present is not None:
-            fast, slow = fast[present], slow[present]
+            fast, slow = subject.at(fast, present), subject.at(slow, present)
+            both = fast.isnan() & slow.isnan()  # what is NaN on both paths is said elsewhere
+            fast, slow = fast.masked_fill(both, 0.0), slow.masked_fill(both, 0.0)
         worst = max(worst, _difference(slow, fast))
     evidence = f"with and without gradients outputs differ by {worst:.2g} of their size"
     if worst <= 10 * subject.tolerance:
         return Finding("paths agree", "pass", worst, evidence)
-    return Finding("paths agree", "fail", worst, evidence, "a fast path without gradients computes something else")
+    return Finding("paths agree", "fail", worst, evidence, "a fast path without gradients computes something else", "paths differ")
 
 
 def determinism(subject: Subject) -> Finding:
@@ -43,7 +45,7 @@ def determinism(subject: Subject) -> Finding:
     if score <= 1e-9:
         return Finding("steady in eval", "pass", score, evidence)
     hint = "dropout (or another draw) is active in eval: pass dropout only if self.training"
-    return Finding("steady in eval", "fail", score, evidence, hint)
+    return Finding("steady in eval", "fail", score, evidence, hint, "random in eval")
 
 
 def inputs_kept(subject: Subject) -> Finding:
@@ -59,7 +61,7 @@ def inputs_kept(subject: Subject) -> Finding:
     if moved == 0:
         return Finding("inputs not mutated", "pass", 0.0, "the input is bit-equal after the call")
     hint = "an operation with a trailing underscore, or an assignment to a slice, works on the caller's tensor"
-    return Finding("inputs not mutated", "fail", moved, f"the call changed its input by up to {moved:.2g}", hint)
+    return Finding("inputs not mutated", "fail", moved, f"the call changed its input by up to {moved:.2g}", hint, "input changed")
 
 
 def batch_independence(subject: Subject) -> list[Finding]:
@@ -79,7 +81,7 @@ def batch_independence(subject: Subject) -> list[Finding]:
         verdict = "pass" if score <= limit else "fail"
         hint = None if verdict == "pass" else "something mixes rows: a norm, a mean or a view over the batch axis"
         evidence = f"a row {how} differs by {score:.2g} of the output's size"
-        findings.append(Finding(f"batch ({how})", verdict, score, evidence, hint))
+        findings.append(Finding(f"batch ({how})", verdict, score, evidence, hint, "batch mixed"))
     return findings
 
 
@@ -93,7 +95,7 @@ def finite(subject: Subject) -> Finding:
             bad = float((~out.isfinite()).float().mean())
             hint = "the softmax overflows: subtract the row's maximum first, or use torch.softmax"
             evidence = f"inputs × {size:g} give {bad:.0%} NaN or infinite outputs"
-            return Finding("finite", "fail", bad, evidence, hint)
+            return Finding("finite", "fail", bad, evidence, hint, "overflow")
     return Finding("finite", "pass", 0.0, f"outputs are finite for inputs × {', '.join(f'{s:g}' for s in sizes)}")
 
 

@@ -7,11 +7,15 @@ from qkv.check.contract import Contract
 from qkv.check.finding import Finding
 from qkv.check.subject import Subject
 
+FAMILY = {"steps": "cache order", "prefill": "positions with cache", "chunks": "mask with cache"}
 
-def check_cache(subject: Subject, contract: Contract) -> list[Finding]:
+
+def check_cache(subject: Subject, contract: Contract, kind: str = "causal") -> list[Finding]:
     if subject.cached is None:
         verdict = "fail" if contract.cache else "n/a"
         return [Finding("cache", verdict, None, "it has no cache that could be recognised")]
+    if kind == "bidirectional" and contract.kind != "causal":
+        return [Finding("cache", "n/a", None, "it sees the whole sequence: pieces of it cannot give the same")]
     n = subject.length
     x = subject.draw(2, n, torch.Generator().manual_seed(11))
     whole = subject.run(x)
@@ -44,4 +48,4 @@ def _judged(subject: Subject, name: str, whole: Tensor, out: Tensor) -> Finding:
         "prefill": "a step after a beginning differs: positions without the cache's offset, or a mask not at the end",
         "chunks": "a chunk differs: its mask is skipped or aligned at the start, or keys are in another order",
     }[name]
-    return Finding(f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint)
+    return Finding(f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint, FAMILY[name])

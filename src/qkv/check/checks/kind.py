@@ -8,9 +8,15 @@ from qkv.check.finding import Finding
 from qkv.check.influence import Influence, name_kind
 
 HINTS = {
-    "sees one token ahead": "the mask is off by one: a query may see keys up to and including itself, no further",
-    "strictly causal: a token does not see itself": "the mask is off by one: a query may see itself too",
-    "anti-causal: sees the future, not the past": "the mask is transposed: allow key ≤ query",
+    "sees one token ahead": (
+        "the mask is off by one: a query may see keys up to and including itself, no further",
+        "mask off by one",
+    ),
+    "strictly causal: a token does not see itself": (
+        "the mask is off by one: a query may see itself too",
+        "mask off by one",
+    ),
+    "anti-causal: sees the future, not the past": ("the mask is transposed: allow key ≤ query", "mask transposed"),
 }
 
 
@@ -19,7 +25,7 @@ def check_kind(influence: Influence, contract: Contract, layers: int | None = No
     found = name_kind(influence)
     if influence.silent:
         return [Finding("kind", "inconclusive", None, "no change of any token moved any output")]
-    if contract.kind is None:
+    if contract.kind is None or influence.moves.shape[0] != influence.moves.shape[1]:
         return [Finding("kind", "described", None, f"the influence map is that of: {found}")]
     if contract.kind == "causal":
         return [_future(influence, found), _past(influence, found)]
@@ -28,8 +34,8 @@ def check_kind(influence: Influence, contract: Contract, layers: int | None = No
         promised = {"prefix": "prefix", "chunked": "chunks"}[contract.kind]
     ok = found.startswith(promised)
     evidence = f"promised {promised}; measured {found}"
-    hint = None if ok else _hint(influence, found, contract)
-    return [Finding("kind", "pass" if ok else "fail", None, evidence, hint)]
+    hint, family = (None, None) if ok else _hint(found, contract)
+    return [Finding("kind", "pass" if ok else "fail", None, evidence, hint, family)]
 
 
 def _future(influence: Influence, found: str) -> Finding:
@@ -44,8 +50,8 @@ def _future(influence: Influence, found: str) -> Finding:
     evidence = f"changing token {j} moved output {i} by {worst:.2g} (control {control:.2g})"
     if score <= influence.tolerance:
         return Finding("causal", "pass", score, evidence)
-    hint = _leak_hint(influence) if found in ("bidirectional", "irregular") else HINTS.get(found, _leak_hint(influence))
-    return Finding("causal", "fail", score, evidence, hint)
+    hint, family = HINTS.get(found) or _leak_hint(influence)
+    return Finding("causal", "fail", score, evidence, hint, family)
 
 
 def _past(influence: Influence, found: str) -> Finding:
@@ -58,10 +64,11 @@ def _past(influence: Influence, found: str) -> Finding:
     i, j = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
     evidence = f"changing token {j} does not move output {i} ({int(unseen.sum())} such pairs)"
     verdict = "described" if found.startswith("window") else "fail"
-    return Finding("past reachable", verdict, float(unseen.float().mean()), evidence, HINTS.get(found))
+    hint, family = HINTS.get(found) or ("a mask hides part of the past: a window, a wrong alignment, blocks", "window")
+    return Finding("past reachable", verdict, float(unseen.float().mean()), evidence, hint, family)
 
 
-def _leak_hint(influence: Influence) -> str:
+def _leak_hint(influence: Influence) -> tuple[str, str]:
     """What kind of leak the map looks like."""
     n = influence.moves.shape[0]
     ahead = torch.ones(n, n, dtype=torch.bool).triu(1)
@@ -69,20 +76,23 @@ def _leak_hint(influence: Influence) -> str:
     share = float(influence.moves[ahead].mean() / influence.moves[behind].mean().clamp(min=1e-12))
     if bool((influence.felt | ~ahead).all()):
         if share > 0.4:
-            return "every later token comes through as strongly as earlier ones: there is no causal mask on this path"
+            words = "every later token comes through as strongly as earlier ones: there is no causal mask on this path"
+            return words, "no mask"
         return (
             "every later token comes through, weakly: masked scores that are not −∞, a mask applied after the softmax, "
-            "or a mean over the sequence"
+            "or a mean over the sequence",
+            "leak",
         )
-    return "some later tokens come through: look at how the mask is built and sliced"
+    return "some later tokens come through: look at how the mask is built and sliced", "leak"
 
 
-def _hint(influence: Influence, found: str, contract: Contract) -> str | None:
+def _hint(found: str, contract: Contract) -> tuple[str | None, str | None]:
     if contract.kind == "window" and found.startswith("window of"):
-        return f"the window is {found.split()[-1]} wide, promised was {contract.window}: an inequality is off by one"
+        width = found.split()[-1]
+        return f"the window is {width} wide, promised was {contract.window}: an inequality is off by one", "window"
     if contract.kind == "bidirectional":
-        return "a mask hides part of the sequence"
-    return None
+        return "a mask hides part of the sequence", "window"
+    return None, "window" if contract.kind == "window" else "leak"
 
 
 def _largest(moves: Tensor, where: Tensor) -> tuple[float, int, int]:

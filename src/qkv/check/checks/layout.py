@@ -22,28 +22,38 @@ def _alignment(subject: Subject, contract: Contract) -> Finding:
     """With more keys than queries: which keys the first query sees."""
     if subject.attend is None or subject.flag is None:
         return Finding("alignment", "n/a", None, "it has no causal flag of its own")
-    q, k, v = _draw(3), _draw(6), _draw(6)
     try:
-        before = subject.attend(q, k, v, causal=True)
-        seen = []
-        for key in range(6):
-            other = v.clone()
-            other[:, :, key] += 1.0
-            moved = (subject.attend(q, k, other, causal=True) - before).abs().amax((0, 1, 3))
-            seen.append(moved > 1e-9)
+        found, seen = alignment_of(subject)
     except Exception as error:
         return Finding("alignment", "n/a", None, f"unequal lengths are refused: {type(error).__name__}")
-    felt = torch.stack(seen, dim=1)
-    ones = torch.ones(3, 6, dtype=torch.bool)
-    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
-    found = next((name for name, pattern in patterns.items() if torch.equal(felt, pattern)), "irregular")
-    evidence = f"3 queries on 6 keys: {found} (the first query sees {int(felt[0].sum())} keys)"
+    evidence = f"3 queries on 6 keys: {found} (the first query sees {seen} keys)"
     if contract.alignment is None:
         return Finding("alignment", "described", None, evidence)
     if found == contract.alignment:
         return Finding("alignment", "pass", 0.0, evidence)
-    hint = "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)"
-    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint)
+    hint = {
+        "bottom-right": "with a cache the mask must stand at the end: allow key ≤ query + (keys − queries)",
+        "top-left": "the mask must stand at the beginning: allow key ≤ query",
+    }[contract.alignment]
+    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint, "alignment")
+
+
+def alignment_of(subject: Subject) -> tuple[str, int]:
+    """Where its causal mask stands if there are more keys than queries, and how many keys the first query sees."""
+    assert subject.attend is not None
+    q, k, v = _draw(3), _draw(6), _draw(6)
+    before = subject.attend(q, k, v, causal=True)
+    seen = []
+    for key in range(6):
+        other = v.clone()
+        other[:, :, key] += 1.0
+        moved = (subject.attend(q, k, other, causal=True) - before).abs().amax((0, 1, 3))
+        seen.append(moved > 1e-9)
+    felt = torch.stack(seen, dim=1)
+    ones = torch.ones(3, 6, dtype=torch.bool)
+    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
+    found = next((name for name, pattern in patterns.items() if torch.equal(felt, pattern)), "irregular")
+    return found, int(felt[0].sum())
 
 
 def _grouped(subject: Subject, contract: Contract) -> Finding:
@@ -64,14 +74,15 @@ def _grouped(subject: Subject, contract: Contract) -> Finding:
     if names[0] != names[1] and "irregular" not in names:
         hint = "keys and values must be shared alike"
         evidence = f"keys are {names[0]}, values are {names[1]}"
-        return Finding("grouped heads", "fail", 1.0, evidence, hint)
+        return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout")
     evidence = f"each head of keys serves queries' heads {[h for h, on in enumerate(served[0]) if on]}, …: {names[0]}"
     if contract.grouped is None:
         return Finding("grouped heads", "described", None, evidence)
     if names[0] == contract.grouped:
         return Finding("grouped heads", "pass", 0.0, evidence)
     hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
-    return Finding("grouped heads", "fail", 1.0, f"{evidence}; promised {contract.grouped}", hint[contract.grouped])
+    said = f"{evidence}; promised {contract.grouped}"
+    return Finding("grouped heads", "fail", 1.0, said, hint[contract.grouped], "head layout")
 
 
 def _formula(subject: Subject, contract: Contract) -> Finding:

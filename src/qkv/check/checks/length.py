@@ -22,4 +22,4 @@ def check_truncation(subject: Subject, contract: Contract) -> list[Finding]:
     if worst <= 10 * subject.tolerance:
         return [Finding("truncation", "pass", worst, evidence)]
     hint = "outputs depend on the total length: positions counted from the end, a mean over the sequence, or a leak"
-    return [Finding("truncation", "fail", worst, evidence, hint)]
+    return [Finding("truncation", "fail", worst, evidence, hint, "positions")]

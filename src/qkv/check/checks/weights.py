@@ -31,15 +31,16 @@ def _sums(weights: Tensor, contract: Contract) -> Finding:
     if rows <= 1e-9:
         return Finding("rows sum to one", "pass", rows, evidence)
     if columns <= 1e-9:
-        hint = "the softmax is over the queries: it should be over the keys, the last axis of q·kᵀ"
+        hint, family = "the softmax is over the queries: it should be over the keys, the last axis of q·kᵀ", "softmax axis"
     elif heads <= 1e-9:
-        hint = "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ"
+        hint, family = "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ", "softmax axis"
     elif bool(((weights >= 0) & (weights <= 1)).all()):
-        hint = "rows do not sum to 1: a sigmoid, or weights dropped or masked after the softmax"
+        hint, family = "rows do not sum to 1: a sigmoid, or weights dropped or masked after it", "softmax replaced"
     else:
         hint = "weights are not a distribution: the softmax is missing, or something is added after it"
+        family = "softmax replaced"
     verdict = "fail" if contract.softmax == "keys" else "described"
-    return Finding("rows sum to one", verdict, rows, evidence, hint)
+    return Finding("rows sum to one", verdict, rows, evidence, hint, family)
 
 
 def _scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> Finding:
@@ -72,7 +73,8 @@ def _scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> Finding
     score = abs(slope / promised - 1)
     if score <= 0.01:
         return Finding("scale", "pass", score, evidence)
-    return Finding("scale", "fail", score, evidence, f"multiply q·k by {promised:.4g} = d^-½, once, before the softmax")
+    hint = f"multiply q·k by {promised:.4g}, once, before the softmax"
+    return Finding("scale", "fail", score, evidence, hint, "scale")
 
 
 def _heads(subject: Subject, q: Tensor, k: Tensor) -> Finding:
@@ -92,4 +94,4 @@ def _heads(subject: Subject, q: Tensor, k: Tensor) -> Finding:
     if strange / own <= subject.tolerance:
         return Finding("head independence", "pass", strange / own, evidence)
     hint = "heads mix: a view or reshape without the transpose, a sum over heads, or weights averaged over them"
-    return Finding("head independence", "fail", strange / own, evidence, hint)
+    return Finding("head independence", "fail", strange / own, evidence, hint, "heads mixed")

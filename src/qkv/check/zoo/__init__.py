@@ -5,13 +5,22 @@ from collections.abc import Iterator
 from qkv.check.finding import Report
 from qkv.check.run import run
 from qkv.check.zoo import functions as functions
+from qkv.check.zoo import fused as fused
 from qkv.check.zoo import layers as layers
+from qkv.check.zoo import models as models
+from qkv.check.zoo import positions as positions
+from qkv.check.zoo import training as training
 from qkv.check.zoo.mutant import MUTANTS, Mutant
 
-__all__ = ["MUTANTS", "Mutant", "walk"]
+__all__ = ["MUTANTS", "Mutant", "checked", "walk"]
 
 
 def walk() -> Iterator[tuple[Mutant, Report]]:
     """Check every mutant under the contract that it breaks."""
     for mutant in MUTANTS.values():
-        yield mutant, run(mutant.make(), mutant.contract)
+        yield mutant, checked(mutant)
+
+
+def checked(mutant: Mutant) -> Report:
+    """One mutant under the contract that it breaks, beside its reference if it has one."""
+    return run(mutant.make(), mutant.contract, like=None if mutant.like is None else mutant.like())

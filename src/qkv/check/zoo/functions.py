@@ -262,3 +262,40 @@ class Hard(TextbookAttention):
 class Uniform(TextbookAttention):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         return 0.0 * super().scores(q, k)
+
+
+@mutant("cross mask dropped", "mask dropped", ENCODER)
+class CrossMaskDropped(TextbookAttention):
+    def allowed(self, scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+        return super().allowed(scores, mask if scores.shape[-1] == scores.shape[-2] else None, causal)
+
+
+@mutant("softmax over queries and keys together", "softmax axis", ENCODER)
+class Together(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.flatten(-2).softmax(-1).view_as(scores)
+
+
+@mutant("ReLU instead of softmax", "softmax replaced", COURSE)
+class Relu(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.relu()
+
+
+@mutant("powers of 2 instead of e", "scale", COURSE)
+class PowersOfTwo(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        powers = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        return powers / powers.sum(-1, keepdim=True)
+
+
+@mutant("scale by the number of keys", "scale", COURSE)
+class KeyScale(TextbookAttention):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-2, -1) / math.sqrt(k.shape[-2])
+
+
+@mutant("mask on the first head only", "leak", COURSE)
+class FirstHeadOnly(TextbookAttention):
+    def hidden(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return torch.cat((super().hidden(scores[:, :1], allowed), scores[:, 1:]), dim=1)

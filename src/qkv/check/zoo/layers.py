@@ -188,7 +188,8 @@ class WindowTooWide(TextbookLayer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, present: Tensor | None, offset: int) -> Tensor:
         t, s = q.shape[2], k.shape[2]
         distance = torch.arange(t)[:, None] + s - t - torch.arange(s)
-        return TextbookAttention()(q, k, v, (distance >= 0) & (distance <= 4))
+        allowed = (distance >= 0) & (distance <= 4)
+        return TextbookAttention()(q, k, v, allowed if present is None else allowed & present[:, None, None, :])
 
 
 @mutant("layer: norm over the sequence", "leak", LAYER)

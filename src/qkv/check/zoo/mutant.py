@@ -5,27 +5,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.check.contract import Contract
+from qkv.check.diagnosis import FAMILIES
 
 MUTANTS: dict[str, "Mutant"] = {}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """name: what is wrong, in words. family: what a diagnosis should come to. make: builds it."""
+    """name: what is wrong, in words. family: what a diagnosis should come to. make: builds it.
+
+    like: builds the reference that it should equal, where only that shows the mistake.
+    """
 
     name: str
     family: str
     contract: Contract
     make: Callable[[], Any]
+    like: Callable[[], Any] | None = None
 
 
-def mutant(name: str, family: str, contract: Contract) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def mutant(
+    name: str, family: str, contract: Contract, like: Callable[[], Any] | None = None
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Put an implementation into the zoo."""
 
     def keep(make: Callable[[], Any]) -> Callable[[], Any]:
+        if family not in FAMILIES:
+            raise ValueError(f"the mutant {name!r} is of a family {family!r} that nobody knows")
         if name in MUTANTS:
             raise ValueError(f"there are two mutants called {name!r}")
-        MUTANTS[name] = Mutant(name, family, contract, make)
+        MUTANTS[name] = Mutant(name, family, contract, make, like)
         return make
 
     return keep
