@@ -29,12 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the checks before -k and -m choose among the tests."""
-    for target in config.getoption("--qkv"):
+    for target in config.getoption("--qkv") or []:
         collector = Target.from_parent(session, name=f"qkv {target}")
         items.extend(collector.collect())
 
 
-class Broken(AssertionError):
+class BrokenPropertyError(AssertionError):
     """A property that does not hold."""
 
 
@@ -66,12 +66,12 @@ class Check(pytest.Item):
     def runtest(self) -> None:
         if self.finding.verdict == "fail":
             hint = f"\n→ {self.finding.hint}" if self.finding.hint else ""
-            raise Broken(f"{self.finding.evidence}{hint}")
+            raise BrokenPropertyError(f"{self.finding.evidence}{hint}")
         if self.finding.verdict in ("n/a", "inconclusive"):
             pytest.skip(f"{self.finding.verdict}: {self.finding.evidence}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, Broken):
+        if isinstance(excinfo.value, BrokenPropertyError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

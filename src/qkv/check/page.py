@@ -35,8 +35,8 @@ def page(report: Report) -> str:
     if report.influence:
         parts += ["<h2>Who moves whom</h2>", influence_picture(report.influence)]
     parts.append(
-        '<p class="soft">A verdict has no scale: the effect that must not be, divided by the effect of a change that may '
-        "be. A pass says that the property held where it was measured, on short sequences and a few draws.</p>"
+        '<p class="soft">A verdict has no scale: the effect that must not be, divided by the effect of a change that '
+        "may be. A pass says that the property held where it was measured, on short sequences and a few draws.</p>"
     )
     return shell(f"qkv check: {report.target}", *parts, style=STYLE)
 
@@ -106,7 +106,8 @@ def influence_picture(moves: tuple[tuple[float, ...], ...]) -> str:
     return (
         f'<figure><svg class="map" role="img" aria-label="influence map" viewBox="0 0 {width} {max(height, 250)}" '
         f'width="{width}">{"".join(numbers)}{"".join(cells)}{legend}</svg>'
-        "<figcaption>Rows: outputs; columns: the token that was changed. An empty cell: no influence.</figcaption></figure>"
+        "<figcaption>Rows: outputs; columns: the token that was changed. An empty cell: no influence.</figcaption>"
+        "</figure>"
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from qkv.check.grade.inside import answer, wire
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 
 
 class LocalRemote(Remote):
@@ -31,7 +31,7 @@ class LocalRemote(Remote):
             with torch.random.fork_rng(), torch._C.DisableTorchFunction():
                 reply = answer._reply(*wire.decode(message), self.source)
         except Exception as error:
-            raise Unanswered(answer._said(error), getattr(error, "stage", "call")) from None
+            raise UnansweredError(answer._said(error), getattr(error, "stage", "call")) from None
         finally:
             torch.set_default_dtype(torch.float32)
         return wire.decode(reply)

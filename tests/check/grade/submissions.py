@@ -1,4 +1,6 @@
-"""A right solution of each exercise, and what people get wrong in it: (what is replaced, by what) → the properties lost."""
+"""A right solution of each exercise, and what people get wrong in it: what is replaced, by what, what is lost."""
+
+# ruff: noqa: E501
 
 CAUSAL = """
 import math, torch

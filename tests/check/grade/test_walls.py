@@ -1,4 +1,4 @@
-"""What a submission may try, and that it changes nothing: each attack runs in a process of its own, behind the walls."""
+"""What a submission may try, and that it changes nothing: each attack in a process of its own, behind the walls."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from submissions import ROPE, SPANS
 
 from qkv.check.grade import Limits, grade_all, load_rubric, shipped
 from qkv.check.grade.batch import refusal
-from qkv.check.grade.remote import Call, Refused, Remote, Unanswered, clean
+from qkv.check.grade.remote import Call, RefusedError, Remote, UnansweredError, clean
 from qkv.cli.main import run as command
 
 ATTACKS = """
@@ -204,7 +204,7 @@ def remote():
     sandbox = Remote(ATTACKS, "attack", None, seed=1, limits=Limits(seconds=1, patience=100))
     try:
         sandbox.__enter__()
-    except Refused as error:
+    except RefusedError as error:
         pytest.skip(f"this system allows no walls: {error}")
     yield sandbox
     sandbox.__exit__()
@@ -222,14 +222,14 @@ def test_an_attack_is_refused(remote, name):
 
 @pytest.mark.parametrize("name", UNANSWERED)
 def test_a_process_that_ends_or_forges_hands_back_nothing(remote, name):
-    with pytest.raises(Unanswered, match=UNANSWERED[name]):
+    with pytest.raises(UnansweredError, match=UNANSWERED[name]):
         tried(remote, name)
     assert tried(remote, "scratch") == "done: ([], 1)"  # and the next call knows nothing of it
 
 
 @pytest.mark.parametrize("name", ["loop", "stubborn", pytest.param("sleep", marks=pytest.mark.long)])
 def test_what_never_ends_is_ended(remote, name):
-    with pytest.raises(Unanswered, match="did not answer within 1 seconds"):
+    with pytest.raises(UnansweredError, match="did not answer within 1 seconds"):
         tried(remote, name)
 
 
@@ -269,7 +269,7 @@ def test_it_is_nobody_and_stays_so(remote):
 def test_what_is_no_text_is_no_answer_or_harmless(remote):
     try:
         text = tried(remote, "surrogate")
-    except Unanswered:
+    except UnansweredError:
         return
     assert clean(text) == ""
 
@@ -413,14 +413,14 @@ def test_ctrl_c_stops_everything(tmp_path):
 
 
 def test_a_refusal_says_what_would_help():
-    assert "--unsafe" in str(refusal(Refused(1, "unshare: Operation not permitted")))
+    assert "--unsafe" in str(refusal(RefusedError(1, "unshare: Operation not permitted")))
 
 
 @pytest.mark.long
 def test_without_walls_there_are_still_limits():
     with Remote(ATTACKS, "attack", None, seed=1, limits=Limits(seconds=1), walls=False) as sandbox:
         assert tried(sandbox, "memory").startswith("refused: RuntimeError")
-        with pytest.raises(Unanswered, match="did not answer"):
+        with pytest.raises(UnansweredError, match="did not answer"):
             tried(sandbox, "loop")
         (out,), _ = sandbox.call([Call(("environment", ""))])
         assert isinstance(out, str)

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from qkv.check.grade.grading import Grade, grade
-from qkv.check.grade.remote import Refused, Remote
+from qkv.check.grade.remote import RefusedError, Remote
 from qkv.check.grade.rubric import Rubric
 
 Progress = Callable[[Grade, int, int], None]
@@ -52,7 +52,7 @@ def grade_all(
                 if progress is not None:
                     progress(found, len(done), len(paths))
         return [done[place] for place in range(len(paths))]
-    except Refused as error:
+    except RefusedError as error:
         raise refusal(error) from None
     finally:
         stop.set()
@@ -61,10 +61,10 @@ def grade_all(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def refusal(error: Refused) -> ValueError:
+def refusal(error: RefusedError) -> ValueError:
     return ValueError(
-        f"submissions cannot be walled off on this system ({error}): grading needs Linux with namespaces, as root or as "
-        "a user who may make them. With --unsafe they run with your rights, limited in time and memory only"
+        f"submissions cannot be walled off on this system ({error}): grading needs Linux with namespaces, as root or "
+        "as a user who may make them. With --unsafe they run with your rights, limited in time and memory only"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from qkv.check.finding import Finding
 from qkv.check.grade.exercises import EXERCISES
 from qkv.check.grade.exercises.exercise import Producer
-from qkv.check.grade.remote import Remote, Unanswered, clean
+from qkv.check.grade.remote import Remote, UnansweredError, clean
 from qkv.check.grade.rubric import Property, Rubric
 from qkv.check.grade.secret import Salted
 
@@ -89,7 +89,7 @@ def grade(
     try:
         with remote, Salted(seed):
             findings = judged(remote, rubric)
-    except Unanswered as error:
+    except UnansweredError as error:
         return _nothing(rubric, path, student, seed, f"{STAGES.get(error.stage, 'the call failed')}: {error}")
     finally:
         live.discard(remote)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.grade.remote import Call, Remote, Unanswered
+from qkv.check.grade.remote import Call, Remote, UnansweredError
 from qkv.check.subject import randomised
 
 
@@ -20,14 +20,20 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, remote: Remote, places: tuple[Any, ...], named: dict[str, Any], names: tuple[str, ...], grad: bool, *tensors: Tensor
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        remote: Remote,
+        places: tuple[Any, ...],
+        named: dict[str, Any],
+        names: tuple[str, ...],
+        grad: bool,
+        *tensors: Tensor,
+    ) -> Tensor:
         ctx.remote, ctx.places, ctx.named, ctx.names = remote, places, named, names
         ctx.tensors = [tensor.detach().clone() for tensor in tensors]
         call, weights = _assembled(places, named, names, ctx.tensors, None)
         (out,), _ = remote.call([call], weights, grad=grad)
         if isinstance(out, str) or not out.is_floating_point():
-            raise Unanswered("it returned no tensor of real numbers")
+            raise UnansweredError("it returned no tensor of real numbers")
         ctx.shape, ctx.kind = out.shape, out.dtype
         return out
 
@@ -36,12 +42,14 @@ class _Crossing(torch.autograd.Function):
         call, weights = _assembled(ctx.places, ctx.named, ctx.names, ctx.tensors, slopes[0].to(ctx.kind))
         (out,), found = ctx.remote.call([call], weights, grad=True)
         if isinstance(out, str) or out.shape != ctx.shape:
-            raise Unanswered("with gradients it returned another shape")
+            raise UnansweredError("with gradients it returned another shape")
         given = []
         for name, tensor in zip(ctx.names, ctx.tensors, strict=True):
             slope = found.get(f"0.w.{name[2:]}" if name.startswith("w.") else f"0.i.0.{name}")
             if slope is not None and slope.shape != tensor.shape:
-                raise Unanswered(f"it handed back a gradient of shape {tuple(slope.shape)} for {tuple(tensor.shape)}")
+                raise UnansweredError(
+                    f"it handed back a gradient of shape {tuple(slope.shape)} for {tuple(tensor.shape)}"
+                )
             given.append(None if slope is None else slope.to(tensor.dtype))
         return (None, None, None, None, None, *given)
 
@@ -92,12 +100,12 @@ def opened(remote: Remote, seed: int) -> nn.Module:
     try:
         shell = shell_of(values, trained)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Unanswered("its parameters have names that make no module") from None
+        raise UnansweredError("its parameters have names that make no module") from None
     return randomised(shell, seed)
 
 
 def of_shape(out: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The output, if it has the shape that was asked for."""
     if tuple(out.shape) != shape:
-        raise Unanswered(f"its output has shape {tuple(out.shape)}, expected {shape}")
+        raise UnansweredError(f"its output has shape {tuple(out.shape)}, expected {shape}")
     return out

@@ -26,11 +26,11 @@ from qkv.check.grade.inside import wire
 START = "import sys; sys.path.insert(0, sys.argv[1]); from inside import zygote; zygote.main(int(sys.argv[2]))"
 
 
-class Refused(OSError):
+class RefusedError(OSError):
     """This system does not let us build the walls."""
 
 
-class Unanswered(RuntimeError):
+class UnansweredError(RuntimeError):
     """A call that gave no tensors: what happened, in words. stage: import, name, build, call, or time."""
 
     def __init__(self, words: str, stage: str = "call") -> None:
@@ -49,6 +49,11 @@ class Limits:
     memory: int = 1 << 30
     handed_back: int = 16 << 20
     patience: int = 2
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is a whole number from 1; got {value!r}")
 
     @property
     def wall(self) -> float:
@@ -121,18 +126,18 @@ class Remote:
         }
         try:
             if self.stopped:
-                raise Unanswered("stopped", "time")
+                raise UnansweredError("stopped", "time")
             self._channel.send(json.dumps(settings).encode())
             told = self._heard(120.0)
         except OSError:
             self.__exit__()
-            raise Unanswered("its sandbox did not start", "time") from None
+            raise UnansweredError("its sandbox did not start", "time") from None
         except BaseException:
             self.__exit__()
             raise
         if "ready" not in told:
             self.__exit__()
-            raise Refused(told.get("refused") or told.get("why") or "the sandbox did not start")
+            raise RefusedError(told.get("refused") or told.get("why") or "the sandbox did not start")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,7 +154,7 @@ class Remote:
         tensors, words = self._ask("describe", {}, [], grad=False)
         about = words.get("parameters")
         if not isinstance(about, dict):
-            raise Unanswered("what it handed back is no description of its parameters")
+            raise UnansweredError("what it handed back is no description of its parameters")
         values = {name: tensors[f"w.{name}"] for name in about if f"w.{name}" in tensors}
         trained = {name: isinstance(about[name], dict) and about[name].get("trained") is True for name in values}
         return values, trained
@@ -167,20 +172,20 @@ class Remote:
             or len(kinds) != len(calls)
             or any(str(n) not in outs for n in range(len(calls)))
         ):
-            raise Unanswered("what it handed back is not what was asked for")
+            raise UnansweredError("what it handed back is not what was asked for")
         try:
             results = [
                 wire.tensor_text(outs[str(n)]) if kind == "text" else outs[str(n)] for n, kind in enumerate(kinds)
             ]
         except ValueError as error:
-            raise Unanswered(str(error)) from None
+            raise UnansweredError(str(error)) from None
         return results, {name: tensor for name, tensor in outs.items() if "." in name}
 
     def _ask(
         self, task: str, tensors: dict[str, Tensor], calls: list[dict[str, Any]], *, grad: bool
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.late >= self.limits.patience:
-            raise Unanswered(f"given up after {self.late} calls that did not answer in time", "time")
+            raise UnansweredError(f"given up after {self.late} calls that did not answer in time", "time")
         self.calls += 1
         words = {
             "task": task, "name": self.name, "build": self.build, "dtype": self.dtype, "grad": grad, "calls": calls,
@@ -194,7 +199,7 @@ class Remote:
             try:
                 socket.send_fds(self._channel, [message], [request, result, printed])
             except OSError:
-                raise Unanswered("its sandbox has ended", "time") from None
+                raise UnansweredError("its sandbox has ended", "time") from None
             ended = self._heard(self.limits.wall + 30.0)
             self._judge_end(ended)
             return _understood(result, self.limits.handed_back)
@@ -205,24 +210,24 @@ class Remote:
     def _judge_end(self, ended: dict[str, Any]) -> None:
         how = ended.get("ended")
         if how == "broken":
-            raise Refused(str(ended.get("why")))
+            raise RefusedError(str(ended.get("why")))
         number = ended.get("signal")
         if how == "time" or number == signal.SIGXCPU or (number == signal.SIGKILL and how == "signal"):
             self.late += 1
-            raise Unanswered(f"it did not answer within {self.limits.seconds} seconds of computing", "time")
+            raise UnansweredError(f"it did not answer within {self.limits.seconds} seconds of computing", "time")
         if how == "signal":
-            raise Unanswered(f"its process was ended by signal {number} ({_signal_name(number)})")
+            raise UnansweredError(f"its process was ended by signal {number} ({_signal_name(number)})")
 
     def _heard(self, seconds: float) -> dict[str, Any]:
         self._channel.settimeout(seconds)
         try:
             message = self._channel.recv(1 << 16)
         except TimeoutError:
-            raise Unanswered("its sandbox does not answer", "time") from None
+            raise UnansweredError("its sandbox does not answer", "time") from None
         except OSError:
-            raise Unanswered("its sandbox has ended", "time") from None
+            raise UnansweredError("its sandbox has ended", "time") from None
         if not message:
-            raise Unanswered("its sandbox has ended", "time")
+            raise UnansweredError("its sandbox has ended", "time")
         return json.loads(message)
 
 
@@ -230,15 +235,15 @@ def _understood(result: int, most: int) -> tuple[dict[str, Tensor], dict[str, An
     """The reply in a file that a submission may have filled with anything."""
     size = os.fstat(result).st_size
     if size == 0:
-        raise Unanswered("its process ended without handing anything back (as sys.exit or os._exit do)")
+        raise UnansweredError("its process ended without handing anything back (as sys.exit or os._exit do)")
     if size > most:
-        raise Unanswered(f"it handed back {size} bytes; {most} are allowed")
+        raise UnansweredError(f"it handed back {size} bytes; {most} are allowed")
     try:
         tensors, words = wire.decode(os.pread(result, size, 0))
     except ValueError as error:
-        raise Unanswered(str(error)) from None
+        raise UnansweredError(str(error)) from None
     if "error" in words:
-        raise Unanswered(clean(str(words["error"])), clean(str(words.get("stage", "call"))))
+        raise UnansweredError(clean(str(words["error"])), clean(str(words.get("stage", "call"))))
     return tensors, words
 
 

@@ -50,7 +50,7 @@ class Rubric:
     interface: Interface
     properties: tuple[Property, ...]
     contract: Contract = NOTHING
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def total(self) -> float:
@@ -111,7 +111,10 @@ def _rubric(read: dict[str, Any], name: str, where: str) -> Rubric:
         limits=_made(Limits, _table(read, "limits", where, {}), f"{where}: limits"),
         properties=_properties(read.get("properties"), EXERCISES[exercise].checks, where),
     )
-    EXERCISES[exercise].validate(rubric, where)
+    try:
+        EXERCISES[exercise].validate(rubric, where)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{where}: something in [interface] is of the wrong kind: {error}") from None
     return rubric
 
 

@@ -16,7 +16,7 @@ from qkv.check.grade.exercises.common import PRODUCERS, Opened, without_gradient
 from qkv.check.grade.exercises.exercise import Exercise, Producer
 from qkv.check.grade.exercises.layer import MASKED, WEIGHED
 from qkv.check.grade.proxy import crossed
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 
 if TYPE_CHECKING:
     from qkv.check.grade.rubric import Rubric
@@ -36,7 +36,7 @@ def prepare(remote: Remote, rubric: Rubric) -> Opened:
         with torch.no_grad():
             subject = function_subject(attention, rubric.interface.name, rubric.contract)
     except ValueError as error:
-        raise Unanswered(str(error).split(". Declare")[0]) from None
+        raise UnansweredError(str(error).split(". Declare")[0]) from None
     return Opened(subject, rubric.contract, nn.Module())
 
 

@@ -23,7 +23,7 @@ from qkv.check.functions import HEADS, WIDTH, Calling, find_polarity
 from qkv.check.grade.exercises.common import PRODUCERS, Opened, without_gradients
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.proxy import crossed, of_shape, opened
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 from qkv.check.subject import Subject
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ class Layer(Opened):
         found = self.weights.get(name)
         if found is None:
             there = ", ".join(sorted(self.weights)[:8]) or "none"
-            raise Unanswered(f"it has no parameter {name!r}, which the interface names; it has {there}")
+            raise UnansweredError(f"it has no parameter {name!r}, which the interface names; it has {there}")
         if tuple(found.shape) != size:
-            raise Unanswered(f"its {name} has shape {tuple(found.shape)}, expected {size}")
+            raise UnansweredError(f"its {name} has shape {tuple(found.shape)}, expected {size}")
         return found
 
     @property
@@ -127,7 +127,7 @@ def prepare(remote: Remote, rubric: Rubric) -> Layer:
             with torch.no_grad():
                 layer.run(layer.subject.draw(1, 4, torch.Generator().manual_seed(32)))
             return layer
-        except Unanswered as error:
+        except UnansweredError as error:
             failed = failed or error
     assert failed is not None
     raise failed

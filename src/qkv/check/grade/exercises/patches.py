@@ -19,7 +19,7 @@ from qkv.check.grade.exercises.common import BATCH, Opened, parameter_gradients,
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.exercises.layer import rubric_seed
 from qkv.check.grade.proxy import crossed, of_shape, opened
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 from qkv.check.subject import Subject
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def formula(patches: Patches) -> list[Finding]:
     weight, bias = (patches.weights.get(f"{patches.projection}.{name}") for name in ("weight", "bias"))
     if weight is None or weight.numel() != patches.width * 3 * p * p or weight.shape[0] != patches.width:
         there = ", ".join(sorted(patches.weights)[:6]) or "none"
-        raise Unanswered(
+        raise UnansweredError(
             f"it has no {patches.projection}.weight of {patches.width} × {3 * p * p} numbers; it has {there}"
         )
     expected = F.unfold(x, p, stride=p).mT @ weight.flatten(1).mT.to(x)

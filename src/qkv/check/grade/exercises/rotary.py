@@ -61,10 +61,11 @@ def shape(rotary: Rotary) -> list[Finding]:
 
 def start(rotary: Rotary) -> list[Finding]:
     """At position 0 nothing is turned."""
-    x = _draw(51, length=1)
-    if _off(rotary(x, torch.tensor([7])), x) <= LIMIT:
-        return [Finding("position 0", "inconclusive", None, "at position 7 nothing is turned either")]
-    off = _off(rotary(x, torch.tensor([0])), x)
+    x = _draw(51, length=4)
+    out = rotary(x, torch.arange(4))
+    if _off(out[:, :, 1:], x[:, :, 1:]) <= LIMIT:
+        return [Finding("position 0", "inconclusive", None, "at positions 1 to 3 nothing is turned either")]
+    off = _off(out[:, :, 0], x[:, :, 0])
     return equality("position 0", off, LIMIT, "at position 0 the vector is changed", "the first angle is 0 · frequency")
 
 

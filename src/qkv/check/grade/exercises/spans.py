@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.check.finding import Finding
 from qkv.check.grade.exercises.exercise import Exercise, Producer
-from qkv.check.grade.remote import Call, Remote, Unanswered
+from qkv.check.grade.remote import Call, Remote, UnansweredError
 from qkv.check.grade.secret import salted
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _asked(remote: Remote, cases: list[tuple[str, int, int]]) -> list[str]:
     calls = [Call((document, block, {"random": seed})) for document, block, seed in cases]
     results, _ = remote.call(calls)
     if not all(isinstance(result, str) for result in results):
-        raise Unanswered("it returned no text")
+        raise UnansweredError("it returned no text")
     return [str(result) for result in results]
 
 

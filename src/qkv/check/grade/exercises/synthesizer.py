@@ -18,7 +18,7 @@ from qkv.check.grade.exercises.common import PRODUCERS, without_gradients
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.exercises.layer import MODEL, Layer, rubric_seed
 from qkv.check.grade.proxy import crossed, of_shape, opened
-from qkv.check.grade.remote import Remote, Unanswered
+from qkv.check.grade.remote import Remote, UnansweredError
 
 if TYPE_CHECKING:
     from qkv.check.grade.rubric import Rubric
@@ -39,7 +39,7 @@ class Synthesizer(Layer):
         """The weights (b, h, t, t) that the formula gives."""
         table, offset = (self.weights.get(self.parts[part]) for part in ("scores", "offset"))
         if table is None or offset is None or table.ndim != 2 or table.shape[0] != WIDTH:
-            raise Unanswered(
+            raise UnansweredError(
                 f"it has no parameters {self.parts['scores']!r} ({WIDTH}, length) and {self.parts['offset']!r}"
             )
         t = x.shape[1]

@@ -26,7 +26,7 @@ SCRATCH_BYTES = 32_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class NotAllowed(OSError):
+class NotAllowedError(OSError):
     """The system does not let us build one of the walls."""
 
 
@@ -69,7 +69,7 @@ def build_root(base: str, hidden: list[str]) -> None:
             os.symlink(os.readlink(f"/{name}"), f"{base}/{name}")
     number = SYS_PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise NotAllowed(f"pivot_root is not known for {os.uname().machine}")
+        raise NotAllowedError(f"pivot_root is not known for {os.uname().machine}")
     _call("pivot_root", _libc.syscall(number, base.encode(), f"{base}/old".encode()))
     os.chdir("/")
     _call("umount", _libc.umount2(b"/old", MNT_DETACH))
@@ -88,7 +88,7 @@ def own_scratch(user: int) -> None:
     _mount("tmpfs", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)
     try:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except NotAllowed:  # a container that hides parts of /proc allows no new one: then there is none
+    except NotAllowedError:  # a container that hides parts of /proc allows no new one: then there is none
         _mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=555")
     os.chdir(SCRATCH)
 
@@ -119,7 +119,7 @@ def become(user: int, *, rooted: bool) -> None:
 
 
 def limit(seconds: int, memory: int, file_size: int, *, alone: bool) -> None:
-    """Processor time, memory above what is in use now, size of files, open files; alone: no further process or thread."""
+    """Processor time, memory above what is in use now, size of files, open files; alone: no other process or thread."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if _has_statm() else 4 << 30
     limits = {
         resource.RLIMIT_CPU: seconds,
@@ -182,4 +182,4 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 def _call(name: str, done: int) -> None:
     if done != 0:
         number = ctypes.get_errno()
-        raise NotAllowed(number, f"{name}: {os.strerror(number)}")
+        raise NotAllowedError(number, f"{name}: {os.strerror(number)}")
