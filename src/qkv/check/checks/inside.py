@@ -63,7 +63,9 @@ def _where(found: list[Reading], contract: Contract, leaky: bool) -> Finding:
     if not leaks:
         return Finding("layers", "pass", 0.0, f"no layer puts weight on a later key; by their weights {said}")
     worst = max(leaks, key=lambda name: leaks[name])
-    evidence = f"{worst} puts {leaks[worst]:.2%} of its weight on later keys ({len(leaks)} of {len(square)} layers leak)"
+    evidence = (
+        f"{worst} puts {leaks[worst]:.2%} of its weight on later keys ({len(leaks)} of {len(square)} layers leak)"
+    )
     return Finding("layers", "fail" if leaky else "described", leaks[worst], evidence)
 
 

@@ -48,7 +48,9 @@ def _compared(subject: Subject, name: str, path: Callable[[nn.Module], Any]) -> 
             with path(subject.module):
                 first, again = (subject.run(x, present).detach() for _ in range(2))
             if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-                return Finding(f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared")
+                return Finding(
+                    f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared"
+                )
             if present is not None:
                 plain, first = plain[present], first[present]
             size = float(plain.nan_to_num().abs().max()) or 1.0

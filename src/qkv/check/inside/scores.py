@@ -93,7 +93,9 @@ def _after(seen: Seen) -> Diagnosis | None:
     assert seen.soft is not None
     later = torch.ones(seen.soft.shape[-2:], dtype=torch.bool).triu(1)
     if float(seen.soft[..., later].abs().sum()) > 1e-6 and _rows_off(seen.weights) > 1e-6:
-        return Diagnosis("mask after softmax", "the mask is applied after the softmax, so rows sum to less than 1", seen.name)
+        return Diagnosis(
+            "mask after softmax", "the mask is applied after the softmax, so rows sum to less than 1", seen.name
+        )
     return None
 
 

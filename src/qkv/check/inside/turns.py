@@ -88,7 +88,9 @@ def _read(turns: Tensor) -> Turn:
 def described(turn: Turn) -> str:
     """In words."""
     if turn.kind != "turned" or turn.phases is None:
-        return {"none": "not turned", "by head": "turned by head, not by place", "other": "changed otherwise"}[turn.kind]
+        return {"none": "not turned", "by head": "turned by head, not by place", "other": "changed otherwise"}[
+            turn.kind
+        ]
     share = "" if turn.turned == turn.width else f" over {turn.turned} of {turn.width} widths"
     return f"turned by place, pairs as {turn.pairing}{share}"
 

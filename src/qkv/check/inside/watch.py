@@ -100,9 +100,7 @@ class Watcher(TorchDispatchMode):
             if not self._is_fixed(given):
                 self._projected[output] = len(self.projections)
                 source = (right if given is left else left).untyped_storage().data_ptr()
-                self.projections.append(
-                    Projection(self.stack.name, self._order, _kept(given), _kept(output), source)
-                )
+                self.projections.append(Projection(self.stack.name, self._order, _kept(given), _kept(output), source))
             return
         for place, operand in enumerate((left, right)):
             path = self._paths.get(operand)
@@ -150,8 +148,20 @@ class Watcher(TorchDispatchMode):
             scores, soft = (None if x is None else x.mT for x in (scores, soft))
         self.seen.append(
             Seen(
-                self.stack.name, self._order, queries, keys, values, out, product, scores, soft, weights4,
-                self._axis(path, kind), path.precision, path.dropped, path.averaged,
+                self.stack.name,
+                self._order,
+                queries,
+                keys,
+                values,
+                out,
+                product,
+                scores,
+                soft,
+                weights4,
+                self._axis(path, kind),
+                path.precision,
+                path.dropped,
+                path.averaged,
             )  # fmt: skip
         )
 
@@ -254,8 +264,20 @@ class Watcher(TorchDispatchMode):
         dropped = float(given.get("dropout_p") or 0.0) > 0
         self.seen.append(
             Seen(
-                self.stack.name, self._order, q, k, v, out, product, scores, soft, soft,
-                "keys", given["query"].dtype, dropped, kernel=name,
+                self.stack.name,
+                self._order,
+                q,
+                k,
+                v,
+                out,
+                product,
+                scores,
+                soft,
+                soft,
+                "keys",
+                given["query"].dtype,
+                dropped,
+                kernel=name,
             )  # fmt: skip
         )
 

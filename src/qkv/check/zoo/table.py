@@ -87,5 +87,10 @@ def as_page(rows: Rows) -> str:
         lines.append(f"| {mutant.name} | {promised} | {named} | {cells} |")
     counts = Counter(mutant.family for mutant, _ in rows)
     families = ", ".join(f"{family} {count}" for family, count in sorted(counts.items()))
-    lines += ["", f"Families: {families}.", "", "Columns: " + "; ".join(f"{g}: {', '.join(GROUPS[g])}" for g in columns) + "."]
+    lines += [
+        "",
+        f"Families: {families}.",
+        "",
+        "Columns: " + "; ".join(f"{g}: {', '.join(GROUPS[g])}" for g in columns) + ".",
+    ]
     return "\n".join(lines) + "\n"
