@@ -1,4 +1,4 @@
-"""Diagnosis: for what fails, the likeliest single mistake, by hypotheses that fit exactly and by what was seen inside."""
+"""Diagnosis: for what fails, the likeliest mistake, by hypotheses that fit exactly and by what was seen inside."""
 
 from __future__ import annotations
 
