@@ -52,7 +52,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "rotary": (*PLACES, "truncation"),
 }
 CACHES = ("cache (steps)", "cache (prefill)", "cache (chunks)")
-LATE = ("fully masked row", "fully padded row", "finite", "layers")  # often only a consequence
+LATE = ("fully masked row", "fully padded row", "finite", "dtype", "layers")  # often only a consequence
 EARLY = ("steady in eval", "inputs not mutated")
 
 
