@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, claims, hub, layers, masks, models, ops, positions, trace
+    from qkv import byhand, check, claims, data, hub, layers, look, loop, masks, models, ops, positions, recipes, trace
     from qkv.hub import load
     from qkv.layers import MultiHeadAttention
     from qkv.ops.attention import attention
@@ -19,13 +19,17 @@ __all__ = [
     "byhand",
     "check",
     "claims",
+    "data",
     "hub",
     "layers",
     "load",
+    "look",
+    "loop",
     "masks",
     "models",
     "ops",
     "positions",
+    "recipes",
     "trace",
 ]
 

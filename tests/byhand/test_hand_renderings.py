@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from qkv.byhand import EXAMPLES, example, make_problem, work, work_problem
-from qkv.byhand.files import read_answer, read_settings, write_whole
+from qkv.byhand.files import read_answer, read_settings
 from qkv.byhand.latex import document
 from qkv.byhand.page import page
 from qkv.byhand.terminal import render
@@ -160,12 +160,3 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message) as error:
         read_answer(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "page.html"
-    write_whole(path, "one")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "two\ud800")
-    assert path.read_text() == "one"
-    assert list(tmp_path.iterdir()) == [path]

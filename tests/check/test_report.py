@@ -113,7 +113,7 @@ def test_torch_gives_nan_for_a_row_that_is_all_padding_and_it_is_said(capsys):
         (["no.such.package:X"], "could not be imported"),
         (["torch.nn"], "a target is file.py:Name or package.module:Name"),
         (["torch.nn:Nothing"], "torch.nn has no 'Nothing'"),
-        (["torch.nn:Conv2d"], "wants 'in_channels', which could not be guessed"),
+        (["torch.nn:Conv2d"], "wants 'out_channels', which could not be guessed"),
         (["torch.nn:MultiheadAttention", "--args", "{dim: 3}"], "--args is a JSON object"),
         (["torch.nn:MultiheadAttention", "--args", '{"num_heads": 5}'], "failed: "),
         (["torch.nn:MultiheadAttention", "--kind", "window"], "says how wide it is"),

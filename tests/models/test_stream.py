@@ -32,6 +32,11 @@ CHUNKED = {
     "chunks of one": {"chunk": 1, "left_chunks": 3, "position": "t5"},
     "one chunk for all": {"chunk": 50, "left_chunks": 0},
     "post-norm": {"chunk": 3, "left_chunks": 1, "order": "post", "norm": "rms", "activation": "swiglu", "scale": True},
+    "one ahead": {"chunk": 3, "left_chunks": 1, "ahead": 1, "position": "rope"},
+    "two ahead, all before": {"chunk": 2, "left_chunks": None, "ahead": 2, "position": "t5"},
+    "three ahead, none before": {"chunk": 2, "left_chunks": 0, "ahead": 3, "order": "post"},
+    "one ahead, learned": {"chunk": 4, "left_chunks": 2, "ahead": 1, "position": "learned"},
+    "far ahead": {"chunk": 3, "left_chunks": 1, "ahead": 9, "position": "shaw"},
     "vectors": {"chunk": 3, "left_chunks": 1, "vocab": None, "features": 5},
     "vectors, all before": {"chunk": 2, "left_chunks": None, "vocab": None, "features": 5, "position": "alibi"},
 }
@@ -62,14 +67,31 @@ def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
     rest=st.integers(0, 5),
     chunk=st.integers(1, 5),
     left_chunks=st.none() | st.integers(0, 3),
+    ahead=st.integers(0, 2),
 )
 @torch.no_grad()
-def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, device):
-    config = EncoderConfig(vocab=7, width=4, heads=2, layers=2, hidden=6, chunk=chunk, left_chunks=left_chunks)
+def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, ahead, device):
+    config = EncoderConfig(
+        vocab=7, width=4, heads=2, layers=2, hidden=6, chunk=chunk, left_chunks=left_chunks, ahead=ahead
+    )
     model = randomised(config, device)
     tokens = tokens_like(2, sum(sizes) + rest, device=device, vocab=7)
     parts, _ = streamed(model, tokens, sizes)
     assert_close(parts, model(tokens))
+
+
+@torch.no_grad()
+def test_with_a_look_ahead_outputs_wait_for_so_many_chunks_and_see_no_further(device):
+    model = randomised(EncoderConfig(**LAYERS, chunk=2, left_chunks=1, ahead=1), device)
+    tokens = tokens_like(1, 12, device=device)
+    _, counts = streamed(model, tokens, [2, 2, 1, 3])
+    assert counts == [0, 2, 0, 4, 6]
+    whole = model(tokens)
+    for changed in range(12):
+        other = tokens.clone()
+        other[:, changed] = (tokens[:, changed] + 1) % model.config.vocab
+        moved = (model(other) != whole).any(-1)[0].nonzero().flatten().tolist()
+        assert min(moved) == max((changed // 2 - 1) * 2, 0)  # the chunk before its own is the first to see it
 
 
 @torch.no_grad()
@@ -99,7 +121,7 @@ def test_a_stream_holds_no_more_than_it_can_still_see(device):
     state = None
     for _ in range(12):
         _, state = model.stream(tokens_like(2, 4, device=device), state)
-        assert state.cache.length <= 6
+        assert max(state.first.length, state.rest.length) <= 6
         assert state.waiting.shape[1] < 3
 
 

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -124,20 +122,3 @@ def _read_csv(text: str) -> dict[str, Any]:
         else:
             rows.append(cells)
     return content
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the name of a file to write")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -66,6 +66,19 @@ def exact(module: nn.Module) -> tuple[nn.Module, torch.dtype]:
     return module.double().eval(), torch.float64
 
 
+class GuessedConfig(SimpleNamespace):
+    """A config whose every known name has a small value, read as config.name or as config["name"]."""
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in vars(self)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return vars(self).get(name, default)
+
+
 def _guess(name: str, parameter: inspect.Parameter) -> Any:
     if dataclasses.is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
         return built(parameter.annotation)[0] if parameter.default is parameter.empty else None
@@ -73,8 +86,8 @@ def _guess(name: str, parameter: inspect.Parameter) -> Any:
         return 0.0 if name in ZEROES else None
     if name in GUESSES:
         return GUESSES[name]
-    if name in ("config", "cfg", "args"):
-        return SimpleNamespace(**GUESSES, **dict.fromkeys(ZEROES, 0.0), bias=True, n_kv_head=4)
+    if name.lower() in ("config", "cfg", "args", "params", "model_args", "hparams", "conf", "hps"):
+        return GuessedConfig(**GUESSES | dict.fromkeys(ZEROES, 0.0) | {"bias": True, "qkv_bias": True})
     return 0.0 if name in ZEROES else None
 
 

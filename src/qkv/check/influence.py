@@ -33,10 +33,12 @@ def measure(subject: Subject, *, length: int | None = None, seed: int = 0, draws
     """Change each token in turn, a few times, and see which outputs move."""
     length = subject.length if length is None else length
     generator = torch.Generator().manual_seed(seed)
-    moves = torch.zeros(length, length, dtype=torch.float64)
+    moves = torch.zeros(0, length, dtype=torch.float64)
     for _ in range(draws):
         x = subject.draw(1, length, generator)
         before = subject.run(x).double()
+        if not len(moves):  # outputs may be more or fewer than inputs
+            moves = torch.zeros(before.shape[1], length, dtype=torch.float64)
         for place in range(length):
             after = subject.run(subject.changed(x, place, generator)).double()
             moved = (after - before)[0].flatten(1).abs().amax(-1)
@@ -55,6 +57,8 @@ def name_kind(influence: Influence) -> str:
     """
     if influence.silent:
         return "silent: no input moves any output"
+    if influence.felt.shape[0] != influence.felt.shape[1]:
+        return _other_lengths(influence.felt)
     return name_pattern(influence.felt)
 
 
@@ -76,6 +80,14 @@ def name_pattern(felt: Bool[Tensor, "t s"]) -> str:
     if n > 2 and torch.equal(felt[1:], (j < i)[1:]):  # the first query has nothing left: what it does is its own affair
         return "strictly causal: a token does not see itself"
     return _window(felt, i, j) or _prefix(felt, i, j) or _chunks(felt, i, j) or "irregular"
+
+
+def _other_lengths(felt: Tensor) -> str:
+    """Outputs that are no row for each input: a class, patches with a class token, a target."""
+    outputs = "the output moves" if len(felt) == 1 else f"all {len(felt)} outputs move"
+    if bool(felt.all()):
+        return f"every input seen: {outputs} for each of {felt.shape[1]} inputs"
+    return f"partly seen: {float(felt.float().mean()):.0%} of {len(felt)} outputs × {felt.shape[1]} inputs"
 
 
 def _window(felt: Tensor, i: Tensor, j: Tensor) -> str | None:

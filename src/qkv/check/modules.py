@@ -1,4 +1,4 @@
-"""Modules: attention layers, blocks and models on tokens; how to call them, by their names and by trying.
+"""Modules: attention layers, blocks and models on tokens, on images or on pairs; how to call them, by names and by trying.
 
 Axes: b batch · t tokens · c features.
 """
@@ -7,263 +7,155 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qkv.check.caches import cached
 from qkv.check.contract import Contract
-from qkv.check.names import CACHES, CAUSAL, MASKS, PADDING, QUERIES
-from qkv.check.subject import Level, Subject, randomised
+from qkv.check.forms import Form, Parameters, forms
+from qkv.check.images import image_subject
+from qkv.check.mask_forms import MaskForm, find_form
+from qkv.check.names import CAUSAL, MASKS, PADDING
+from qkv.check.outputs import every, output_of
+from qkv.check.pairs import pair_subject
+from qkv.check.subject import Subject, randomised
 
 
 def module_subject(
     module: nn.Module, name: str, contract: Contract, dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32)
 ) -> Subject:
     """A module as a subject, with its trainable weights drawn anew; in float64 where it can be."""
-    for dtype in dtypes[:-1]:
-        try:
-            return _module_subject(module, name, contract, dtype)
-        except ValueError:  # some kernels know no float64
-            continue
-    return _module_subject(module, name, contract, dtypes[-1])
+    tried: dict[str, str] = {}
+    for dtype in dtypes:
+        drawn = randomised(module.to(dtype).eval())
+        with torch.no_grad():
+            for find in (pair_subject, image_subject, _sequence_subject):
+                if (subject := find(drawn, name, contract, dtype, tried)) is not None:
+                    return subject
+    said = "; ".join(f"{form}: {error}" for form, error in list(tried.items())[:4]) or "nothing that fits its parameters"
+    raise ValueError(f"{name} could not be called; tried {said}. Declare its sizes with --args, or its call with --call")
 
 
-def _module_subject(module: nn.Module, name: str, contract: Contract, dtype: torch.dtype) -> Subject:
-    module = randomised(module.to(dtype).eval())
+def _sequence_subject(
+    module: nn.Module, name: str, contract: Contract, dtype: torch.dtype, tried: dict[str, str]
+) -> Subject | None:
     parameters = inspect.signature(module.forward).parameters
-    names = list(parameters)
-    vocab, width = _vocabulary(module, names), _width(module)
-    tried: list[str] = []
-    for form, call in _forms(module, names, vocab, width).items():
-        x = _sample(2, 8, vocab if form.startswith("tokens") else None, width, dtype)
+    for form in forms(module, parameters):
         try:
-            out = output_of(call(x, {}), 2, 8)
+            out = output_of(form.call(form.sample(2, 8, dtype), {}), 2, 8)
         except Exception as error:
-            tried.append(f"{form}: {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}")
+            said = str(error).strip().splitlines()
+            tried.setdefault(form.words, f"{type(error).__name__}: {said[0][:100] if said else ''}")
             continue
         if out is not None:
-            vocab = vocab if form.startswith("tokens") else None
-            return _subject(module, name, contract, form, call, parameters, vocab, width, dtype)
-        tried.append(f"{form}: no output of shape (batch, tokens, …)")
-    raise ValueError(f"{name} could not be called; tried {'; '.join(tried)}. Declare its sizes with --args")
+            return _subject(module, name, form, masking(form, parameters, contract, dtype), parameters, dtype)
+        tried.setdefault(form.words, "no output of shape (batch, tokens, …)")
+    return None
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How a sequence is masked: a causal flag, a mask that is causal, and what says which tokens exist."""
+
+    flag: str | None = None
+    mask: MaskForm | None = None
+    past: bool = False
+    padding: MaskForm | None = None
+    counts: str | None = None  # a parameter of padding that is known by its name, and takes (b, t) flags
+
+    def named(self, x: Tensor, present: Tensor | None, dtype: torch.dtype) -> dict[str, Any]:
+        """The arguments of one call."""
+        named: dict[str, Any] = {} if self.flag is None else {self.flag: True}
+        t = x.shape[1]
+        if self.mask is not None and (self.past or present is not None):
+            allowed = torch.ones(x.shape[0], t, t, dtype=torch.bool)
+            allowed = allowed.tril() if self.past else allowed
+            if present is not None and self.padding is None and self.counts is None:
+                allowed = allowed & present[:, None]
+            named[self.mask.parameter] = self.mask(allowed, dtype)
+        if present is not None and self.counts is not None:
+            flags = present if PADDING[self.counts] else ~present
+            named[self.counts] = flags.long() if self.counts.endswith("attention_mask") else flags
+        elif present is not None and self.padding is not None:
+            named[self.padding.parameter] = self.padding(present, dtype)
+        return named
+
+    @property
+    def pads(self) -> bool:
+        combined = self.mask is not None and self.mask.batched
+        return self.counts is not None or self.padding is not None or combined
+
+    def __str__(self) -> str:
+        said = [f"{self.flag}=True"] if self.flag else []
+        said += [f"a causal mask as {self.mask}"] if self.past and self.mask else []
+        said += [f"padding as {self.counts}"] if self.counts else [f"padding as {self.padding}"] if self.padding else []
+        return "".join(f", {words}" for words in said)
+
+
+def masking(form: Form, parameters: Parameters, contract: Contract, dtype: torch.dtype) -> Masking:
+    """How a causal kind and padding are said to it: by names that are known, else by trying."""
+    tokens = form.reads == "tokens"
+    counts = next((known for known in PADDING if known in parameters), None)
+    if counts == "attention_mask" and not tokens:  # of a layer: it may be of any form
+        counts = None
+    masks = [known for known in MASKS if known in parameters and known != counts]
+    causal = contract.kind == "causal"
+    flag = next((known for known in CAUSAL if known in parameters), None) if causal and not tokens else None
+    if flag is not None and (not masks or masks[0] == "allowed"):
+        return Masking(flag=flag, counts=counts)
+
+    def run(x: Tensor, tried: MaskForm, flags: Tensor) -> Tensor | None:
+        return output_of(form.call(x, {tried.parameter: tried(flags, dtype)}), *x.shape[:2])
+
+    x = form.sample(2, 6, dtype)
+    mask = next((found for known in masks if (found := find_form(known, run, x, contract.mask, keys=False))), None)
+    if mask is not None and (causal or (counts is None and mask.batched)) and not _is_causal(form, x):
+        return Masking(mask=mask, past=causal, counts=counts)
+    if counts is not None:
+        return Masking(counts=counts)
+    others = [known for known in masks if mask is None or known != mask.parameter]
+    padding = next((found for known in others if (found := find_form(known, run, x, contract.mask, keys=True))), None)
+    return Masking(mask=mask if not causal else None, padding=padding)
+
+
+def _is_causal(form: Form, x: Tensor) -> bool:
+    """Whether it is causal without being told so: then a mask that is handed in is one of padding."""
+    other = x.clone()
+    other[:, -1] = x[:, 0]
+    try:
+        a, b = (output_of(form.call(y, {}), *x.shape[:2]) for y in (x, other))
+    except Exception:  # it wants its mask
+        return False
+    return a is not None and b is not None and bool((a - b)[:, :-1].abs().max() <= 1e-9 * a.abs().max())
 
 
 def _subject(
-    module: nn.Module,
-    name: str,
-    contract: Contract,
-    form: str,
-    call: Callable[[Tensor, dict[str, Any]], Any],
-    parameters: Any,
-    vocab: int | None,
-    width: int | None,
-    dtype: torch.dtype,
+    module: nn.Module, name: str, form: Form, masks: Masking, parameters: Parameters, dtype: torch.dtype
 ) -> Subject:
-    fixed, said = _asked(call, parameters, contract, vocab, width, dtype)
-    padding = next((known for known in PADDING if known in parameters), None)
-
     def run(x: Tensor, present: Tensor | None = None) -> Tensor:
-        named = {key: value(x) for key, value in fixed.items()}
-        if present is not None and padding is not None:
-            flags = present if PADDING[padding] else ~present
-            named[padding] = flags.long() if "input_ids" in parameters else flags
-        out = output_of(call(x, named), *x.shape[:2])
+        out = output_of(form.call(x, masks.named(x, present if masks.pads else None, dtype)), *x.shape[:2])
         if out is None:
             raise ValueError(f"{name} gave no output of shape (batch, tokens, …) for {tuple(x.shape)}")
         return out
 
-    level: Level = "model" if vocab is not None else "layer"
+    tokens = form.reads == "tokens"
+    fixed: dict[str, Callable[[Tensor], Any]] = {
+        key: lambda x, key=key: masks.named(x, None, dtype)[key] for key in masks.named(form.sample(1, 2, dtype), None, dtype)
+    }
+    found = cached(module, form.call, parameters, fixed, masks.counts, form.sample(2, 6, dtype))
     return Subject(
         name=name,
-        level=level,
-        how=f"{name}: {form}{said}",
+        level="model" if tokens else "layer",
+        how=f"{name}: {form.words}{masks}{f', cache as {found[0]}' if found else ''}",
         run=run,
-        vocab=vocab,
-        width=width,
+        vocab=form.size if tokens else None,
+        width=None if tokens else form.size,
         dtype=dtype,
         module=module,
-        pads=padding is not None,
-        cached=_cached(module, call, parameters, fixed, _sample(2, 4, vocab, width, dtype)),
+        pads=masks.pads,
+        cached=found[1] if found else None,
+        every=lambda x: every(form.call(x, masks.named(x, None, dtype))),
     )
-
-
-def _forms(
-    module: nn.Module, names: list[str], vocab: int | None, width: int | None
-) -> dict[str, Callable[[Tensor, dict[str, Any]], Any]]:
-    """The ways to call it, likeliest first."""
-    forms: dict[str, Callable[[Tensor, dict[str, Any]], Any]] = {}
-    if vocab is not None:
-        forms["tokens (b, t)"] = lambda x, named: module(x, **named)
-        if "input_ids" in names:
-            forms["tokens (b, t) as input_ids"] = lambda x, named: module(input_ids=x, **named)
-    if width is not None:
-        if names and names[0].lower() in QUERIES and len(names) >= 3:
-            if getattr(module, "batch_first", True):
-                forms["vectors (b, t, c) as query, key and value"] = lambda x, named: module(x, x, x, **named)
-            else:
-                forms["vectors (t, b, c) as query, key and value"] = lambda x, named: _turned(
-                    module(*[x.transpose(0, 1)] * 3, **named)
-                )
-        elif _sequence_first(module):
-            forms["vectors (t, b, c)"] = lambda x, named: _turned(module(x.transpose(0, 1), **named))
-        forms["vectors (b, t, c)"] = lambda x, named: module(x, **named)
-    return forms
-
-
-def _asked(
-    call: Callable[[Tensor, dict[str, Any]], Any],
-    parameters: Any,
-    contract: Contract,
-    vocab: int | None,
-    width: int | None,
-    dtype: torch.dtype,
-) -> tuple[dict[str, Callable[[Tensor], Any]], str]:
-    """What every call says: a layer that is causal only when told so is told so, if that was promised."""
-    if contract.kind != "causal" or vocab is not None:
-        return {}, ""
-    flag = next((known for known in CAUSAL if known in parameters), None)
-    mask = next((known for known in MASKS if known in parameters and known != "attention_mask"), None)
-    if flag is not None and (mask is None or mask == "allowed"):
-        return {flag: lambda x: True}, f", {flag}=True"
-    if mask is None:
-        return {}, ""
-    for words, form in (
-        ("True = may attend", lambda x: _past(x)),
-        ("True = may not attend", lambda x: ~_past(x)),
-        ("added", lambda x: torch.zeros(_past(x).shape, dtype=x.dtype).masked_fill(~_past(x), float("-inf"))),
-    ):
-        if _leaks_nothing(call, mask, form, _sample(1, 6, None, width, dtype)):
-            return {mask: form}, f", {mask}= a causal mask ({words})"
-    return {}, ""
-
-
-def _leaks_nothing(call: Callable[..., Any], mask: str, form: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    other = x.clone()
-    other[:, -1] = -other[:, -1].flip(-1)  # a shift or a scale alone would be undone by a norm
-    try:
-        a, b = (output_of(call(y, {mask: form(y)}), 1, 6) for y in (x, other))
-    except Exception:  # a form of mask that the layer does not take is one answer fewer
-        return False
-    return a is not None and b is not None and bool((a - b)[:, :-1].abs().max() < 1e-9 < (a - b)[:, -1].abs().max())
-
-
-def _gives_cache(call: Callable[..., Any], parameters: Any, fixed: dict[str, Any], sample: Tensor) -> bool:
-    """Whether a call hands a cache back."""
-    named = {key: value(sample) for key, value in fixed.items()}
-    if "use_cache" in parameters:
-        named["use_cache"] = True
-    try:
-        return _held(call(sample, named)) is not None
-    except Exception:  # whatever goes wrong here, there is no cache to be had
-        return False
-
-
-def _cached(
-    module: nn.Module, call: Callable[..., Any], parameters: Any, fixed: dict[str, Any], sample: Tensor
-) -> Callable[[Sequence[Tensor], Sequence[Tensor | None]], Tensor] | None:
-    """Run pieces one after another through its cache, where there is one that can be recognised."""
-    name = next((known for known in CACHES if known in parameters), None)
-    if name is None:
-        return None
-    fresh = getattr(module, "new_cache", None)
-    if fresh is None and not _gives_cache(call, parameters, fixed, sample):
-        return None
-
-    def pieces(parts: Sequence[Tensor], flags: Sequence[Tensor | None]) -> Tensor:
-        held = None if fresh is None else fresh()
-        outs, seen = [], []
-        for part, present in zip(parts, flags, strict=True):
-            named: dict[str, Any] = {key: value(part) for key, value in fixed.items()} | {name: held}
-            if "use_cache" in parameters:
-                named["use_cache"] = True
-            if present is not None:
-                seen.append(present)
-                if "attention_mask" in parameters:
-                    named["attention_mask"] = torch.cat(seen, dim=1).long()
-                elif "present" in parameters:
-                    named["present"] = present
-            result = call(part, named)
-            if fresh is None:
-                held = _held(result)
-            out = output_of(result, *part.shape[:2])
-            if out is None:
-                raise ValueError("a call with a cache gave no output of shape (batch, tokens, …)")
-            outs.append(out)
-        return torch.cat(outs, dim=1)
-
-    return pieces
-
-
-def _held(result: Any) -> Any:
-    """The cache that a call returned."""
-    if hasattr(result, "past_key_values"):
-        return result.past_key_values
-    if isinstance(result, tuple | list) and len(result) > 1:
-        return result[-1] if not isinstance(result[1], tuple | list | dict) else result[1]
-    raise ValueError("a call with a cache returned none")
-
-
-def output_of(result: Any, batch: int, tokens: int) -> Tensor | None:
-    """The first output that has a row for each token."""
-    if isinstance(result, Tensor):
-        fits = result.ndim >= 2 and tuple(result.shape[:2]) == (batch, tokens) and result.is_floating_point()
-        return result if fits else None
-    if hasattr(result, "logits") or hasattr(result, "last_hidden_state"):
-        return (
-            output_of(getattr(result, "logits", None), batch, tokens)
-            if hasattr(result, "logits")
-            else output_of(result.last_hidden_state, batch, tokens)
-        )
-    parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()
-    return next((out for part in parts if (out := output_of(part, batch, tokens)) is not None), None)
-
-
-def _vocabulary(module: nn.Module, names: list[str]) -> int | None:
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    if not tables or (names and names[0] in ("x", "hidden_states") and not _reads_tokens(module)):
-        return None
-    for holder in (getattr(module, "config", None), module):
-        for known in ("vocab_size", "vocab", "n_vocab"):
-            if isinstance(size := getattr(holder, known, None), int):
-                return size
-    named = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
-    likely = [part for name, part in named if "pos" not in name.lower()]
-    return (likely or tables)[0].num_embeddings
-
-
-def _reads_tokens(module: nn.Module) -> bool:
-    return any(isinstance(child, nn.Embedding) for child in module.children())
-
-
-def _width(module: nn.Module) -> int | None:
-    for name in ("embed_dim", "d_model", "width", "dim", "hidden_size", "n_embd"):
-        if isinstance(size := getattr(module, name, None), int):
-            return size
-    for part in module.modules():
-        if isinstance(part, nn.LayerNorm | nn.RMSNorm):
-            return part.normalized_shape[-1]
-        if isinstance(part, nn.Linear):
-            return part.in_features
-    return None
-
-
-def _sequence_first(module: nn.Module) -> bool:
-    return any(getattr(part, "batch_first", True) is False for part in module.modules())
-
-
-def _turned(result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return result.transpose(0, 1)
-    return (result[0].transpose(0, 1), *result[1:])
-
-
-def _past(x: Tensor) -> Tensor:
-    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-
-
-def _sample(batch: int, length: int, vocab: int | None, width: int | None, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    if vocab is not None:
-        return torch.randint(0, vocab, (batch, length), generator=generator)
-    return torch.randn(batch, length, width or 1, generator=generator, dtype=dtype)

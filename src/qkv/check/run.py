@@ -11,6 +11,7 @@ from torch import nn
 from qkv.check import build, hugging_face, influence
 from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
+from qkv.check.checks.cross import check_source
 from qkv.check.checks.gradient import check_gradient
 from qkv.check.checks.inside import check_inside
 from qkv.check.checks.kind import check_kind
@@ -119,6 +120,7 @@ def _all(subject: Subject, contract: Contract, kind: str, inside: Callable[[], l
         "always": lambda: check_always(subject),
         "truncation": lambda: check_truncation(subject, contract),
         "padding": lambda: check_padding(subject, contract),
+        "source": lambda: check_source(subject, contract),
         "cache": lambda: check_cache(subject, contract, kind),
         "weights": lambda: check_weights(subject, contract),
         "dtype": lambda: check_precision(subject),
@@ -146,9 +148,8 @@ def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None
     """The target as a subject, and how it is called, in words."""
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     if isinstance(target, str) and target.startswith("hf:"):
-        module = hugging_face.build(target.removeprefix("hf:"))
-        subject = module_subject(module, target, contract, (torch.float32,))
-        return subject, f"{subject.how}, built small with random weights"
+        subject = hugging_face.subject(target.removeprefix("hf:"), contract, arguments)
+        return subject, subject.how
     found = build.find(target) if isinstance(target, str) else target
     if is_attention_function(found):
         subject = function_subject(found, name.rpartition(":")[2], contract)

@@ -5,8 +5,9 @@ Axes: b batch · t tokens · c features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -42,6 +43,12 @@ class Subject:
     cached: run the pieces one after the other through its cache, and give all outputs; None without a cache.
     attend: for functions of queries, keys and values.
     masked: whether a mask can be handed in; `polarity` is what True means in it. flag: its causal flag's name.
+    source: for encoder–decoders: the same, as a function of its source, with a target that stays the same.
+    aligned: whether outputs stand at the places of the inputs.
+    spare: words in the names of parameters that this kind of call does not use by design (a head for other inputs).
+    inexact: why its gradient is by design another than that of its output.
+    coarse: written for float32, parts of it computed so although its weights are wider.
+    every: all its outputs, where `run` gives one of several.
     """
 
     name: str
@@ -59,6 +66,12 @@ class Subject:
     masked: bool = False
     polarity: str | None = None
     flag: str | None = None
+    source: Subject | None = None
+    aligned: bool = True
+    spare: tuple[str, ...] = ()
+    inexact: str | None = None
+    coarse: bool = False
+    every: Callable[[Tensor], list[Tensor]] | None = None
 
     def draw(self, batch: int, length: int, generator: Generator) -> Tensor:
         """A random input."""
@@ -78,6 +91,31 @@ class Subject:
         x = x.clone()
         x[:, place] = other
         return x
+
+    def at(self, out: Tensor, present: Tensor) -> Tensor:
+        """The outputs of tokens that exist: `present` is (t) or (b, t); all of them if outputs stand elsewhere."""
+        if not self.aligned:
+            return out
+        return out[:, present] if present.ndim == 1 else out[present]
+
+    @contextmanager
+    def doubled(self) -> Iterator[Subject]:
+        """The same in float64 for a while, where it can be computed so: differences of outputs need the digits."""
+        if self.module is None or self.dtype == torch.float64:
+            yield self
+            return
+        self.module.double()
+        exact = replace(self, dtype=torch.float64, coarse=True)
+        try:
+            try:
+                fits = exact.run(exact.draw(2, self.length, torch.Generator().manual_seed(3))).dtype == torch.float64
+            except Exception:  # some kernels, and some code, know float32 only
+                fits = False
+            if not fits:
+                self.module.to(self.dtype)
+            yield exact if fits else self
+        finally:
+            self.module.to(self.dtype)
 
     @property
     def tolerance(self) -> float:

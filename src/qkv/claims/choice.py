@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Bars, Lines
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops
+from qkv.show.picture import Bars, Lines
 
 FAMILY = "attention as a function"
 

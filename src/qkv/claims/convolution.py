@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Lines
 from qkv.claims.predicates import at_least, at_most, equal, near
+from qkv.show.picture import Lines
 
 FAMILY = "self-attention"
 

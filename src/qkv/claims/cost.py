@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured
-from qkv.claims.picture import Lines
 from qkv.claims.predicates import near
+from qkv.show.picture import Lines
 
 FAMILY = "self-attention"
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured
-from qkv.claims.picture import Lines
 from qkv.claims.predicates import Real, at_least, at_most, near
 from qkv.layers import FeedForward, MultiHeadAttention
 from qkv.models import Encoder, EncoderConfig
+from qkv.show.picture import Lines
 
 FAMILY = "the transformer"
 

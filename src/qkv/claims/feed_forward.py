@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Bars
 from qkv.claims.predicates import at_least, at_most, equal
 from qkv.layers import FeedForward
+from qkv.show.picture import Bars
 
 FAMILY = "the transformer"
 

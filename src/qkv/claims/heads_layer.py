@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Bars, Lines
 from qkv.claims.predicates import at_least, at_most, equal, near
 from qkv.claims.reference import by_loops
 from qkv.layers import Dot, MultiHeadAttention
+from qkv.show.picture import Bars, Lines
 
 FAMILY = "heads"
 

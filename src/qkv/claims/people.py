@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qkv.data.people import drawn_people
+
 FIRST = 24
 LAST = 24
 PLACES = 8
@@ -49,10 +51,6 @@ ANSWER = 4  # where the answer stands in a question
 
 def people(count: int, generator: torch.Generator) -> People:
     """`count` people with names of their own; a quarter comes from the most frequent place."""
-    if count > FIRST * LAST:
-        raise ValueError(f"there are {FIRST * LAST} names; got count={count}")
-    chosen = torch.randperm(FIRST * LAST, generator=generator)[:count]
-    names = torch.stack((FIRST_NAME + chosen // LAST, LAST_NAME + chosen % LAST), 1)
     odds = torch.tensor([2.0, *[1.0] * (PLACES - 1)])
-    places = torch.multinomial(odds, count, replacement=True, generator=generator)
-    return People(names, places)
+    drawn = drawn_people(count, FIRST, LAST, odds, generator)
+    return People(torch.stack((FIRST_NAME + drawn.first, LAST_NAME + drawn.last), 1), drawn.place)

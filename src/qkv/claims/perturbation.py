@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
-from qkv.claims.picture import Histogram, Lines, Map
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops
+from qkv.show.picture import Histogram, Lines, Map
 
 FAMILY = "attention as a function"
 

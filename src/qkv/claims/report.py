@@ -1,10 +1,7 @@
 """One offline page of results: the verdict first, then the numbers, then the picture."""
 
 import html
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from qkv import __version__
 from qkv.claims.claim import ClaimResult, Number
@@ -80,20 +77,6 @@ def page(results: Sequence[ClaimResult], families: dict[str, str]) -> str:
             parts.append(f"<h2>{html.escape((family or '').capitalize())}</h2>")
         parts.append(_article(result))
     return "\n".join([*parts, "</body></html>\n"])
-
-
-def write(target: str | Path, text: str) -> None:
-    """Write a file whole, or not at all."""
-    target = Path(target)
-    handle, name = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def shown(number: Number) -> str:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Bars, Lines, Map
 from qkv.claims.predicates import at_least, at_most, equal, near
 from qkv.claims.reference import by_loops
 from qkv.ops.positions import sinusoidal
+from qkv.show.picture import Bars, Lines, Map
 
 FAMILY = "self-attention"
 

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
-from qkv.claims.picture import Bars
 from qkv.claims.predicates import at_least, at_most, near
 from qkv.claims.training import train
 from qkv.layers import DenseSynthesizer, Dot, MultiHeadAttention, Score
+from qkv.show.picture import Bars
 
 FAMILY = "self-attention"
 

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.picture import Lines, Map
 from qkv.claims.predicates import at_least, at_most, equal, near
 from qkv.layers import PatchEmbedding
 from qkv.layers.block import Block, BlockConfig
+from qkv.show.picture import Lines, Map
 
 FAMILY = "vision"
 

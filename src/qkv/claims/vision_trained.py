@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from qkv.claims.claim import Attention, Claim, Knob, Lab, Measured, spread
 from qkv.claims.mutants import ATTENTIONS
-from qkv.claims.picture import Bars, Lines, Map
 from qkv.claims.pictures_set import CLASSES, SIDE, digits
 from qkv.claims.predicates import Predicate, at_least, at_most, near
 from qkv.claims.training import train
 from qkv.models import CNN, CNNConfig, ViT, ViTConfig
 from qkv.ops import masks
+from qkv.show.picture import Bars, Lines, Map
 
 FAMILY = "vision"
 PATCH = 4

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from qkv.cli.console import err, out, print_json
+from qkv.cli.grade import grade_submissions, list_rubrics
 
 
 def check(
     target: str | None = None,
-    *,
+    *more: str,
     contract: Literal["none", "course", "encoder"] = "none",
     kind: Literal["causal", "bidirectional", "window", "prefix", "chunked"] | None = None,
     window: int | None = None,
@@ -26,14 +27,27 @@ def check(
     args: str | None = None,
     zoo: bool = False,
     matrix: bool = False,
+    family: str | None = None,
+    results: Path | None = None,
+    workers: int = 2,
+    seconds: float = 60.0,
+    fresh: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
+    html: Path | None = None,
+    rubric: str | None = None,
+    rubrics: bool = False,
+    csv: Path | None = None,
+    seed: int | None = None,
+    jobs: int = 2,
+    unsafe: bool = False,
     json: bool = False,
 ) -> int:
     """Judge an implementation of attention by what it does.
 
     Examples: `qkv check model.py:CausalSelfAttention --contract course`, `qkv check mypackage.layers:Attention
-    --kind causal --cache --args '{"dim": 64, "heads": 4}'`, `qkv check torch.nn:MultiheadAttention`.
+    --kind causal --cache --args '{"dim": 64, "heads": 4}'`, `qkv check torch.nn:MultiheadAttention`,
+    `qkv check --rubric causal-self-attention submissions/*.py --csv grades.csv`.
 
     What is promised is judged, what is not is described. Always judged: NaN on finite input, dependence on the rest of
     the batch, randomness in eval, changed inputs, its cache against itself, parameters that nothing reaches. Exit code
@@ -42,7 +56,8 @@ def check(
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance.
+        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
+        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
     contract
         Promises by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything.
     kind
@@ -78,20 +93,62 @@ def check(
         Instead of a target: check every known mistake, and say which are caught and how they are named.
     matrix
         With --zoo: print the table of docs/zoo.md, which check catches which mutant.
+    family
+        With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
+    results
+        With hf:all: the folder that keeps results, so that an interrupted run goes on; by default in the user's cache.
+    workers
+        With hf:all: how many processes.
+    seconds
+        With hf:all: the most that one architecture may take.
+    fresh
+        With hf:all: forget earlier results.
     all_findings
         Show also what does not apply.
     junit
         Write the findings as JUnit XML to this file.
+    html
+        Write the report as one offline page to this file.
+    more
+        With --rubric: further submissions.
+    rubric
+        Grade the files named, by the points of this rubric: a .toml file, or a name that --rubrics lists. Submissions
+        run walled off (no network, no files, limits of time and memory); what they hand back is judged outside.
+    rubrics
+        List the rubrics that come with qkv, with what a student supplies.
+    csv
+        With --rubric: write the grades to this file.
+    seed
+        With --rubric: draw the inputs of an earlier grading again; by default they are fresh.
+    jobs
+        With --rubric: how many submissions are graded at once.
+    unsafe
+        With --rubric: run submissions with your own rights where this system allows no walls.
     json
-        Print the report as JSON.
+        Print the report, or the grades, as JSON.
     """
+    if rubrics:
+        return list_rubrics(json)
+    if rubric is not None:
+        files = [] if target is None else [target, *more]
+        return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
+    if more or csv is not None or unsafe:
+        raise ValueError("several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)")
     if zoo:
         return _zoo(json, matrix)
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
+    if target == "hf:all":
+        from qkv.cli.check_all import check_all
+
+        return check_all(
+            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
+        )
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
+    from qkv.check.page import page
     from qkv.check.terminal import render
+    from qkv.show.files import write_whole
 
     promised = named_contract(
         contract,
@@ -106,11 +163,15 @@ def check(
         padding=padding or None,
         cache=cache or None,
     )
+    if target.startswith("hf:"):
+        from qkv.check.hugging_face import contract_of
+
+        promised = contract_of(target, promised)
     report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
-        scratch = junit.with_name(f".{junit.name}.part")
-        scratch.write_text(as_junit(report), encoding="utf-8")
-        scratch.replace(junit)
+        write_whole(junit, as_junit(report))
+    if html is not None:
+        write_whole(html, page(report))
     if json:
         print_json(report.as_dict())
     else:

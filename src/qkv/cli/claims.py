@@ -169,10 +169,11 @@ def _show(results: "list[ClaimResult]") -> None:
 
 def _report(results: "list[ClaimResult]", target: str) -> None:
     from qkv.claims import CLAIMS
-    from qkv.claims.report import page, write
+    from qkv.claims.report import page
+    from qkv.show.files import write_whole
 
     with err().status("drawing"):
-        write(target, page(results, {claim.name: claim.family for claim in CLAIMS.values()}))
+        write_whole(target, page(results, {claim.name: claim.family for claim in CLAIMS.values()}))
     err().print(f"wrote {target}", style="dim")
 
 

@@ -17,6 +17,11 @@ COMMANDS = {
     "byhand": ("qkv.cli.byhand:byhand", "Attention worked by hand, in exact numbers; and your own working checked."),
     "claims": ("qkv.cli.claims:claims", "The textbook: statements tried by experiment, with measured verdicts."),
     "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
+    "train": ("qkv.cli.train:train", "Train a system by a recipe; killed at any instant, it goes on to the same bits."),
+    "runs": ("qkv.cli.runs:runs", "What was trained here: list runs, compare them."),
+    "eval": ("qkv.cli.use:evaluate", "Test a finished run again."),
+    "use": ("qkv.cli.use:use", "Use a trained model: classify, write on, translate, transcribe, answer."),
+    "look": ("qkv.cli.look:look", "See the attention inside a checkpoint on your own input, and change it."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }

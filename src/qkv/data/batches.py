@@ -4,7 +4,7 @@ A run that was stopped goes on with the batch it would have had: nothing random 
 the augmentation of a batch and the noise of a step all follow from numbers.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 Batch = dict[str, Tensor]  # named tensors whose first axis is the item, e.g. images, targets; tokens, targets, scored
 
 
+@runtime_checkable
 class Batches(Protocol):
     """A data set as batches. Both functions are pure: the same arguments, the same answer, in any process."""
 
@@ -45,3 +46,12 @@ def mixed(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 31
     return state >> 1
+
+
+def drawn(low: int, high: int, generator: torch.Generator) -> int:
+    """A whole number from low to high, both included.
+
+    >>> drawn(3, 3, generator_for(0))
+    3
+    """
+    return int(torch.randint(low, high + 1, (), generator=generator))

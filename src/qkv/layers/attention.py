@@ -149,7 +149,8 @@ class MultiHeadAttention(nn.Module):
             k = _projected(self.to_k, self.k_norm, source, self.kv_heads)
             v = split_heads(self.to_v(source), self.kv_heads)
         cross = read or memory is not None
-        s = v.shape[-2] + (0 if cache is None or read else cache.length)
+        new = v.shape[-2]
+        s = new + (0 if cache is None or read else cache.length)
         if present is not None:
             _check_present(present, len(x), s)
         if positions is None:
@@ -163,7 +164,7 @@ class MultiHeadAttention(nn.Module):
             rotation = positions.rotation(self.position, q.shape[-1], q.dtype)
             q = self.position.turn(q, rotation)
             if cross:
-                rotation = self.position.rotation(positions.keys, q.shape[-1], q.dtype)
+                rotation = self.position.rotation(positions.keys[..., s - new :], q.shape[-1], q.dtype)
             k = k if read else self.position.turn(k, rotation)
         if cache is not None and not read:
             k, v = cache.append(k, v)

@@ -103,12 +103,16 @@ class Block(nn.Module):
         positions: Positions | None = None,
         cache: LayerCache | None = None,
         memory_cache: LayerCache | None = None,
+        latest: Float[Tensor, "b n c"] | None = None,
     ) -> Float[Tensor, "b t c"]:
+        """latest: the tokens that bring new keys, where they are not x itself but run ahead of it (a stream that looks
+        ahead)."""
         self._check_memory(memory, memory_cache)
+        source = self.attention_norm(latest) if latest is not None and self.order == "pre" else latest
         x = self._add(
             x,
             self.attention_norm,
-            lambda y: self.attention(y, allowed=allowed, positions=positions, cache=cache),
+            lambda y: self.attention(y, source, allowed=allowed, positions=positions, cache=cache),
         )
         if self.cross_attention is not None and self.cross_norm is not None:
             attend = self.cross_attention

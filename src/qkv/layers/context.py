@@ -14,13 +14,23 @@ from qkv.ops.mask_kinds import Band, Dense, Mask
 
 
 def causal_context(
-    x: Tensor, present: Tensor | None, cache: Cache | None, window: int | None = None
+    x: Tensor,
+    present: Tensor | None,
+    cache: Cache | None,
+    window: int | None = None,
+    documents: Tensor | None = None,
 ) -> tuple[Positions, Mask | None]:
     """For a causal model: x is (b, t, …), `present` (b, t) says which of its tokens exist.
 
     window: how many tokens a query sees, itself included; counted over the tokens that are present.
+    documents (b, t): which of several texts in its row a token belongs to; each text is by itself. Negative numbers
+        are padding.
     """
     t = x.shape[1]
+    if documents is not None:
+        if present is not None or cache is not None:
+            raise ValueError("packed documents take no present= and no cache=: give padding a number of its own, −1")
+        return packed_context(x, documents, window)
     present = checked_present(present, x)
     if cache is None:
         cache = Cache(window)
@@ -35,6 +45,25 @@ def causal_context(
     return positions, settled(mask, t, x.device)
 
 
+def packed_context(x: Tensor, documents: Tensor, window: int | None) -> tuple[Positions, Mask | None]:
+    """For a causal model whose rows hold several texts: positions restart with each, and none sees another."""
+    if documents.is_floating_point() or documents.dtype == torch.bool or documents.shape != x.shape[:2]:
+        raise ValueError(
+            f"documents are whole numbers of shape (batch, tokens) = {tuple(x.shape[:2])}; got {documents.dtype} of "
+            f"{tuple(documents.shape)}"
+        )
+    t = x.shape[1]
+    places = torch.arange(t, device=x.device)
+    first = torch.ones_like(documents, dtype=torch.bool)  # where a run of one number begins
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = torch.where(first, places, 0).cummax(-1).values if t else places.expand_as(documents)
+    left = None if window is None else window - 1
+    # the same run: runs are told apart by where they begin, so that a number may be used again
+    mask = masks.window(t, t, left, 0) & masks.band_over_positions(starts, starts, 0, 0)
+    counted = (places - starts).masked_fill(documents < 0, 0)  # padding stands nowhere, however much there is
+    return Positions(counted), settled(mask, t, x.device)
+
+
 def chunked_context(
     x: Tensor, present: Tensor | None, cache: Cache | None, size: int | None, left_chunks: int | None
 ) -> tuple[Positions, Mask | None]:
@@ -42,13 +71,23 @@ def chunked_context(
     t = x.shape[1]
     cache = Cache() if cache is None else cache
     positions = cache.advance(t, checked_present(present, x), x.device)
-    present, s = cache.present, cache.length
-    if present is None:
-        return positions, None if size is None else settled(masks.chunks(t, s, size, left_chunks), t, x.device)
-    mask = masks.present(present)
-    if size is not None:
-        mask = mask & masks.band_over_positions(positions.queries, positions.keys, left_chunks, 0, size=size)
-    return positions, settled(mask, t, x.device)
+    return positions, chunked_mask(positions, cache.present, size, left_chunks)
+
+
+def chunked_mask(
+    positions: Positions, present: Tensor | None, size: int | None, left_chunks: int | None, right_chunks: int = 0
+) -> Mask | None:
+    """Who may attend to whom in time cut into chunks; present (b, s) says which keys exist, None is all."""
+    queries, keys = positions.queries, positions.keys
+    t, s = queries.shape[-1], keys.shape[-1]
+    last = present is None and (t == 0 or s == 0 or bool(queries[-1] == keys[-1]))  # the last queries are the last keys
+    if last:
+        if size is None:
+            return None
+        return settled(masks.chunks(t, s, size, left_chunks, right_chunks), t, keys.device)
+    band = None if size is None else masks.band_over_positions(queries, keys, left_chunks, right_chunks, size=size)
+    mask = band if present is None else masks.present(present) if band is None else masks.present(present) & band
+    return None if mask is None else settled(mask, t, keys.device)
 
 
 def settled(mask: Mask, t: int, device: torch.device) -> Mask | None:

@@ -10,6 +10,7 @@ from qkv.models.presets import PRESETS
 from qkv.models.rnn import RNN, RNNCache, RNNConfig
 from qkv.models.rnn_seq2seq import RNNSeq2Seq, RNNSeq2SeqConfig
 from qkv.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from qkv.models.transcriber import Transcriber, TranscriberConfig
 from qkv.models.vit import ViT, ViTConfig
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "RNNSeq2SeqConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "Transcriber",
+    "TranscriberConfig",
     "ViT",
     "ViTConfig",
     "build",

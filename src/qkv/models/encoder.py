@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from qkv.layers import Cache
 from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.context import chunked_context
+from qkv.layers.context import checked_present, chunked_mask
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
 from qkv.layers.placement import Placement, Position, named_position
+from qkv.layers.positions import Positions
 from qkv.models.base import Model, small_normal
 
 
@@ -27,6 +28,8 @@ class EncoderConfig:
 
     vocab: how many tokens it knows; or features: how wide the vectors are that it reads instead (speech).
     chunk: a token sees its own chunk of so many and `left_chunks` before it (None: all before). None sees all.
+    ahead: how many chunks after its own a token sees as well, in the first block only: what is said of a chunk waits
+        for so many more, however deep the encoder is.
     final_norm: whether the output is normalised once more; for pre-norm blocks, unless said otherwise.
     embedding_norm: whether what the first block reads is normalised (BERT).
     segments: how many parts a text may have, each with a vector of its own (BERT: 2); 0 is none.
@@ -48,6 +51,7 @@ class EncoderConfig:
     scale: bool = False
     chunk: int | None = None
     left_chunks: int | None = None
+    ahead: int = 0
     dropout: float = 0.0
     bias: bool = True
     embedding_norm: bool = False
@@ -62,12 +66,12 @@ class EncoderConfig:
             )
         if self.layers < 0 or (self.features is not None and self.features < 1):
             raise ValueError(f"layers are 0 or more, features 1 or more; got {self.layers} and {self.features}")
-        if self.chunk is None and self.left_chunks is not None:
-            raise ValueError(f"left_chunks={self.left_chunks} means nothing without chunk=…")
-        if (self.chunk is not None and self.chunk < 1) or (self.left_chunks is not None and self.left_chunks < 0):
+        if self.chunk is None and (self.left_chunks is not None or self.ahead):
+            raise ValueError(f"left_chunks={self.left_chunks} and ahead={self.ahead} mean nothing without chunk=…")
+        if (self.chunk is not None and self.chunk < 1) or (self.left_chunks or 0) < 0 or self.ahead < 0:
             raise ValueError(
-                f"a chunk holds at least 1 token and left_chunks is 0 or more, or None for all; got "
-                f"chunk={self.chunk}, left_chunks={self.left_chunks}"
+                f"a chunk holds at least 1 token, left_chunks is 0 or more, or None for all, ahead is 0 or more; got "
+                f"chunk={self.chunk}, left_chunks={self.left_chunks}, ahead={self.ahead}"
             )
 
     @property
@@ -112,15 +116,24 @@ class Encoder(Model):
     ) -> Float[Tensor, "b t c"]:
         """tokens (b, t), or vectors (b, t, features). present (b, t): which of them exist. segments (b, t): the part
         of the text that each belongs to; all to the first if not given."""
-        return self._run(tokens, present, None, segments)
+        config = self.config
+        x, heard = self._read(tokens, present, Cache(), segments)
+        positions, present = heard
+        allowed = chunked_mask(positions, present, config.chunk, config.left_chunks)
+        for index, block in enumerate(self.blocks):
+            wide = index == 0 and config.ahead
+            mask = chunked_mask(positions, present, config.chunk, config.left_chunks, config.ahead) if wide else allowed
+            x = block(x, allowed=mask, positions=positions)
+        return self.norm(x)
 
     def stream(
         self, tokens: Tensor, state: EncoderState | None = None, *, final: bool = False
     ) -> tuple[Float[Tensor, "b t c"], EncoderState]:
         """Feed a piece of any length; get the hidden states of the chunks it completes, and the state to go on with.
 
-        The states put together equal one call on the whole, to rounding. `final` closes the last chunk early. The
-        state given stays as it was, so that a stream can be continued twice.
+        The states put together equal one call on the whole, to rounding. With `ahead`, those of a chunk come when so
+        many chunks after it are complete. `final` closes the last chunk early. The state given stays as it was, so that
+        a stream can be continued twice.
         """
         config = self.config
         if config.chunk is None:
@@ -133,24 +146,42 @@ class Encoder(Model):
             raise ValueError(f"this stream has {len(before)} rows; got {len(tokens)}")
         waiting = tokens if before is None else torch.cat((before, tokens), dim=1)
         whole = waiting.shape[1] if final else waiting.shape[1] // config.chunk * config.chunk
-        cache = Cache() if state is None else state.cache.copy()
-        hidden = self._run(waiting[:, :whole], None, cache)
+        first, rest = (Cache(), Cache()) if state is None else (state.first.copy(), state.rest.copy())
+        x, (positions, _) = self._read(waiting[:, :whole], None, first)
+        asking = x if state is None else torch.cat((state.asking, x), dim=1)
+        ready = asking.shape[1] if final else max(asking.shape[1] - config.ahead * config.chunk, 0)
+        hidden = self._go_on(asking[:, :ready], x, positions, first, rest)
+        asking = asking[:, ready:]
         if config.left_chunks is not None:
-            cache.drop(cache.length - config.left_chunks * config.chunk)
-        return hidden, EncoderState(cache, waiting[:, whole:], closed=final)
+            kept = config.left_chunks * config.chunk
+            first.drop(first.length - asking.shape[1] - kept)
+            rest.drop(rest.length - kept)
+        return hidden, EncoderState(first, rest, asking, waiting[:, whole:], closed=final)
 
-    def _run(
-        self, tokens: Tensor, present: Tensor | None, cache: Cache | None, segments: Tensor | None = None
-    ) -> Tensor:
-        config = self.config
-        if config.vocab is None:  # a table of tokens checks them itself
+    def _read(
+        self, tokens: Tensor, present: Tensor | None, cache: Cache, segments: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Positions, Tensor | None]]:
+        """What the first block reads; where it stands, and which of all tokens heard so far exist."""
+        if self.config.vocab is None:  # a table of tokens checks them itself
             self._check(tokens)
         x = self.tokens(tokens)
-        positions, allowed = chunked_context(x, present, cache, config.chunk, config.left_chunks)
-        x = self.place(x, positions, segments)
+        positions = cache.advance(x.shape[1], checked_present(present, x), x.device)
+        return self.place(x, positions, segments), (positions, cache.present)
+
+    def _go_on(self, x: Tensor, latest: Tensor, positions: Positions, first: Cache, rest: Cache) -> Tensor:
+        """The hidden states of x. The first block hears `latest`, which may run ahead of x; the others hear x."""
+        config = self.config
+        keys = positions.keys
+        start = rest.dropped + rest.length - first.dropped  # as many were answered before
+        asked = Positions(keys[start : start + x.shape[1]], keys)
+        allowed = chunked_mask(asked, None, config.chunk, config.left_chunks, config.ahead)
+        positions = rest.advance(x.shape[1], None, x.device)
+        later = chunked_mask(positions, None, config.chunk, config.left_chunks)
         for index, block in enumerate(self.blocks):
-            held = None if cache is None else cache.layer(index)
-            x = block(x, allowed=allowed, positions=positions, cache=held)
+            if index == 0:
+                x = block(x, allowed=allowed, positions=asked, cache=first.layer(0), latest=latest)
+            else:
+                x = block(x, allowed=later, positions=positions, cache=rest.layer(index))
         return self.norm(x)
 
     def _check(self, tokens: Tensor) -> None:
@@ -169,8 +200,11 @@ class Encoder(Model):
 
 @dataclass(frozen=True)
 class EncoderState:
-    """Where a stream stands: keys and values of the chunks still visible, and input that waits for its chunk."""
+    """Where a stream stands: keys and values still visible to the first block and to the rest, what the first block was
+    given and has not answered yet, and input that waits for its chunk."""
 
-    cache: Cache
-    waiting: Tensor | None = None
+    first: Cache
+    rest: Cache
+    asking: Tensor
+    waiting: Tensor
     closed: bool = False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 # what may travel with a model: how text becomes tokens, and what is kept for the way back to where it came from
 COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors")
+COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")
 NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
 PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
 PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)
@@ -43,13 +43,17 @@ def save(model: Model, target: str | Path) -> None:
     with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:
         save_file(untied(model), scratch / WEIGHTS)
         write_files(files, scratch)
-        described = {
-            "qkv": __version__,
-            "model": type(model).__name__,
-            "config": to_plain(model.config),
-            "sha256": _digest(scratch / WEIGHTS),
-        }
-        write_json(described, scratch / CONFIG)
+        write_json(describe(model, _digest(scratch / WEIGHTS)), scratch / CONFIG)
+
+
+def describe(model: Model, sha256: str) -> dict[str, Any]:
+    """What config.json says of a model whose weights' file has that SHA-256."""
+    return {
+        "qkv": __version__,
+        "model": type(model).__name__,
+        "config": to_plain(model.config),
+        "sha256": sha256,
+    }
 
 
 def load(source: str | Path, known: dict[str, type[Model]]) -> Model:

@@ -3,6 +3,7 @@
 Axes: b batch · t tokens · c model width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ class LanguageModel(nn.Module):
 
     def new_cache(self) -> Any:
         """An empty cache for this model, to be handed to calls that continue one another; None if it has none."""
+        return None
+
+    def decoder(self, cache: Any, room: int) -> Callable[[Tensor], Tensor] | None:
+        """A faster way to read `room` more tokens (b,), one a call, after those in the cache; None if there is none."""
         return None
 
     @property
@@ -88,17 +93,14 @@ class LanguageModel(nn.Module):
         cache = self.new_cache() if cached else None
         written, flags, read = tokens, present, tokens
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
-        for _ in range(count):
-            unread = written if cache is None else read
-            last = self.hidden(unread, flags, cache)[:, -1]
-            new = sample(
-                self.head(last),
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                generator=generator,
-            )
+        decoder: Callable[[Tensor], Tensor] | None = None
+        for step in range(count):
+            if decoder is not None:
+                logits = decoder(read[:, 0])
+            else:
+                logits = self.head(self.hidden(written if cache is None else read, flags, cache)[:, -1])
+                decoder = None if cache is None or present is not None or step else self.decoder(cache, count - 1)
+            new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
             if stop is not None:
                 new = new.masked_fill(ended, stop)
                 ended = ended | (new == stop)

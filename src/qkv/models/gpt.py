@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Cache, DenseSynthesizer, Dot, RandomSynthesizer, Score
+from qkv.layers import Cache, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Score
 from qkv.layers.attention import AttentionBias
 from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.cache import undone_on_failure
@@ -18,6 +18,7 @@ from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
 from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
+from qkv.models.decode import WORTHWHILE, Decoder, decodable
 from qkv.models.generate import LanguageModel
 
 
@@ -89,18 +90,31 @@ class GPT(LanguageModel, Model):
             self.head.weight = self.tokens.weight
 
     def forward(
-        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        present: Tensor | None = None,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
     ) -> Float[Tensor, "b t vocab"]:
-        """present (b, t): which tokens exist. cache: what earlier calls left; this call's tokens are added."""
-        return self.head(self.hidden(tokens, present, cache))
+        """present (b, t): which tokens exist. cache: what earlier calls left; this call's tokens are added.
+
+        documents (b, t): a number for each of several texts packed into a row; each is read as if it were alone.
+        """
+        return self.head(self.hidden(tokens, present, cache, documents))
 
     def hidden(
-        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: Cache | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        present: Tensor | None = None,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
     ) -> Float[Tensor, "b t c"]:
         """What the output projection reads."""
         x = self.tokens(tokens)
+        if documents is not None and isinstance(self.config.score, LocationAware):
+            raise ValueError("location-aware scores look back at the last query, which may be another document's")
         with undone_on_failure(cache):
-            positions, allowed = causal_context(x, present, cache, self.config.window)
+            positions, allowed = causal_context(x, present, cache, self.config.window, documents)
             x = self.place(x, positions)
             for index, block in enumerate(self.blocks):
                 held = None if cache is None else cache.layer(index)
@@ -111,6 +125,9 @@ class GPT(LanguageModel, Model):
 
     def new_cache(self) -> Cache:
         return Cache(self.config.window)
+
+    def decoder(self, cache: Cache, room: int) -> Decoder | None:
+        return Decoder(self, cache, room) if room >= WORTHWHILE and decodable(self) else None
 
     @property
     def limit(self) -> int | None:

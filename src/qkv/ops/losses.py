@@ -66,8 +66,12 @@ def next_token_loss(
     return token_loss(logits[:, :-1], tokens[:, 1:], scored, smoothing=smoothing, count=count)
 
 
-def class_loss(logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: float = 0.0) -> Float[Tensor, ""]:
+def class_loss(
+    logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: float = 0.0, count: float | Tensor | None = None
+) -> Float[Tensor, ""]:
     """The mean of −log p(class): targets are classes (b,), or shares of classes (b, v) as mixing images makes them.
+
+    count: what the sum is divided by, if not the number of items.
 
     >>> round(class_loss(torch.zeros(2, 10), torch.tensor([3, 7])).item(), 3)
     2.303
@@ -85,7 +89,8 @@ def class_loss(logits: Float[Tensor, "b v"], targets: Tensor, *, smoothing: floa
         )
     else:
         targets = targets.to(logits.dtype)
-    return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    total = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    return total / (max(len(logits), 1) if count is None else count)
 
 
 def check_target_shape(logits: Tensor, targets: Tensor) -> None:

@@ -114,12 +114,13 @@ class Band(Mask):
 
 @dataclass(frozen=True)
 class Chunks(Mask):
-    """Time is cut into chunks of `size`; a query sees its own chunk whole and `left_chunks` before it."""
+    """Time is cut into chunks of `size`; a query sees its own whole, `left_chunks` before it, `right_chunks` after."""
 
     t: int
     s: int
     size: int
     left_chunks: int | None
+    right_chunks: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -128,7 +129,7 @@ class Chunks(Mask):
     def tile(self, rows: range, columns: range, device: torch.device | None = None) -> Bool[Tensor, "t s"]:
         own = (_steps(rows, device) + self.s - self.t).div(self.size, rounding_mode="floor")
         keys = _steps(columns, device).div(self.size, rounding_mode="floor")
-        return within(keys[None, :] - own[:, None], self.left_chunks, 0)
+        return within(keys[None, :] - own[:, None], self.left_chunks, self.right_chunks)
 
     def reach(self, rows: range) -> range:
         first, last = (
@@ -136,7 +137,7 @@ class Chunks(Mask):
             (rows.stop - 1 + self.s - self.t) // self.size,
         )
         start = 0 if self.left_chunks is None else (first - self.left_chunks) * self.size
-        return _clip(start, (last + 1) * self.size, self.s)
+        return _clip(start, (last + 1 + self.right_chunks) * self.size, self.s)
 
     def open(self, rows: range) -> bool:
         return (rows.start + self.s - self.t) // self.size == (rows.stop - 1 + self.s - self.t) // self.size

@@ -35,8 +35,10 @@ def window(t: int, s: int | None = None, left: int | None = None, right: int | N
     return Band(*_sizes(t, s), left=left, right=right)
 
 
-def chunks(t: int, s: int | None = None, size: int = 1, left_chunks: int | None = None) -> Mask:
+def chunks(t: int, s: int | None = None, size: int = 1, left_chunks: int | None = None, right_chunks: int = 0) -> Mask:
     """Each query sees its own chunk of `size` keys whole and `left_chunks` chunks before it (None: all of them).
+
+    right_chunks: how many chunks after its own it sees too: what it has to wait for.
 
     >>> chunks(4, 4, size=2, left_chunks=0).dense().int().tolist()
     [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
@@ -45,7 +47,9 @@ def chunks(t: int, s: int | None = None, size: int = 1, left_chunks: int | None 
         raise ValueError(f"a chunk holds at least 1 key; got size={size}")
     if left_chunks is not None and left_chunks < 0:
         raise ValueError(f"left_chunks is a number of chunks, 0 or more, or None for all; got {left_chunks}")
-    return Chunks(*_sizes(t, s), size=size, left_chunks=left_chunks)
+    if right_chunks < 0:
+        raise ValueError(f"right_chunks is a number of chunks, 0 or more; got {right_chunks}")
+    return Chunks(*_sizes(t, s), size=size, left_chunks=left_chunks, right_chunks=right_chunks)
 
 
 def prefix(t: int, s: int | None = None, prefix: int | Tensor = 0) -> Mask:

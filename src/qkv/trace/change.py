@@ -164,7 +164,7 @@ class Watcher(TorchDispatchMode):
         places = modules.parameters
         self._holder = Holder()  # holds nothing; knows what an operator writes to
         self.follower = Follower(
-            lambda source: None, lambda: modules.heads, lambda x: x.untyped_storage().data_ptr() in places
+            lambda source, values: None, lambda: modules.heads, lambda x: x.untyped_storage().data_ptr() in places
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -50,7 +50,7 @@ class Follower:
 
     def __init__(
         self,
-        found: Callable[[Source], object],
+        found: Callable[[Source, Tensor | None], object],
         heads: Callable[[], int | None],
         projects: Callable[[Tensor], bool],
     ) -> None:
@@ -98,10 +98,10 @@ class Follower:
 
     def _product(self, name: str, arguments: tuple, named: dict[str, Any], output: Tensor) -> None:
         left, right = arguments[1:3] if name == "baddbmm" else arguments[:2]
-        for operand in (left, right):
+        for operand, values in ((left, right), (right, left.mT)):
             candidate = self.candidates.get(operand)
             if candidate is not None:
-                self._confirm(candidate, operand)
+                self._confirm(candidate, operand, values)
                 return
         if left.ndim != right.ndim or left.ndim < 2 or self._projects(left) or self._projects(right):
             return
@@ -120,10 +120,11 @@ class Follower:
         if scores.ndim >= 2 and (last or axis == scores.ndim - 2):
             self.candidates[weights] = Candidate(recipe, last=last)
 
-    def _confirm(self, candidate: Candidate, operand: Tensor) -> None:
+    def _confirm(self, candidate: Candidate, operand: Tensor, values: Tensor) -> None:
+        """Weights have met values (…, s, d): they are an attention's."""
         recipe = candidate.recipe
         if recipe is not None and operand.numel() == torch.Size(recipe.shape).numel():
-            self._found(recipe)
+            self._found(recipe, _of_heads(values, recipe.shape))
             return
         weights = operand if candidate.weights is None else candidate.weights
         weights = weights if candidate.last else weights.mT
@@ -132,7 +133,8 @@ class Follower:
         if weights.ndim == 3:
             heads = self._heads() or 1
             weights = weights.unflatten(0, (-1, heads)) if weights.shape[0] % heads == 0 else weights.unsqueeze(1)
-        self._found(Written(weights.flatten(1, -3)))
+        written = Written(weights.flatten(1, -3))
+        self._found(written, _of_heads(values, written.shape))
 
     def _pass_on(self, name: str, arguments: tuple, named: dict[str, Any], output: Tensor) -> None:
         """What is known of an operation's input, as it holds of its output."""
@@ -215,6 +217,14 @@ def _step(
         case "masked_fill":
             return score.filled(other, float(arguments[2]))
     return None
+
+
+def _of_heads(values: Tensor, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """Values (…, s, d) as (b, h, s, d), as the weights of that shape are arranged; None if they do not fit."""
+    b, h, _, s = shape
+    if values.shape[-2] != s or values.shape[:-2].numel() != b * h:
+        return None
+    return values.reshape(b, h, *values.shape[-2:])
 
 
 def _is_number(x: Any) -> bool:

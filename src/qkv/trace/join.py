@@ -65,10 +65,11 @@ class Rule(NamedTuple):
 class Calls:
     """The calls that make one layer's map, and all keys that they have seen."""
 
-    def __init__(self, source: Source, holder: Holder) -> None:
+    def __init__(self, source: Source, holder: Holder, values: Tensor | None = None) -> None:
         self.cross: bool | None = None
         self._holder = holder
         self._keys = holder.hold(source.keys) if isinstance(source, Recipe) else None
+        self._values = None if values is None else holder.hold(values)
         self._sizes = source.shape[:2]
         self._offset = source.keys.storage_offset() if isinstance(source, Recipe) else 0
         self._steps = [self._step(0, 0, source)]
@@ -77,7 +78,7 @@ class Calls:
         """Learn whether the layer attends to another sequence."""
         self.cross = cross
 
-    def continued(self, source: Source) -> bool:
+    def continued(self, source: Source, values: Tensor | None = None) -> bool:
         """Take a call as a continuation, if it is one."""
         last = self._steps[-1]
         if type(source) is not last.kind or isinstance(source, Derived) or source.shape[:2] != self._sizes:
@@ -86,8 +87,9 @@ class Calls:
         if column is None:
             return False
         if isinstance(source, Recipe):
-            self._take_keys(source.keys, column)
+            self._keys = self._taken(self._keys, source.keys, column)
             self._offset = source.keys.storage_offset()
+        self._values = self._taken(self._values, values, column)
         self._steps.append(self._step(last.row + last.t, column, source))
         return True
 
@@ -123,15 +125,18 @@ class Calls:
         behind = last.tensor.storage_offset() + last.tensor.shape[-2] * last.tensor.stride(-2)
         return last.tensor.stride() == new.stride() and new.storage_offset() == behind
 
-    def _take_keys(self, keys: Tensor, column: int) -> None:
-        assert self._keys is not None
-        held = self._keys.tensor
-        if column == 0 and keys.shape[-2] >= held.shape[-2]:
-            self._holder.release(self._keys)
-            self._keys = self._holder.hold(keys)
-        elif column + keys.shape[-2] > held.shape[-2]:
-            self._holder.release(self._keys)
-            self._keys = Held(torch.cat((held[..., :column, :], keys.detach()), dim=-2))
+    def _taken(self, known: Held | None, new: Tensor | None, column: int) -> Held | None:
+        """All keys (or values) seen so far, with a call's own from a column on."""
+        if known is None or new is None:
+            return None
+        held = known.tensor
+        if column == 0 and new.shape[-2] >= held.shape[-2]:
+            self._holder.release(known)
+            return self._holder.hold(new)
+        if column + new.shape[-2] > held.shape[-2]:
+            self._holder.release(known)
+            return Held(torch.cat((held[..., :column, :], new.detach()), dim=-2))
+        return known
 
     def _step(self, row: int, column: int, source: Source) -> Step:
         t, s = source.shape[2:]
@@ -160,7 +165,8 @@ class Calls:
                 runs[-1].append(step)
             else:
                 runs.append([step])
-        return Layer.of(name, tuple(self._piece(run) for run in runs), self.cross)
+        values = None if self._values is None else self._values.compact()
+        return Layer.of(name, tuple(self._piece(run) for run in runs), self.cross, values)
 
     def _piece(self, run: list[Step]) -> Piece:
         first, last = run[0], run[-1]

@@ -81,6 +81,20 @@ def read_fused_layer(given: dict[str, Any], understand: Understand) -> Source:
     return Derived(query, key, None if not masks else masks[0] if len(masks) == 1 else Both.of(*masks))
 
 
+def kernel_values(given: dict[str, Any]) -> Tensor:
+    """The values (b, g, s, d) of a whole attention; of fused operators they are made, as their queries are."""
+    if "qkv_weight" not in given:
+        values = given["value"]
+        return without_copies(values if values.ndim == 4 else values.unsqueeze(1))
+    source = given["src"] if "src" in given else given["value"]
+    heads = given["num_head"] if "num_head" in given else given["num_heads"]
+    source = source.to_padded_tensor(0.0) if source.is_nested else source
+    if given.get("norm_first"):
+        source = _normed(source, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
+    weight, bias = given["qkv_weight"].detach().chunk(3)[2], given["qkv_bias"].detach().chunk(3)[2]
+    return Projected(source.detach(), weight, bias, heads).tensor
+
+
 SUFFIX = {"_transformer_encoder_layer_fwd": "self_attn"}  # operators that stand for a layer whose part is the attention
 
 READERS: dict[str, Reader] = {

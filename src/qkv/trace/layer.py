@@ -52,6 +52,7 @@ class Layer:
     kv_heads: heads of keys, each shared by heads / kv_heads heads of queries.
     storage: "recipe" where queries and keys are kept, "dense" where the weights are.
     cross: whether it attends to another sequence; None if that could not be seen.
+    values: what the weights gather, (b, g, s, d) with g heads of keys or all; None unless they were asked for.
     """
 
     name: str
@@ -63,9 +64,10 @@ class Layer:
     storage: Literal["recipe", "dense"]
     cross: bool | None
     pieces: tuple[Piece, ...]
+    values: Tensor | None = None
 
     @staticmethod
-    def of(name: str, pieces: tuple[Piece, ...], cross: bool | None) -> Layer:
+    def of(name: str, pieces: tuple[Piece, ...], cross: bool | None, values: Tensor | None = None) -> Layer:
         """A layer of the sizes that its pieces have."""
         batch, heads = pieces[0].source.shape[:2]
         dense = any(isinstance(piece.source, Written) for piece in pieces)
@@ -80,6 +82,7 @@ class Layer:
             storage="dense" if dense else "recipe",
             cross=cross,
             pieces=pieces,
+            values=values,
         )
 
     def tiles(self, batch: int, head: int, rows: range, *, multiple: int = 1) -> Iterator[tuple[range, Tensor, range]]:

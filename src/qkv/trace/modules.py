@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 HEAD_COUNTS = ("num_heads", "heads", "n_heads", "n_head", "num_attention_heads", "nhead")  # what libraries call them
-NOT_SEQUENCES = ("value", "mask", "bias", "pos", "emb", "weight")  # inputs of attention that are no sequence to read
+# inputs of attention that are no sequence to read: those of these names, and those whose names hold such a word
+VALUES, NOT_SEQUENCES = ("value", "values", "v"), ("past", "mask", "bias", "pos", "emb", "weight")
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def refuse_opaque(model: nn.Module) -> None:
 
 def _is_cross(inputs: tuple, named: dict[str, Any]) -> bool | None:
     """Whether a module was handed two different sequences of vectors; None if it was handed none."""
-    given = [*inputs[:2], *(x for name, x in named.items() if not any(word in name for word in NOT_SEQUENCES))]
+    told = [name for name in named if name not in VALUES and not any(word in name for word in NOT_SEQUENCES)]
+    given = [*inputs[:2], *(named[name] for name in told)]
     sequences = [x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() in (2, 3)]
     if not sequences:
         return None

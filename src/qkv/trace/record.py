@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from qkv.trace.follow import Follower
 from qkv.trace.hold import Held, Holder
 from qkv.trace.join import Calls
-from qkv.trace.kernels import SUFFIX, Reader, bound, in_parts, is_composite, reader_of
+from qkv.trace.kernels import SUFFIX, Reader, bound, in_parts, is_composite, kernel_values, reader_of
 from qkv.trace.modules import ModuleStack
 from qkv.trace.recipe import Source
 from qkv.trace.trace import Trace
@@ -28,11 +28,12 @@ Wanted = Collection[str] | Callable[[str], bool]
 
 
 @contextmanager
-def record(model: nn.Module | None = None, activations: Wanted = ()) -> Iterator[Trace]:
+def record(model: nn.Module | None = None, activations: Wanted = (), *, values: bool = False) -> Iterator[Trace]:
     """Record every attention that runs inside; the trace is complete when the block ends.
 
     model: whose modules give the layers their names; without it, the outermost module that is called.
     activations: names of modules whose outputs are kept too, or a function that says of each name whether it is.
+    values: whether the layers' values are kept too, as `layer.values` (b, g, s, d).
 
     >>> import torch, qkv
     >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
@@ -43,7 +44,7 @@ def record(model: nn.Module | None = None, activations: Wanted = ()) -> Iterator
     """
     wanted = _checked(model, activations)
     trace = Trace()
-    mode = Recorder(model, wanted)
+    mode = Recorder(model, wanted, values)
     with mode.stack, mode:
         yield trace
     trace._complete(mode.layers(), mode.outputs())
@@ -54,12 +55,12 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True  # so that flex_attention is refused by us, by name
 
-    def __init__(self, model: nn.Module | None, wanted: Callable[[str], bool] | None) -> None:
+    def __init__(self, model: nn.Module | None, wanted: Callable[[str], bool] | None, values: bool = False) -> None:
         super().__init__()
         self.stack = ModuleStack(model, None if wanted is None else self._keep)
         self._holder = Holder()
         self._follower = Follower(self._found, lambda: self.stack.heads, self._projects)
-        self._wanted = wanted
+        self._wanted, self._values = wanted, values
         self._readers: dict[Any, tuple[str, Reader | None]] = {}
         self._calls: dict[tuple[int, str], list[Calls]] = {}
         self._order: list[tuple[str, Calls]] = []
@@ -81,7 +82,9 @@ class Recorder(TorchDispatchMode):
             self._follower.wrote(written, name, args[0] if args else None)
         output = func(*args, **named)
         if reader is not None:
-            calls = self._found(reader(bound(func, args, named), self._follower.understand), SUFFIX.get(name, ""))
+            given = bound(func, args, named)
+            values = kernel_values(given) if self._values else None
+            calls = self._found(reader(given, self._follower.understand), values, SUFFIX.get(name, ""))
             self._gathered[output[0] if isinstance(output, tuple) else output] = calls
         else:
             if name == "masked_fill" and args[0] in self._gathered and float(args[2]) == 0.0:
@@ -89,14 +92,15 @@ class Recorder(TorchDispatchMode):
             self._follower.after(name, args, named, output)
         return output
 
-    def _found(self, source: Source, suffix: str = "") -> Calls:
+    def _found(self, source: Source, values: Tensor | None, suffix: str = "") -> Calls:
         """Add an attention to the calls of the module that is being called."""
+        values = values if self._values else None
         module = self.stack.module
         known = self._calls.setdefault((id(module), suffix), []) if module is not None else []
         for calls in reversed(known):
-            if calls.continued(source):
+            if calls.continued(source, values):
                 return calls
-        calls = Calls(source, self._holder)
+        calls = Calls(source, self._holder, values)
         self.stack.tell_cross(calls.hear)
         name = ".".join(part for part in (self.stack.name, suffix) if part) or "attention"
         self._order.append((name, calls))

@@ -6,6 +6,7 @@ Axes: t queries (rows) · s keys (columns).
 from collections.abc import Sequence
 
 from jaxtyping import Float
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from torch import Tensor
 
@@ -28,10 +29,10 @@ def heatmap(weights: Float[Tensor, "t s"], rows: Sequence[str], columns: Sequenc
             f"a map of {tuple(weights.shape)} needs as many names for its rows and columns; got {len(rows)} and "
             f"{len(columns)}"
         )
-    margin = max((len(name) for name in rows), default=0)
-    picture = Text(" " * (margin + 1) + "".join(f"{name[:2]:<2}" for name in columns).rstrip() + "\n")
+    margin = max((cell_len(name) for name in rows), default=0)
+    picture = Text(" " * (margin + 1) + "".join(set_cell_size(name, 2) for name in columns).rstrip() + "\n")
     for name, line in zip(rows, weights.tolist(), strict=True):
-        picture.append(f"{name:>{margin}} ")
+        picture.append(" " * (margin - cell_len(name)) + name + " ")
         for weight in line:
             step = min(int(weight * len(SCALE)), len(SCALE) - 1)
             if colour:

@@ -5,6 +5,7 @@ Axes: b batch · h heads · t queries · s keys.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -49,6 +50,13 @@ class Trace:
         if self._layers is None:
             return "Trace(still recording)"
         return f"Trace({len(self.layers)} layers, {sum(layer.heads for layer in self.layers)} heads)"
+
+    def _repr_html_(self) -> str | None:
+        """The page of this trace, in a frame, for notebooks; None while there is nothing to show.
+
+        The page is drawn by a room above this floor, so it is found by its name when a notebook asks.
+        """
+        return importlib.import_module("qkv.look.page").frame(self) if self._layers else None
 
     def layer(self, layer: int | str) -> Layer:
         """One layer, by its place or by its name."""
@@ -104,7 +112,7 @@ class Trace:
         for rows, weights, columns in found.tiles(batch, head, range(found.queries), multiple=step):
             if picture is None:
                 picture = weights.new_zeros(-(-found.queries // step), -(-found.keys // step))
-            cells = _pooled(weights, rows.start, columns.start, step, pool)
+            cells = pooled(weights, rows.start, columns.start, step, pool)
             top, left = rows.start // step, columns.start // step
             there = picture[top : top + cells.shape[0], left : left + cells.shape[1]]
             there.copy_(torch.maximum(there, cells) if pool == "max" else there + cells)
@@ -174,7 +182,7 @@ class Trace:
         return load(source)
 
 
-def _pooled(weights: Tensor, row: int, column: int, step: int, pool: str) -> Tensor:
+def pooled(weights: Tensor, row: int, column: int, step: int, pool: str) -> Tensor:
     """Cells of step × step, aligned to multiples of the step in the whole map."""
     if step == 1 or not weights.numel():
         return weights[:, : weights.shape[1]]

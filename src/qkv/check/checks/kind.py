@@ -25,7 +25,7 @@ def check_kind(influence: Influence, contract: Contract, layers: int | None = No
     found = name_kind(influence)
     if influence.silent:
         return [Finding("kind", "inconclusive", None, "no change of any token moved any output")]
-    if contract.kind is None:
+    if contract.kind is None or influence.moves.shape[0] != influence.moves.shape[1]:
         return [Finding("kind", "described", None, f"the influence map is that of: {found}")]
     if contract.kind == "causal":
         return [_future(influence, found), _past(influence, found)]

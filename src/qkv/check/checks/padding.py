@@ -36,9 +36,12 @@ def _content(subject: Subject, contract: Contract, side: str, present: Tensor) -
     both = torch.stack((present, torch.ones_like(present)))  # rows differ, so that mixing them shows
     other = torch.where(_like(present, x), x, subject.draw(2, subject.length, generator).to(x))
     free = subject.changed(x, int(present.nonzero()[0]), generator)  # the control: a token that exists
-    before, after, control = (subject.run(y, both)[:1, present] for y in (x, other, free))
+    before, after, control = (subject.at(subject.run(y, both)[:1], present) for y in (x, other, free))
     moved, may = float((after - before).abs().max()), float((control - before).abs().max())
     name = f"padding content ({side})"
+    if not bool(before.isfinite().all()):
+        hint = "a softmax over −∞ alone is NaN, and 0 · NaN is NaN in the next layer: give such rows weights of 0"
+        return Finding(name, "fail", None, "outputs of tokens that exist are NaN or infinite", hint)
     if not may > 0:
         return Finding(name, "inconclusive", None, "changing a token that exists moved nothing either")
     score = moved / may
@@ -52,9 +55,9 @@ def _content(subject: Subject, contract: Contract, side: str, present: Tensor) -
 def _removed(subject: Subject, contract: Contract, side: str, present: Tensor) -> Finding:
     """The tokens that exist give the same outputs without any padding."""
     x = subject.draw(2, subject.length, torch.Generator().manual_seed(10))
-    padded = subject.run(x, torch.stack((present, torch.ones_like(present))))[:1, present]
+    padded = subject.at(subject.run(x, torch.stack((present, torch.ones_like(present))))[:1], present)
     alone = subject.run(x[:1, present])
-    score = float((padded - alone).abs().max()) / (float(alone.abs().max()) or 1.0)
+    score = float((padded - alone).abs().nan_to_num(nan=float("inf")).max()) / (float(alone.abs().max()) or 1.0)
     name, evidence = f"padding removed ({side})", f"without its padding a text's outputs differ by {score:.2g}"
     if score <= 10 * subject.tolerance:
         return Finding(name, "pass", score, evidence)
@@ -67,7 +70,8 @@ def _removed(subject: Subject, contract: Contract, side: str, present: Tensor) -
     if side != "right":  # a declared contract in most libraries: positions are counted over padding too
         hint = "positions count padding; give position ids, or count over what is present"
         return Finding(name, "fail" if contract.padding else "warn", score, evidence, hint, "padding")
-    return Finding(name, "fail", score, evidence, "padding on the right changes tokens before it", "padding")
+    verdict = "fail" if contract.padding is not False else "described"
+    return Finding(name, verdict, score, evidence, "padding on the right changes tokens before it", "padding")
 
 
 def _empty_row(subject: Subject) -> Finding:

@@ -1,0 +1,16 @@
+"""FSMT's decoder has no causal mask when use_cache is on, which is its default: a whole target sees its own future."""
+
+import torch
+from transformers import FSMTConfig, FSMTForConditionalGeneration
+
+torch.manual_seed(0)
+sizes = {"src_vocab_size": 64, "tgt_vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
+heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+model = FSMTForConditionalGeneration(FSMTConfig(langs=["en", "de"], **sizes, **heads, init_std=0.2)).eval()
+source, target = torch.randint(3, 64, (1, 10)), torch.randint(3, 64, (1, 8))
+other = target.clone()
+other[0, 7] = (target[0, 7] + 1) % 64
+for use_cache in (None, False):
+    with torch.no_grad():
+        a, b = (model(source, decoder_input_ids=y, use_cache=use_cache).logits for y in (target, other))
+    print(f"use_cache={use_cache}: changing target 7 moved outputs 0 to 6 by {float((a - b)[:, :7].abs().max()):.3f}")

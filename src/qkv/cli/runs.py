@@ -1,0 +1,90 @@
+"""`qkv runs`: what was trained here, side by side."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from qkv.cli.console import err, out, print_json
+
+
+def runs(folder: Path = Path("runs"), *more: Path, json: bool = False) -> int:
+    """List the runs of a folder, or compare the runs named.
+
+    Examples:
+
+        qkv runs
+        qkv runs runs/vit-digits-1 runs/vit-digits-2
+
+    Parameters
+    ----------
+    folder
+        A folder of runs, or a run.
+    more
+        Other runs, to be compared: their numbers, and the settings in which they differ.
+    json
+        Print them as JSON.
+    """
+    from qkv.recipes.run import RECIPE, open_run
+
+    places = [folder, *more]
+    if not more and not (folder / RECIPE).is_file():
+        places = sorted(path.parent for path in folder.glob(f"*/{RECIPE}")) if folder.is_dir() else []
+        if not places and folder != Path("runs"):
+            raise ValueError(f"{folder} is not a run and holds none; a run's folder has a {RECIPE}")
+    found = [open_run(place) for place in places]
+    if json:
+        print_json([run.as_dict() for run in found])
+        return 0
+    if not found:
+        err().print("no runs here yet; begin with: qkv train vit-digits")
+        return 0
+    _show(found)
+    if more:
+        _differences(found)
+    return 0
+
+
+def _show(found: list[Any]) -> None:
+    from qkv.recipes.report import figure
+
+    rows = Table("run", "recipe", "model", "seed", "parameters", "minutes", "result", box=None, padding=(0, 2))
+    for run in found:
+        numbers = run.result.get("test") or run.result.get("validation") or {}
+        told = ", ".join(
+            f"{name} {figure(name, value)}" for name, value in numbers.items() if isinstance(value, int | float)
+        )
+        rows.add_row(
+            str(run.folder),
+            run.recipe.system,
+            run.recipe.kind,
+            str(run.recipe.seed),
+            f"{run.parameters:,}",
+            f"{run.seconds / 60:.1f}",
+            told if run.finished else "unfinished",
+        )
+    out().print(rows)
+
+
+def _differences(found: list[Any]) -> None:
+    tables = [_flat(run.recipe.to_table()) for run in found]
+    names = [
+        name
+        for name in dict.fromkeys(n for table in tables for n in table)
+        if len({str(t.get(name)) for t in tables}) > 1
+    ]
+    if not names:
+        out().print("\nThe same recipe.")
+        return
+    rows = Table("setting", *(run.folder.name for run in found), box=None, padding=(0, 2))
+    for name in names:
+        rows.add_row(name, *(str(table.get(name, "–")) for table in tables))
+    out().print()
+    out().print(rows)
+
+
+def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return flat

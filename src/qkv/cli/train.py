@@ -1,0 +1,155 @@
+"""`qkv train`: carry out a recipe, or go on with it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from qkv.cli.console import err, out, print_json
+
+Changes = Annotated[list[str] | None, Parameter(name="--set", consume_multiple=False, negative="")]
+
+
+def train(
+    recipe: str | None = None,
+    /,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    preset: str | None = None,
+    set_: Changes = None,
+    config: Path | None = None,
+    seed: int | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    folder: Path | None = None,
+    resume: Literal["auto", "never", "always"] = "auto",
+    show: bool = False,
+    quiet: bool = False,
+    json: bool = False,
+) -> int:
+    """Train a system by a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
+
+    A run has a folder: its recipe, metrics, checkpoints, the trained model and a report. Kill it at any instant: the
+    same command goes on from the last checkpoint, and ends with the same bits. Under torchrun it uses every process.
+
+    Examples:
+
+        qkv train vit-digits
+        qkv train gpt-text --data my.txt --minutes 10
+        qkv train birthplaces --data birthplaces/ --model vanilla --preset course
+        qkv train vit-digits --model cnn --set train.steps=500 --set train.optimiser.lr=0.001
+        qkv train gpt-text --show
+
+    Parameters
+    ----------
+    recipe
+        Which system; without one, those there are.
+    data
+        Where the data is, if not what ships: a file or a folder, as the recipe's summary says.
+    model
+        Which of the system's models: its own, a variant, or a baseline such as cnn, mlp, rnn, rnn-attention.
+    preset
+        A named set of changes, such as course: the course's numbers exactly.
+    set_
+        NAME=VALUE for any setting that --show prints, such as model.width=128; may be repeated.
+    config
+        A TOML file of changes, such as another run's recipe.toml; --set goes over it.
+    seed
+        Another seed, other first weights and another order of the data.
+    minutes
+        How long: the speed is measured once, and the steps that fit are fixed in recipe.toml.
+    steps
+        How many steps in all; warm-up and evaluations keep their share.
+    folder
+        Where the run is kept; runs/RECIPE-N if not given.
+    resume
+        auto goes on with an unfinished run of the same recipe; never begins anew; always insists on one.
+    show
+        Print the resolved recipe as TOML, and do nothing.
+    quiet
+        No progress.
+    json
+        Print the result as JSON; progress becomes JSON lines on stderr.
+    """
+    from qkv.recipes.plain import parse_change, read_toml, to_toml
+    from qkv.recipes.systems import SYSTEMS, system
+
+    table = {} if config is None else read_toml(config)
+    name = recipe or table.get("recipe")
+    if name is None:
+        return _listed(json)
+    known = system(name)
+    changes = [table, dict(parse_change(text) for text in set_ or [])]
+    if data is not None:
+        changes.append({"data.path": data})
+    resolved = known.recipe(*changes, preset=preset, model=model, seed=seed)
+    if show:
+        if json:
+            print_json(resolved.to_table())
+        else:
+            out().print(to_toml(resolved.to_table()), markup=False, highlight=False, end="")
+        return 0
+    assert name in SYSTEMS
+    return _run(resolved, folder, minutes, steps, resume, quiet, json)
+
+
+def _run(resolved, folder, minutes, steps, resume, quiet: bool, json: bool) -> int:
+    from qkv.cli.progress import listener
+    from qkv.loop import joined
+    from qkv.recipes import train as carry_out
+
+    def note(text: str) -> None:
+        if not quiet and not json:
+            err().print(text, style="dim", markup=False, highlight=False)
+
+    with joined() as world:
+        run = carry_out(
+            resolved,
+            folder=folder,
+            minutes=minutes,
+            steps=steps,
+            resume=resume,
+            listen=lambda stage, settings: listener(stage.name, quiet=quiet, json_lines=json),
+            note=note if world.first else lambda text: None,
+        )
+        if not world.first:
+            return 0
+    if json:
+        print_json(run.as_dict())
+    elif run.stopped:
+        out().print(f"stopped ({run.stopped}); the same command goes on: {run.folder}", markup=False)
+    else:
+        show_result(run)
+    return 130 if run.stopped == "SIGINT" else 0
+
+
+def show_result(run) -> None:
+    """A finished run's numbers, and what can be done with it."""
+    from qkv.recipes.report import figure
+
+    rows = Table("", "", box=None, padding=(0, 2), show_header=False)
+    for part, numbers in run.result.items():
+        for name, value in numbers.items():
+            if isinstance(value, int | float):
+                rows.add_row(f"{name.replace('_', ' ')} ({part})", figure(name, value))
+    rows.add_row("parameters", f"{run.parameters:,}")
+    rows.add_row("training", f"{run.seconds:,.0f} s")
+    out().print(f"[bold]{run.recipe.system}[/bold], {run.recipe.kind}, seed {run.recipe.seed}")
+    out().print(rows)
+    out().print(f"report  {run.folder / 'report.html'}\nmodel   {run.folder / 'model'}", markup=False, highlight=False)
+
+
+def _listed(json: bool) -> int:
+    from qkv.recipes.systems import SYSTEMS, system
+
+    known = [system(name) for name in SYSTEMS]
+    if json:
+        print_json({each.name: {"summary": each.summary, "models": list(each.models)} for each in known})
+        return 0
+    rows = Table("recipe", "models", "what it does", box=None, padding=(0, 2))
+    for each in known:
+        rows.add_row(each.name, ", ".join(each.models), each.summary)
+    out().print(rows)
+    return 0

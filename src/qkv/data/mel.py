@@ -1,0 +1,117 @@
+"""Sound as the ear hears it, in small steps: the logarithm of the energy in bands that are even in pitch.
+
+Axes: n samples · t frames · k frequencies · f bands.
+
+A frame needs the samples of its own window and nothing else, so a stream gives the frames that the whole gives.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Mel:
+    """Log-mel features: frame i is made of `window` seconds of sound from i·`hop` seconds on.
+
+    floor: what is added to the energy, so that silence has a logarithm.
+    """
+
+    rate: int = 8000
+    bands: int = 40
+    window: float = 0.025
+    hop: float = 0.010
+    floor: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.rate < 1 or self.bands < 1 or not 0 < self.hop <= self.window or self.floor <= 0:
+            raise ValueError(
+                f"rate and bands are 1 or more, 0 < hop ≤ window, floor above 0; got {self.rate}, {self.bands}, "
+                f"{self.hop}, {self.window} and {self.floor}"
+            )
+        empty = int((filterbank(self.rate, self.size, self.bands).sum(0) == 0).sum())
+        if empty:
+            raise ValueError(
+                f"{empty} of {self.bands} bands hold no frequency at {self.rate} Hz and a window of {self.window} s; "
+                "take fewer bands or a longer window"
+            )
+
+    @property
+    def samples(self) -> int:
+        """Samples in a window."""
+        return max(round(self.window * self.rate), 1)
+
+    @property
+    def step(self) -> int:
+        """Samples from one frame to the next."""
+        return max(round(self.hop * self.rate), 1)
+
+    @property
+    def size(self) -> int:
+        """Samples of the Fourier transform: the power of two that holds a window."""
+        return 1 << (self.samples - 1).bit_length()
+
+    def frames(self, samples: int) -> int:
+        """How many frames so many samples give."""
+        return max((samples - self.samples) // self.step + 1, 0)
+
+    def __call__(self, samples: Float[Tensor, "*b n"]) -> Float[Tensor, "*b t f"]:
+        """log(floor + Σ_k bank[k, f] · |FFT(window · samples)[k]|²) for each frame that the samples complete."""
+        count = self.frames(samples.shape[-1])
+        if count == 0:
+            return samples.new_zeros(*samples.shape[:-1], 0, self.bands)
+        window = torch.hann_window(self.samples, periodic=False, dtype=samples.dtype, device=samples.device)
+        spare = self.size - self.samples
+        spectrum = torch.stft(
+            torch.nn.functional.pad(samples, (0, spare)),
+            self.size,
+            self.step,
+            window=torch.nn.functional.pad(window, (0, spare)),  # the window first, so that no later sample enters
+            center=False,
+            return_complex=True,
+        )
+        energy = torch.view_as_real(spectrum[..., :count]).square().sum(-1)  # (…, k, t)
+        bank = filterbank(self.rate, self.size, self.bands).to(energy)
+        return (energy.mT @ bank + self.floor).log()
+
+    def stream(self, waiting: Tensor | None, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Feed a piece of sound of any length; get the frames it completes, and the samples that wait for the next."""
+        held = samples if waiting is None else torch.cat((waiting, samples), -1)
+        frames = self(held)
+        return frames, held[..., frames.shape[-2] * self.step :]
+
+
+def filterbank(rate: int, size: int, bands: int) -> Float[Tensor, "k f"]:
+    """Triangles, even on the mel scale m = 2595·log₁₀(1 + hertz/700) from 0 to rate/2; each peaks at 1.
+
+    >>> filterbank(8000, 256, 40).shape
+    torch.Size([129, 40])
+    """
+    hertz = torch.arange(size // 2 + 1, dtype=torch.float64) * rate / size
+    top = 2595 * torch.tensor(1 + rate / 2 / 700, dtype=torch.float64).log10()
+    edges = 700 * (10 ** (torch.linspace(0, 1, bands + 2, dtype=torch.float64) * top / 2595) - 1)
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    rising, falling = (hertz[:, None] - low) / (middle - low), (high - hertz[:, None]) / (high - middle)
+    return torch.minimum(rising, falling).clamp(min=0).float()
+
+
+@dataclass(frozen=True)
+class FeatureScale:
+    """Mean and standard deviation of each band over training data: fixed numbers, so that a stream can use them."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, features: list[Tensor]) -> "FeatureScale":
+        """Over all frames of some recordings, each (t, f)."""
+        frames = torch.cat(features).double()
+        if len(frames) < 2:
+            raise ValueError(f"mean and deviation need 2 frames or more; got {len(frames)}")
+        deviation = frames.std(0, correction=0)
+        return cls(tuple(frames.mean(0).tolist()), tuple(torch.where(deviation > 0, deviation, 1.0).tolist()))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return (features - features.new_tensor(self.mean)) / features.new_tensor(self.deviation)

@@ -1,0 +1,123 @@
+"""Frozen dataclasses as plain data: to and from dictionaries, JSON and TOML; what does not fit is named.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class Inner:
+...     rate: float = 0.5
+>>> @dataclass(frozen=True)
+... class Outer:
+...     steps: int = 3
+...     inner: Inner = Inner()
+>>> to_plain(Outer())
+{'steps': 3, 'inner': {'rate': 0.5}}
+>>> from_plain(Outer, {"inner": {"rat": 1}}, "mine.toml")
+Traceback (most recent call last):
+ValueError: mine.toml: inner has no field 'rat'; did you mean rate? It has rate
+"""
+
+import dataclasses
+import difflib
+import json
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Made = TypeVar("Made")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses become dictionaries, tuples lists; numbers, strings and booleans stay."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: to_plain(item) for name, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def from_plain(kind: type[Made], plain: Any, where: str, path: str = "") -> Made:
+    """The dataclass that the plain data describes; fields left out have their defaults.
+
+    where: the file or flag the data came from, for the message if something does not fit.
+    """
+    name = path or kind.__name__
+    if not isinstance(plain, dict):
+        raise ValueError(f"{where}: {name} is a group of fields; got {plain!r}")
+    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if unknown := sorted(set(plain) - set(known)):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{where}: {name} has no field {unknown[0]!r}; {meant}It has {', '.join(known)}")
+    hints = get_type_hints(kind)
+    values = {key: _read(hints[key], value, where, f"{path}.{key}" if path else key) for key, value in plain.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{where}: {name} {str(error).split('__init__() ')[-1]}") from None
+
+
+def to_toml(plain: dict[str, Any], path: str = "") -> str:
+    """TOML of nested groups; what is None is left out, as TOML has no word for nothing.
+
+    >>> print(to_toml({"steps": 3, "name": "a b", "inner": {"rate": 0.5, "on": True}}), end="")
+    steps = 3
+    name = "a b"
+    <BLANKLINE>
+    [inner]
+    rate = 0.5
+    on = true
+    """
+    groups = {name: value for name, value in plain.items() if isinstance(value, dict)}
+    single = {name: value for name, value in plain.items() if not isinstance(value, dict) and value is not None}
+    lines = [f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}" for name, value in single.items()]
+    text = "".join(line + "\n" for line in lines)
+    for name, group in groups.items():
+        inner = f"{path}.{_key(name)}" if path else _key(name)
+        text += f"{'' if not text else chr(10)}[{inner}]\n{to_toml(group, inner)}"
+    return text
+
+
+def _key(name: str) -> str:
+    bare = name and all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in name)
+    return name if bare else json.dumps(name, ensure_ascii=False)
+
+
+def _read(hint: Any, value: Any, where: str, path: str) -> Any:
+    """A value as a field of that type holds it."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_plain(hint, value, where, path)
+    if isinstance(value, list):
+        value = tuple(value)
+    if not _fits(value, hint):
+        raise ValueError(f"{where}: {path} is {_words(hint)}; got {value!r}")
+    whole = isinstance(value, int) and not isinstance(value, bool)  # 1 is a number too; TOML and people write it so
+    return float(value) if whole and not _fits_whole(hint) else value
+
+
+def _fits_whole(hint: Any) -> bool:
+    return any(option is int for option in (get_args(hint) or (hint,)))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        inner = [item for item in get_args(hint) if item is not Ellipsis]
+        wanted = inner * len(value) if len(inner) == 1 and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if hint is float else get_origin(hint) or hint)
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_words(option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list of {' and '.join(_words(item) for item in get_args(hint) if item is not Ellipsis)}"
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
+    return plain.get(hint, getattr(hint, "__name__", str(hint)))

@@ -1,0 +1,146 @@
+"""Transcriber: speech in, words out, while it is still being spoken if it is told how far it may look ahead.
+
+Axes: b batch · n frames · t tokens (several frames each) · f features of a frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.layers.feed_forward import Activation
+from qkv.layers.placement import Position
+from qkv.models.base import Model, small_normal
+from qkv.models.encoder import Encoder, EncoderConfig, EncoderState
+
+BLANK = 0  # the label that says nothing: it stands between two words, and where nothing is said
+
+
+@dataclass(frozen=True)
+class TranscriberConfig:
+    """A transcriber's sizes and choices.
+
+    features: how wide a frame of sound is. stack: how many frames make a token.
+    labels: how many there are, the blank (0) included.
+    chunk, left_chunks, ahead: how far attention sees, in tokens and chunks; see EncoderConfig. chunk=None hears it all.
+    """
+
+    features: int = 40
+    labels: int = 11
+    stack: int = 4
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    hidden: int | None = None
+    activation: Activation = "gelu"
+    position: Position = "rope"
+    chunk: int | None = None
+    left_chunks: int | None = None
+    ahead: int = 0
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.labels < 2 or self.stack < 1:
+            raise ValueError(
+                f"labels are a blank and at least one more, a token is at least one frame; got {self.labels} and "
+                f"{self.stack}"
+            )
+        self.encoder  # noqa: B018  (an error in its sizes is told here)
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        return EncoderConfig(
+            features=self.features * self.stack,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            hidden=self.hidden,
+            activation=self.activation,
+            position=self.position,
+            chunk=self.chunk,
+            left_chunks=self.left_chunks,
+            ahead=self.ahead,
+            dropout=self.dropout,
+        )
+
+
+class Transcriber(Model):
+    """Frames in, logits of labels out: one row for every `stack` frames, the last one filled up with silence (0).
+
+    >>> model = Transcriber(TranscriberConfig(features=8, width=16, heads=2, layers=1))
+    >>> model(torch.randn(2, 30, 8)).shape
+    torch.Size([2, 8, 11])
+    """
+
+    config_class = TranscriberConfig
+
+    def __init__(self, config: TranscriberConfig) -> None:
+        super().__init__(config)
+        self.encoder = Encoder(config.encoder)
+        self.head = nn.Linear(config.width, config.labels)
+        small_normal(self, layers=config.layers)
+
+    def forward(
+        self, frames: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None
+    ) -> Float[Tensor, "b t labels"]:
+        """present: which frames exist; a token does if one of its frames does."""
+        tokens = self.stacked(frames, present)
+        if present is not None:
+            missing = -present.shape[1] % self.config.stack
+            present = nn.functional.pad(present, (0, missing)).unflatten(1, (-1, self.config.stack)).any(-1)
+        return self.head(self.encoder(tokens, present))
+
+    def stream(
+        self, frames: Float[Tensor, "b n f"], state: StreamState | None = None, *, final: bool = False
+    ) -> tuple[Float[Tensor, "b t labels"], StreamState]:
+        """Feed a piece of any length; get the logits of the chunks it completes, and the state to go on with.
+
+        The logits put together equal one call on the whole, to rounding.
+        """
+        waiting = frames if state is None else torch.cat((state.frames, frames), dim=1)
+        whole = waiting.shape[1] if final else waiting.shape[1] // self.config.stack * self.config.stack
+        inner = None if state is None else state.encoder
+        hidden, inner = self.encoder.stream(self.stacked(waiting[:, :whole], None), inner, final=final)
+        return self.head(hidden), StreamState(inner, waiting[:, whole:])
+
+    def stacked(self, frames: Tensor, present: Tensor | None) -> Float[Tensor, "b t stacked"]:
+        """Several frames as one token; what is not there is silence, 0."""
+        if frames.ndim != 3 or frames.shape[-1] != self.config.features:
+            raise ValueError(
+                f"this transcriber hears frames of shape (batch, frames, {self.config.features}); got "
+                f"{tuple(frames.shape)}"
+            )
+        if present is not None:
+            frames = frames.masked_fill(~present[..., None], 0.0)
+        frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % self.config.stack))
+        return frames.unflatten(1, (-1, self.config.stack)).flatten(2)
+
+    def frames(self, lengths: Tensor) -> Tensor:
+        """How many rows of logits so many frames of sound have."""
+        return -(-lengths // self.config.stack)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """Where a stream stands: the encoder's state, and frames that wait for their token."""
+
+    encoder: EncoderState
+    frames: Tensor
+
+
+def read_out(logits: Float[Tensor, "b t labels"], lengths: Int[Tensor, " b"] | None = None) -> list[list[int]]:
+    """The labels said: the likeliest of each token, repetitions joined, blanks left out. lengths: in tokens.
+
+    >>> said = torch.tensor([[0, 3, 3, 0, 3, 1]])
+    >>> read_out(nn.functional.one_hot(said, 4).float())
+    [[3, 3, 1]]
+    """
+    best = logits.argmax(-1)
+    before = nn.functional.pad(best, (1, 0), value=BLANK)[:, :-1]
+    spoken = (best != BLANK) & (best != before)
+    if lengths is not None:
+        spoken &= torch.arange(best.shape[1], device=best.device) < lengths[:, None]
+    return [row[flags].tolist() for row, flags in zip(best, spoken, strict=True)]

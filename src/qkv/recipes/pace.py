@@ -1,0 +1,96 @@
+"""How many steps fit into some minutes: the speed is measured once, before the run, and the steps are then fixed."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from qkv.loop import Report, Settings
+from qkv.loop import train as train_stage
+from qkv.recipes.system import Stage, Task
+
+TRIED = 8  # steps that are timed, after as many that are not
+SPARE = 0.97  # the rest is for logging and checkpoints
+LOOKS = 10  # evaluations of a run that is given minutes
+
+
+def given(task: Task, minutes: float | None, steps: int | None, note: Callable[[str], None]) -> Task:
+    """The task with its stages fitted to minutes, or to a number of steps; as it was if neither is given."""
+    if minutes is None and steps is None:
+        return task
+    if minutes is not None and steps is not None:
+        raise ValueError("a run is given minutes or steps, not both")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"minutes are above 0; got {minutes}")
+    shares = sum(stage.share for stage in task.stages)
+    fitted = dict(task.recipe.stages)
+    for stage in task.stages:
+        share = stage.share / shares
+        settings = task.recipe.stages[stage.name]
+        if steps is not None:
+            fitted[stage.name] = of_steps(settings, max(round(steps * share), 1))
+            continue
+        assert minutes is not None
+        step, look = step_seconds(task, stage, settings)
+        count = max(int((60 * minutes * share * SPARE - (LOOKS + 1) * look) / step), LOOKS)
+        fitted[stage.name] = of_steps(settings, count, looks=LOOKS)
+        note(f"{stage.name}: {step * 1000:.0f} ms a step, so {count:,} steps fit into {60 * minutes * share:.0f} s")
+    return replace(task, recipe=replace(task.recipe, stages=fitted))
+
+
+def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settings:
+    """The settings for another number of steps: warm-up, decay and what is done every so often keep their share.
+
+    >>> from qkv.loop import Schedule
+    >>> of_steps(Settings(steps=1000, schedule=Schedule(warmup=100)), 50).schedule.warmup
+    5
+    """
+    if steps < 1:
+        raise ValueError(f"a run has at least 1 step; got {steps}")
+    ratio, schedule, saving = steps / settings.steps, settings.schedule, settings.saving
+    decay = None if schedule.decay is None else int(schedule.decay * ratio)
+
+    def every(count: int) -> int:
+        if count == 0:
+            return 0
+        return max(steps // looks if looks else round(count * ratio), 1)
+
+    return replace(
+        settings,
+        steps=steps,
+        schedule=replace(schedule, warmup=int(schedule.warmup * ratio), decay=decay),
+        saving=replace(
+            saving,
+            log_every=min(saving.log_every, max(steps // 5, 1)),
+            evaluate_every=every(saving.evaluate_every),
+            checkpoint_every=every(saving.checkpoint_every),
+        ),
+    )
+
+
+def step_seconds(task: Task, stage: Stage, settings: Settings) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away."""
+    model, clock = copy.deepcopy(task.model), _Clock()
+    saving = replace(settings.saving, log_every=1, evaluate_every=0, checkpoint_every=0, best="")
+    schedule = replace(settings.schedule, warmup=0, decay=None)
+    trial = replace(settings, steps=2 * TRIED, saving=saving, schedule=schedule)
+    with tempfile.TemporaryDirectory() as folder:
+        train_stage(model, stage.batches, stage.objective, trial, folder, report=clock)
+    look = 0.0
+    if stage.validate is not None:
+        began = time.perf_counter()
+        stage.validate(model)
+        look = time.perf_counter() - began
+    timed = clock.seconds[-TRIED:]
+    return max((timed[-1] - timed[0]) / (len(timed) - 1), 1e-6), look
+
+
+class _Clock(Report):
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def progress(self, progress) -> None:
+        self.seconds.append(time.perf_counter())

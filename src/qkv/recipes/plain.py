@@ -1,0 +1,151 @@
+"""Settings as plain nested tables: written as TOML, changed by dotted names, read back with every mistake named."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from qkv.models.folder import KINDS
+
+Table = dict[str, Any]
+
+
+def changed(table: Table, changes: Mapping[str, Any], *, where: str = "settings") -> Table:
+    """The table with some values replaced; {"model.width": 64} and {"model": {"width": 64}} say the same.
+
+    A name that the table does not have is a ValueError that offers the nearest one.
+
+    >>> changed({"seed": 0, "model": {"width": 32}}, {"model.width": 64})
+    {'seed': 0, 'model': {'width': 64}}
+    """
+    result = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
+    for name, value in changes.items():
+        head, _, rest = name.partition(".")
+        if head not in table:
+            raise ValueError(f"{where} have no {name!r}{_near(head, list(table))}")
+        here = result[head]
+        if rest or (isinstance(value, Mapping) and isinstance(here, dict) and "kind" not in value):
+            if not isinstance(here, dict):
+                raise ValueError(f"{head} of {where} is one value ({here!r}); there is no {name!r}")
+            result[head] = changed(here, {rest: value} if rest else value, where=f"{where} of {head}")
+        elif isinstance(here, dict) and not isinstance(value, Mapping):
+            raise ValueError(f"{head} of {where} is a table with {', '.join(here)}; set one of them: {head}.NAME=…")
+        else:
+            result[head] = value
+    return result
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """NAME=VALUE as the command line gives it; the value as TOML has it, or else as it stands.
+
+    >>> parse_change("model.width=64"), parse_change("data.path=texts/a.txt"), parse_change("train.clip=none")
+    (('model.width', 64), ('data.path', 'texts/a.txt'), ('train.clip', 'none'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ValueError(f"a setting is changed by NAME=VALUE, such as model.width=64; got {text!r}")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+def read_toml(path: str | Path) -> Table:
+    """A TOML file as a table."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; a recipe's changes stand in a TOML file")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(table: Table, *, comment: str = "") -> str:
+    """A table of tables of plain values as TOML; plain values first, then a section for each table.
+
+    >>> print(to_toml({"seed": 0, "model": {"width": 32, "norm": "layer", "window": None}}))
+    seed = 0
+    <BLANKLINE>
+    [model]
+    width = 32
+    norm = "layer"
+    window = "none"
+    <BLANKLINE>
+    """
+    lines = [f"# {line}" for line in comment.splitlines()]
+    lines += [f"{name} = {_value(value)}" for name, value in table.items() if not isinstance(value, dict)]
+    for name, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_value(item)}" for key, item in value.items())]
+    return "\n".join(lines) + "\n"
+
+
+def with_nothing(kind: type, table: Table) -> Table:
+    """TOML has no word for None: "none" is it, in a field that may be None and does not itself know that word.
+
+    >>> from qkv.models import GPTConfig
+    >>> with_nothing(GPTConfig, {"window": "none", "position": "none"})
+    {'window': None, 'position': 'none'}
+    """
+    hints = get_type_hints(kind)
+    result: Table = {}
+    for name, value in table.items():
+        hint = hints.get(name)
+        if isinstance(value, dict) and (part := KINDS.get(str(value.get("kind"))) or _group(hint)):
+            value = with_nothing(part, value)
+        elif value == "none" and type(None) in get_args(hint) and not _knows(hint, "none"):
+            value = None
+        result[name] = value
+    return result
+
+
+def _group(hint: Any) -> type | None:
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+
+
+def _knows(hint: Any, word: str) -> bool:
+    return word in get_args(hint) or hint is str or any(_knows(option, word) for option in get_args(hint))
+
+
+def difference(before: Table, after: Table, prefix: str = "") -> str | None:
+    """The first setting in which two tables differ, as a phrase; None if they agree."""
+    for name in {**before, **after}:
+        one, other = before.get(name), after.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if found := difference(one, other, f"{prefix}{name}."):
+                return found
+        elif one != other:
+            return f"{prefix}{name} was {one!r} and is now {other!r}"
+    return None
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(_escaped(character) for character in value) + '"'
+    if isinstance(value, int | float):
+        return repr(value)
+    raise ValueError(f"a setting is a number, a word, a list or a table of them; got {type(value).__name__}")
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; they have {', '.join(known)}"

@@ -1,0 +1,68 @@
+"""The shell of a page that is one offline file: its paper, ink and type, in light, in dark and in print."""
+
+import html
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #5b636d; --line: #d9dde2; --card: #f6f7f8;
+  --queries: #0067a3; --keys: #a34a00; --values: #007257; --output: #96397a;
+  --good: #00674b; --maybe: #7a5200; --bad: #a33f00; --open: #4a5560; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
+  --card: #1d2126; --queries: #62b8ee; --keys: #f2a65a; --values: #43cda6; --output: #e6a0cb;
+  --good: #4fc79f; --maybe: #e8b04a; --bad: #f58a4b; --open: #a9b3be; } }
+@media print { :root { color-scheme: light; --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --card: #fff;
+  --queries: #0067a3; --keys: #a34a00; --values: #007257; --output: #96397a; --good: #00674b; --maybe: #7a5200;
+  --bad: #a33f00; --open: #4a5560; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .2rem; letter-spacing: -.01em; }
+h2 { font-size: 1.15rem; margin: 2.4rem 0 .5rem; }
+p { margin: .4rem 0; max-width: 46rem; }
+.soft, figcaption { color: var(--soft); font-size: .9rem; }
+figure { margin: 1rem 0; overflow-x: auto; }
+figure svg { display: block; height: auto; max-width: 100%; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .92rem; }
+td, th { text-align: left; padding: .28rem 1.1rem .28rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 600; color: var(--soft); }
+td.number, th.number { font-variant-numeric: tabular-nums; white-space: nowrap; text-align: right; }
+code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .9em; }
+pre { background: var(--card); padding: .8rem 1rem; overflow-x: auto; border-radius: 4px; }
+"""
+
+
+def page(title: str, *parts: str, style: str = "") -> str:
+    """A whole page from parts that are HTML already; the title is text.
+
+    >>> page("a < b", "<p>more</p>").count("a &lt; b")
+    2
+    """
+    safe = html.escape(title)
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{safe}</title><style>{STYLE}{style}</style>"
+    )
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n<h1>{safe}</h1>\n{body}\n</body></html>\n'
+
+
+def table(columns: list[str], rows: list[list[object]]) -> str:
+    """Rows of cells; numbers stand right, in figures of one width. A cell that is bytes is HTML already."""
+    numeric = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in range(len(columns))]
+    kinds = [' class="number"' if number else "" for number in numeric]
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(cell: object) -> str:
+    if isinstance(cell, bytes):
+        return cell.decode("utf-8")
+    if isinstance(cell, float):
+        return f"{cell:,.4g}"
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else html.escape(str(cell))

@@ -1,0 +1,73 @@
+"""The pytest plugin: `pytest --qkv package.module:Name` adds one test for each check of qkv.
+
+It stands outside the package so that a run of pytest without --qkv imports neither qkv nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("qkv", "checks of attention")
+    group.addoption(
+        "--qkv", action="append", default=[], metavar="TARGET", help="check package.module:Name or file.py:Name; repeatable"
+    )
+    group.addoption("--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, course, encoder")
+    group.addoption("--qkv-args", default=None, metavar="JSON", help="arguments of a class, as a JSON object")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the checks before -k and -m choose among the tests."""
+    for target in config.getoption("--qkv"):
+        collector = Target.from_parent(session, name=f"qkv {target}")
+        items.extend(collector.collect())
+
+
+class Broken(AssertionError):
+    """A property that does not hold."""
+
+
+class Target(pytest.Collector):
+    """One implementation; it is judged once, when its tests are collected."""
+
+    def collect(self) -> list[pytest.Item]:
+        from qkv.check import named_contract, run
+
+        target, name = self.name.removeprefix("qkv "), self.config.getoption("--qkv-contract")
+        try:
+            said = self.config.getoption("--qkv-args")
+            arguments = json.loads(said) if said else None
+            if arguments is not None and not isinstance(arguments, dict):
+                raise ValueError("--qkv-args is a JSON object such as '{\"dim\": 64}'")
+            report = run(target, named_contract(name) if name else None, arguments=arguments)
+        except (ValueError, OSError) as error:
+            raise pytest.UsageError(f"--qkv {target}: {error}") from None
+        return [Check.from_parent(self, name=finding.check, finding=finding) for finding in report.findings]
+
+
+class Check(pytest.Item):
+    """One finding as a test: a fail fails; what does not apply or could not be decided is skipped with its reason."""
+
+    def __init__(self, *, finding: Any, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.finding = finding
+
+    def runtest(self) -> None:
+        if self.finding.verdict == "fail":
+            hint = f"\n→ {self.finding.hint}" if self.finding.hint else ""
+            raise Broken(f"{self.finding.evidence}{hint}")
+        if self.finding.verdict in ("n/a", "inconclusive"):
+            pytest.skip(f"{self.finding.verdict}: {self.finding.evidence}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, Broken):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return "qkv", None, f"{self.parent.name if self.parent else 'qkv'}: {self.name}"

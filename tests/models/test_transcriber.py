@@ -1,0 +1,48 @@
+"""Speech heard piece by piece is transcribed as the whole would be."""
+
+import pytest
+import torch
+from model_zoo import assert_close, randomised
+
+from qkv.models import TranscriberConfig
+from qkv.models.transcriber import read_out
+
+SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@torch.no_grad()
+def test_a_stream_of_sound_equals_the_whole(ahead, device):
+    model = randomised(TranscriberConfig(**SIZES, chunk=2, left_chunks=2, ahead=ahead), device)
+    frames = torch.randn(2, 40, 3, dtype=torch.float64, device=device)
+    for size in (1, 5, 6, 40):
+        state, parts = None, []
+        for piece in frames.split(size, dim=1):
+            logits, state = model.stream(piece, state)
+            parts.append(logits)
+        parts.append(model.stream(frames[:, :0], state, final=True)[0])
+        assert_close(torch.cat(parts, dim=1), model(frames))
+
+
+@torch.no_grad()
+def test_padding_changes_nothing(device):
+    model = randomised(TranscriberConfig(**SIZES), device)
+    frames = torch.randn(2, 20, 3, dtype=torch.float64, device=device)
+    lengths = torch.tensor([20, 13], device=device)
+    together = model(frames, torch.arange(20, device=device) < lengths[:, None])
+    for row, length in enumerate(lengths.tolist()):
+        alone = model(frames[row : row + 1, :length])
+        assert_close(together[row : row + 1, : alone.shape[1]], alone)
+
+
+def test_read_out_joins_repetitions_and_keeps_words_said_twice():
+    said = torch.tensor([[0, 2, 2, 0, 2, 1, 1, 0], [4, 4, 4, 3, 0, 0, 4, 1]])
+    logits = torch.nn.functional.one_hot(said, 5).double()
+    assert read_out(logits) == [[2, 2, 1], [4, 3, 4, 1]]
+    assert read_out(logits, torch.tensor([3, 7])) == [[2], [4, 3, 4]]
+
+
+def test_a_frame_of_another_width_is_refused_by_name(device):
+    model = randomised(TranscriberConfig(**SIZES), device)
+    with pytest.raises(ValueError, match=r"frames of shape \(batch, frames, 3\)"):
+        model(torch.zeros(1, 5, 4, dtype=torch.float64, device=device))

@@ -1,0 +1,191 @@
+"""Recipes are data: resolved, changed, written down and read back; and each of them runs and learns."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from qkv.recipes import SYSTEMS, open_run, system, train
+from qkv.recipes.pace import of_steps
+from qkv.recipes.plain import read_toml, to_toml
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_recipe_goes_to_toml_and_back(name, tmp_path):
+    known = system(name)
+    for model in known.models:
+        for preset in (None, *known.presets):
+            recipe = known.recipe(model=model, preset=preset, seed=3)
+            path = tmp_path / "recipe.toml"
+            path.write_text(to_toml(recipe.to_table()), encoding="utf-8")
+            assert known.read(read_toml(path)) == recipe
+
+
+def test_changes_by_name_from_a_file_and_from_the_command_line_agree():
+    known = system("vit-digits")
+    dotted = known.recipe({"model.width": 32, "train.optimiser.lr": 0.5, "data.augment.crop": 2})
+    nested = known.recipe(
+        {"model": {"width": 32}, "train": {"optimiser": {"lr": 0.5}}, "data": {"augment": {"crop": 2}}}
+    )
+    assert dotted == nested
+    assert (dotted.model.width, dotted.stages["train"].optimiser.lr, dotted.data.augment.crop) == (32, 0.5, 2)
+    assert dotted.stages["train"].schedule == known.recipe().stages["train"].schedule
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.widht": 3}, "did you mean 'width'"),
+        ({"trian.steps": 3}, "did you mean 'train'"),
+        ({"train.steps": "many"}, "steps is a whole number"),
+        ({"train.steps": 0}, "steps is at least 1"),
+        ({"model.width": 30, "model.heads": 4}, "does not split into heads"),
+        ({"model": 3}, "set one of them"),
+        ({"seed": -1}, "seed is a whole number"),
+        ({"model.kind": "vti"}, "has no model 'vti'"),
+    ],
+)
+def test_a_mistaken_change_is_named(change, message):
+    def build():
+        known = system("vit-digits")
+        known.build(known.recipe(change))
+
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_the_course_presets_are_the_course_models_exactly():
+    vit = system("vit-cifar100").recipe(preset="course")
+    assert (vit.model.width, vit.model.layers, vit.model.hidden, vit.data.batch) == (256, 6, 512, 256)
+    from qkv.models import build
+
+    assert build(vit.model).size == 3_217_764
+    sizes = {
+        name: build(system("birthplaces").recipe(model=name).model).size for name in ("vanilla", "synthesizer", "rope")
+    }
+    assert sizes == {"vanilla": 3_323_392, "synthesizer": 3_076_988, "rope": 3_290_624}
+
+
+def test_fewer_steps_keep_the_shape_of_the_schedule():
+    settings = system("translate").recipe().stages["train"]
+    short = of_steps(settings, 30)
+    assert short.steps == 30
+    assert short.schedule.warmup == 3
+    assert short.saving.evaluate_every == 5
+
+
+SMALL = {
+    "vit-digits": {
+        "model.width": 32,
+        "model.layers": 2,
+        "model.heads": 2,
+        "data.augment.crop": 0,
+        "train.optimiser.lr": 4e-3,
+    },
+    "gpt-text": {
+        "data.batch": 16,
+        "data.length": 48,
+        "data.judged": 2000,
+        "model.width": 48,
+        "model.layers": 1,
+        "model.heads": 3,
+        "model.dropout": 0.0,
+        "train.optimiser.lr": 1e-2,
+    },
+    "birthplaces": {
+        "data.people": 40,
+        "data.batch": 16,
+        "data.finetune_batch": 8,
+        "model.kind": "small",
+        "model.width": 32,
+        "model.layers": 1,
+        "model.heads": 2,
+        "pretrain.optimiser.lr": 1e-2,
+    },
+    "translate": {
+        "model.width": 32,
+        "model.heads": 2,
+        "model.hidden": 64,
+        "model.encoder_layers": 1,
+        "model.decoder_layers": 1,
+        "model.dropout": 0.0,
+        "data.vocab": 300,
+        "data.tokens": 512,
+        "data.beams": 1,
+        "data.judged": 20,
+        "train.optimiser.lr": 1e-2,
+    },
+    "speech": {
+        "model.width": 32,
+        "model.heads": 2,
+        "model.layers": 1,
+        "data.strings": 64,
+        "data.judged": 20,
+        "data.batch": 8,
+        "data.most": 3,
+        "model.dropout": 0.0,
+        "train.optimiser.lr": 5e-3,
+    },
+}
+STEPS = {"vit-digits": 120, "gpt-text": 60, "birthplaces": 120, "translate": 100, "speech": 150}
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def entropy(counts):
+    total = sum(counts)
+    return -sum(count / total * math.log(count / total) for count in counts)
+
+
+def floor(name, run):
+    """What a model that has learned only how often things occur would lose: closed form."""
+    task = system(name).build(run.recipe)
+    stage = task.stages[0]
+    if name == "vit-digits":
+        return math.log(10)
+    batches = [stage.batches.batch(0, index) for index in range(min(stage.batches.count(0), 40))]
+    if name == "speech":  # a transcriber that says blanks, or draws labels evenly, cannot be below this for each label
+        return math.log(10)
+    counts = Counter(token for batch in batches for token in batch["targets"][batch["scored"]].tolist())
+    return entropy(counts.values())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_recipe_runs_end_to_end_and_learns(name, tmp_path, unchecked):
+    folder = tmp_path / name
+    run = train(
+        name,
+        SMALL[name],
+        {"train.saving.evaluate_every": 0} if name != "birthplaces" else {},
+        steps=STEPS[name],
+        folder=folder,
+    )
+    assert run.finished
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert run.model.size == run.parameters
+    first = folder / "pretrain" if name == "birthplaces" else folder
+    last = losses(first)[-1]
+    assert last < floor(name, run), f"{name} has not learned: {last:.3f}"
+    assert open_run(folder).result == json.loads(json.dumps(run.result))
+
+
+def test_a_finished_run_is_not_run_again_and_another_recipe_is_refused(tmp_path, unchecked):
+    small, told = {"model.width": 16, "model.layers": 1, "model.heads": 2}, []
+    once = train("vit-digits", small, steps=4, folder=tmp_path / "run")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    again = train("vit-digits", small, steps=4, folder=tmp_path / "run", note=told.append)
+    assert again.result == json.loads(json.dumps(once.result))
+    assert "finished already" in told[0]
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    with pytest.raises(ValueError, match=r"model.width was 16 and is now 32"):
+        train("vit-digits", {**small, "model.width": 32}, steps=4, folder=tmp_path / "run")
+    with pytest.raises(ValueError, match="holds a run of vit-digits"):
+        train("speech", folder=tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files"):
+        train("vit-digits", steps=1, folder=tmp_path / "mine")
