@@ -23,6 +23,7 @@ from qkv.check.checks.packing import check_packing
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_paths
 from qkv.check.checks.positions import check_positions
+from qkv.check.checks.precision import check_precision
 from qkv.check.checks.saved import check_saved
 from qkv.check.checks.weights import check_weights
 from qkv.check.contract import NOTHING, Contract
@@ -122,6 +123,7 @@ def _all(subject: Subject, contract: Contract, kind: str, inside: Callable[[], l
         "source": lambda: check_source(subject, contract),
         "cache": lambda: check_cache(subject, contract, kind),
         "weights": lambda: check_weights(subject, contract),
+        "dtype": lambda: check_precision(subject),
         "layout": lambda: check_layout(subject, contract),
         "inside": inside,
         "positions": lambda: check_positions(subject, contract, kind),

@@ -7,7 +7,6 @@ import torch
 from qkv.check.finding import Finding
 from qkv.check.subject import Subject
 
-
 ELSEWHERE = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
 
 

@@ -52,7 +52,9 @@ def _compared(subject: Subject, name: str, path: Callable[[nn.Module], Any]) -> 
                     f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared"
                 )
             if present is not None:
-                plain, first = plain[present], first[present]
+                plain, first = subject.at(plain, present), subject.at(first, present)
+                both = plain.isnan() & first.isnan()  # what is NaN on both paths is said elsewhere
+                plain, first = plain.masked_fill(both, 0.0), first.masked_fill(both, 0.0)
             size = float(plain.nan_to_num().abs().max()) or 1.0
             worst = max(worst, float((plain - first).abs().nan_to_num(nan=float("inf")).max()) / size)
     words = {"training": "in training and in eval", "checkpointing": "with and without checkpointing"}

@@ -67,7 +67,7 @@ def _by_head(before: Tensor, after: Tensor, size: float) -> Turn:
 
 def _read(turns: Tensor) -> Turn:
     """Which widths turn together, and by how much at each place."""
-    t, d, _ = turns.shape
+    d = turns.shape[-1]
     away = turns - torch.diag_embed(turns.diagonal(dim1=1, dim2=2))
     strength = away.abs().amax(0)  # (d, d)
     moved = [i for i in range(d) if float(strength[i].max()) > 1e-4]

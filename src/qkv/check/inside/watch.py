@@ -2,8 +2,9 @@
 
 Axes: b batch · h heads · t queries · s keys · d head width.
 
-`qkv.trace.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so nothing
-is taken for granted: the softmax may run over any axis or be missing, and whatever is done between is kept as numbers.
+`qkv.trace.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so
+nothing is taken for granted: the softmax may run over any axis or be missing, and what is done between is kept as
+numbers.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Watcher(TorchDispatchMode):
                 path.precision,
                 path.dropped,
                 path.averaged,
-            )  # fmt: skip
+            )
         )
 
     def _arranged_soft(self, path: Path, x: Tensor | None, batch: tuple, row: tuple, column: tuple) -> Tensor | None:
@@ -278,7 +279,7 @@ class Watcher(TorchDispatchMode):
                 given["query"].dtype,
                 dropped,
                 kernel=name,
-            )  # fmt: skip
+            )
         )
 
     def _is_fixed(self, x: Any) -> bool:

@@ -132,7 +132,7 @@ def _why(
     straight = float((found - ratio * expected).abs().max()) <= 1e-3 * float(found.abs().max() or 1)
     if name == "accumulation" and straight:
         if abs(ratio * n - 1) <= 1e-2:
-            return "the loss is divided twice: the mean over a batch is a mean already, divide by the number of batches once"
+            return "the loss is divided twice: a batch's mean is a mean already, divide by the number of batches once"
         if abs(ratio / n - 1) <= 1e-2:
             return "the loss is not divided: the gradients of the batches are summed"
         return "the update points the right way but has the wrong size"

@@ -2,8 +2,8 @@
 
 Axes: b batch · t places · v vocabulary.
 
-The gradient of a cross-entropy with respect to the logits of a place is softmax − 1 at its target: it is negative at the
-target alone, so it says what each place was compared with, whatever the code looks like.
+The gradient of a cross-entropy with respect to the logits of a place is softmax − 1 at its target: it is negative at
+the target alone, so it says what each place was compared with, whatever the code looks like.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def as_page(rows: Rows) -> str:
     lines = [
         "# The zoo",
         "",
-        "Implementations with one known mistake each, the contract under which it is one, and the checks that catch it.",
+        "Implementations with one known mistake each, what was promised of them, and the checks that catch it.",
         "This page is printed by `qkv check --zoo --matrix`; a test keeps it in step.",
         "",
         f"{summary(rows)}.",
