@@ -297,3 +297,52 @@ def test_what_is_promised_of_a_mask_is_what_is_handed_in():
     assert "may not attend" not in how
     assert not run(TrueBlocks(), Contract(kind="causal", mask="true-attends")).ok
     assert subject.width == 32
+
+
+class Strange(Base):
+    """Nobody could guess these names."""
+
+    def forward(self, stuff, *, hide, twice: int):
+        return {"first": stuff, "second": (self.attend(stuff, ~hide)[0] * twice,)}
+
+
+def test_a_call_that_is_declared_is_followed():
+    text = 'f(x, hide=blocked, twice=2)["second"][0]'
+    report = run(Strange, CAUSAL, call=text)
+    assert report.ok, report.failed
+    assert report.kind == "causal"
+    assert text in report.how
+
+    def strange(nothing, keys, values, queries, forbidden):
+        return None, with_integers(queries, keys, values, None if forbidden is None else 1 - forbidden.long(), 8)[0]
+
+    report = run(strange, Contract(kind="causal", scale="head"), call="f(None, k, v, q, blocked)[1]")
+    assert report.kind == "causal"
+    assert report.ok, report.failed
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("f(x", "is one call"),
+        ("f(__import__('os'))", "not a known word|is not known"),
+        ("f(*x)", "neither a known word"),
+        ("f(y)", "'y' is not known"),
+        ("f(x, hide=None, twice=1)", "could not be called as"),
+        ("f(1)", "reads neither"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused_in_one_sentence(text, said):
+    with pytest.raises(ValueError, match=said) as told:
+        run(Strange, CAUSAL, call=text)
+    assert "\n" not in str(told.value)
+
+
+def test_a_checkpoint_folder_is_judged_with_its_own_weights(tmp_path):
+    from qkv.models import GPT, GPTConfig
+
+    GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2)).save(tmp_path / "model")
+    report = run(str(tmp_path / "model"), CAUSAL)
+    assert report.ok, report.failed
+    assert report.kind == "causal"
+    assert "with the weights of" in report.how

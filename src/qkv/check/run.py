@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from qkv import hub
 from qkv.check import build, hugging_face, influence
 from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
@@ -20,6 +22,7 @@ from qkv.check.checks.masked import check_masked
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.weights import check_weights
 from qkv.check.contract import NOTHING, Contract
+from qkv.check.declared import declared, declared_subject
 from qkv.check.explain import explain
 from qkv.check.finding import Finding, Report
 from qkv.check.functions import function_subject, is_attention_function
@@ -28,7 +31,12 @@ from qkv.check.subject import Subject
 
 
 def run(
-    target: Any, contract: Contract | None = None, *, arguments: dict[str, Any] | None = None, seed: int = 0
+    target: Any,
+    contract: Contract | None = None,
+    *,
+    arguments: dict[str, Any] | None = None,
+    call: str | None = None,
+    seed: int = 0,
 ) -> Report:
     """Check a function, a class, a module, or `file.py:Name` / `package.module:Name`.
 
@@ -38,7 +46,7 @@ def run(
     True
     """
     contract = _promised(target) if contract is None else contract
-    subject, how = subject_of(target, contract, arguments)
+    subject, how = subject_of(target, contract, arguments, call)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -63,13 +71,23 @@ def run(
     return Report(subject.name, how, kind, contract, tuple(findings), rows)
 
 
-def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None = None) -> tuple[Subject, str]:
-    """The target as a subject, and how it is called, in words."""
+def subject_of(
+    target: Any, contract: Contract, arguments: dict[str, Any] | None = None, call: str | None = None
+) -> tuple[Subject, str]:
+    """The target as a subject, and how it is called, in words; `call` declares how (see `qkv.check.declared`)."""
+    declaration = None if call is None else declared(call)
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     if isinstance(target, str) and target.startswith("hf:"):
         subject = hugging_face.subject(target.removeprefix("hf:"), contract, arguments)
         return subject, subject.how
+    if isinstance(target, str) and Path(target).is_dir():
+        subject = module_subject(hub.load(target), target, contract, drawn=False)
+        return subject, f"{subject.how}, with the weights of {target}"
     found = build.find(target) if isinstance(target, str) else target
+    if declaration is not None and "q" in declaration.words:
+        found, _ = build.built(found, arguments)
+        subject = declared_subject(found, name.rpartition(":")[2], contract, declaration)
+        return subject, subject.how
     if is_attention_function(found):
         subject = function_subject(found, name.rpartition(":")[2], contract)
         return subject, subject.how
@@ -77,7 +95,10 @@ def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None
     if not isinstance(made, nn.Module):
         kind = "class" if inspect.isclass(found) else type(made).__name__
         raise ValueError(f"{name} is neither a function of q, k, v nor a torch.nn.Module; got a {kind}")
-    subject = module_subject(made, name.rpartition(":")[2], contract)
+    if declaration is not None:
+        subject = declared_subject(made, name.rpartition(":")[2], contract, declaration)
+    else:
+        subject = module_subject(made, name.rpartition(":")[2], contract)
     return subject, f"{subject.how}{f', built as {built_as}' if built_as else ''}"
 
 

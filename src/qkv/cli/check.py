@@ -21,6 +21,7 @@ def check(
     padding: bool = False,
     cache: bool = False,
     args: str | None = None,
+    call: str | None = None,
     zoo: bool = False,
     family: str | None = None,
     results: Path | None = None,
@@ -67,6 +68,9 @@ def check(
         It has a cache, and it must agree with the whole.
     args
         Arguments for the class, as JSON; what is not given is guessed.
+    call
+        How it is called, where that cannot be guessed: "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks
+        are allowed, blocked or added; padding is present or absent.
     zoo
         Instead of a target: check every known mistake, and say which are caught.
     family
@@ -116,7 +120,7 @@ def check(
         from qkv.check.hugging_face import contract_of
 
         promised = contract_of(target, promised)
-    report = run(target, promised, arguments=_arguments(args))
+    report = run(target, promised, arguments=_arguments(args), call=call)
     if junit is not None:
         scratch = junit.with_name(f".{junit.name}.part")
         scratch.write_text(as_junit(report), encoding="utf-8")
