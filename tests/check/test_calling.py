@@ -59,7 +59,8 @@ class Required(Base):
     """The mask has no default, and nothing is no mask to it; four axes."""
 
     def forward(self, x, mask):
-        b, _, t, _ = mask.shape
+        if mask.ndim != 4:
+            raise ValueError("a mask has four axes")
         return self.attend(x, mask.bool())
 
 
@@ -117,7 +118,10 @@ class TinyGPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.transformer = nn.ModuleDict(
-            {"wte": nn.Embedding(config.vocab_size, config.n_embd), "wpe": nn.Embedding(config.block_size, config.n_embd)}
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),
+                "wpe": nn.Embedding(config.block_size, config.n_embd),
+            }
         )
         self.layer = Base(config.n_embd, config.n_head)
         self.head = nn.Linear(config.n_embd, config.vocab_size)
@@ -133,8 +137,8 @@ class FromDictionary(TinyGPT):
     """A dictionary of sizes, and one call that gives everything."""
 
     def __init__(self, cfg):
-        super().__init__(type("", (), {"vocab_size": cfg["vocab_size"], "n_embd": cfg["emb_dim"], "n_head": cfg["n_heads"],
-                                       "block_size": cfg["context_length"]}))  # fmt: skip
+        sizes = {"n_embd": cfg["emb_dim"], "n_head": cfg["n_heads"], "block_size": cfg["context_length"]}
+        super().__init__(type("", (), {"vocab_size": cfg["vocab_size"], **sizes}))
 
     def forward(self, in_idx):
         return super().forward(in_idx, in_idx)[0]
@@ -145,7 +149,11 @@ class StartPosition(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, n_heads: int):
         super().__init__()
-        self.table, self.layer, self.head = nn.Embedding(vocab_size, dim), Base(dim, n_heads), nn.Linear(dim, vocab_size)
+        self.table, self.layer, self.head = (
+            nn.Embedding(vocab_size, dim),
+            Base(dim, n_heads),
+            nn.Linear(dim, vocab_size),
+        )
         self.held = None
 
     def forward(self, tokens, start_pos: int):
@@ -161,7 +169,11 @@ class InPlace(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, n_heads: int):
         super().__init__()
-        self.table, self.layer, self.head = nn.Embedding(vocab_size, dim), Base(dim, n_heads), nn.Linear(dim, vocab_size)
+        self.table, self.layer, self.head = (
+            nn.Embedding(vocab_size, dim),
+            Base(dim, n_heads),
+            nn.Linear(dim, vocab_size),
+        )
 
     def forward(self, tokens, cache=None):
         t = tokens.shape[1]

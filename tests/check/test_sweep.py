@@ -50,9 +50,7 @@ def test_what_hangs_or_dies_costs_one_result(tmp_path, monkeypatch):
     def started():
         import sys
 
-        return subprocess.Popen(
-            [sys.executable, "-c", WORKER], stdin=-1, stdout=-1, text=True, start_new_session=True
-        )
+        return subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1, text=True, start_new_session=True)
 
     monkeypatch.setattr(sweeping, "_started", started)
     found = sweep(dict.fromkeys(("A", "Hangs", "B", "Dies", "C"), "causal"), tmp_path, seconds=3.0)
@@ -62,10 +60,14 @@ def test_what_hangs_or_dies_costs_one_result(tmp_path, monkeypatch):
 
 
 def test_the_table_counts_and_alarms_give_exit_code_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("qkv.check.hugging_face.architectures", lambda: {"GPT2LMHeadModel": "causal", "Other": "masked"})
+    monkeypatch.setattr(
+        "qkv.check.hugging_face.architectures", lambda: {"GPT2LMHeadModel": "causal", "Other": "masked"}
+    )
     file = tmp_path / f"transformers-{sweeping._versions()['transformers']}.jsonl"
     rows = [
-        Row("GPT2LMHeadModel", "causal", "alarm", kind="bidirectional", findings={"fail": ["causal: changing token 3"]}),
+        Row(
+            "GPT2LMHeadModel", "causal", "alarm", kind="bidirectional", findings={"fail": ["causal: changing token 3"]}
+        ),
         Row("Other", "masked", "not called", said="tried this and that"),
     ]
     file.write_text("\n".join(json.dumps(part) for part in (sweeping._versions(), *map(vars, rows))) + "\n")
@@ -91,7 +93,9 @@ CANARIES = Path(os.environ.get("QKV_CANARIES", Path(__file__).parents[3] / "env5
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not CANARIES.exists() and not shutil.which(str(CANARIES)), reason="transformers 5.17.0 is not there")
+@pytest.mark.skipif(
+    not CANARIES.exists() and not shutil.which(str(CANARIES)), reason="transformers 5.17.0 is not there"
+)
 @pytest.mark.parametrize("name", ["RoFormerForCausalLM", "DogeForCausalLM"])
 def test_the_leaks_of_transformers_5_17_are_caught_by_name(name):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}

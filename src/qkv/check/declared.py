@@ -93,7 +93,9 @@ def declared_subject(found: Any, name: str, contract: Contract, call: Declared) 
     if "q" in call.words:
         return _function(found, name, contract, call)
     if not isinstance(found, nn.Module) or not call.words & {"x", "tokens"}:
-        raise ValueError(f"--call {call.text!r} reads neither q, k, v nor x nor tokens, or {name} is no module for them")
+        raise ValueError(
+            f"--call {call.text!r} reads neither q, k, v nor x nor tokens, or {name} is no module for them"
+        )
     module, dtype = randomised(found.double().eval()), torch.float64
     reads = "tokens" if "tokens" in call.words else "vectors"
     sizes = [vocabulary(module)] if reads == "tokens" else widths(module)
@@ -118,7 +120,8 @@ def declared_subject(found: Any, name: str, contract: Contract, call: Declared) 
                 module=module,
                 pads=bool(call.words & {"present", "absent"}),
             )
-        said = f"the output is {tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}, not (batch, tokens, …)"
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        said = f"the output is {shape}, not (batch, tokens, …)"
     raise ValueError(f"{name} could not be called as {call.text!r}: {said}; change --call or its sizes with --args")
 
 

@@ -1,4 +1,4 @@
-"""Every architecture of the installed transformers, in parallel processes; an interrupted sweep goes on where it was."""
+"""Every architecture of the installed transformers, in parallel processes; an interrupted sweep goes on."""
 
 from __future__ import annotations
 

@@ -97,9 +97,7 @@ def check(
     if target == "hf:all":
         from qkv.cli.check_all import check_all
 
-        return check_all(
-            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
-        )
+        return check_all(family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json)
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.terminal import render
