@@ -93,7 +93,7 @@ SPARE = (
 
 
 def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = None) -> Subject:
-    """An architecture as a subject; in float32, since many compute norms and angles in it whatever their weights are."""
+    """An architecture as a subject, in float32: many compute norms and angles in it whatever their weights are."""
     found = module_subject(build(name, arguments), f"hf:{name}", contract, (torch.float32,))
     design = designed(name)
     how = f"{found.how}, built small with random weights{f'; by design {design.why}' if design.why else ''}"
@@ -101,7 +101,7 @@ def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = No
 
 
 def _uncalled(found: Subject) -> tuple[str, ...]:
-    """Parts that were not called, of a model that reads other inputs too: its towers for pictures, sounds and the like."""
+    """Parts that were not called, of a model that reads other inputs too: towers for pictures and sounds."""
     assert found.module is not None
     names = inspect.signature(found.module.forward).parameters
     if not any(word in name for name in names for word in OTHERS):

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from qkv.check.sweep import Row, Sweep
+from qkv.check.sweep import Outcome, Row, Sweep
 from qkv.cli.console import err, out, print_json
 
-SIGNS = {
+SIGNS: dict[Outcome, tuple[str, str]] = {
     "sound": ("✓", "green"), "alarm": ("✗", "bold red"), "not built": ("–", "dim"), "not called": ("–", "dim"),
     "too slow": ("–", "yellow"), "died": ("–", "yellow"),
 }  # fmt: skip
