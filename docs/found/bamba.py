@@ -15,4 +15,5 @@ with torch.no_grad():
         cache = model(tokens[:, :9], use_cache=True).past_key_values
         places = {"position_ids": torch.tensor([[9]])} if told else {}
         step = model(tokens[:, 9:10], past_key_values=cache, use_cache=True, **places).logits
-        print(f"position_ids {'given' if told else 'left out'}: step 9 differs by {float((step - whole[:, 9:10]).abs().max()):.2g}")
+        off = float((step - whole[:, 9:10]).abs().max())
+        print(f"position_ids {'given' if told else 'left out'}: step 9 differs by {off:.2g}")

@@ -1,8 +1,14 @@
-"""Mamba, FalconMamba, Jamba: a chunk of more than one token after a cached beginning forgets the end of the beginning."""
+"""Mamba, FalconMamba, Jamba: a chunk of more than one token after a cached beginning forgets how that ended."""
 
 import torch
-from transformers import FalconMambaConfig, FalconMambaForCausalLM, JambaConfig, JambaForCausalLM, MambaConfig
-from transformers import MambaForCausalLM
+from transformers import (
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2, "pad_token_id": 0}
 jamba = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64, "num_experts": 1}

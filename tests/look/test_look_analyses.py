@@ -215,6 +215,17 @@ def test_the_effect_of_changing_nothing_is_nothing_and_of_a_cut_what_the_formula
     assert found.loss_after == pytest.approx(picked, abs=1e-12)
 
 
+def test_a_layer_that_is_not_there_is_refused_instead_of_changing_nothing(gpt, tokens):
+    for wrong in (
+        {"silence": [(9, 0)]},
+        {"cut": [(3, None, 1, 0)]},
+        {"beta": {7: 1.0}},
+        {"pattern": {(-1, 0): torch.eye(9)}},
+    ):
+        with pytest.raises(ValueError, match="there are 3 attention layers, 0 to 2; got"):
+            look.effect(gpt, tokens, **wrong)
+
+
 def test_an_effect_is_measured_as_one_likes_where_there_are_no_logits():
     model = Encoder(EncoderConfig(vocab=31, width=32, layers=2, heads=4))
     tokens = torch.randint(0, 31, (1, 5))

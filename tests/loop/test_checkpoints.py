@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 import qkv
 from qkv import loop
 from qkv.loop.files import Writer, damage
+from qkv.loop.journal import Journal
 from qkv.loop.lock import claimed
 from qkv.loop.store import Store
 
@@ -167,6 +169,16 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path):
     assert notes.began == [steps[-1]]
     run(tmp_path / "whole", settings, model=gpt(width=32))
     assert_same_run(roomy, tmp_path / "whole")
+
+
+def test_a_disk_without_room_for_a_line_is_named(tmp_path):
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        journal = Journal(tmp_path)
+        journal.file.close()
+        journal.file = full
+        with pytest.raises(OSError, match=r"a line could not be written: the disk is full.*start again") as raised:
+            journal.add({"step": 1})
+    assert raised.value.filename == str(tmp_path / "metrics.jsonl")
 
 
 def test_a_folder_has_one_writer(tmp_path):

@@ -1,6 +1,5 @@
 """Objectives against their formulas; settings and reports as plain data."""
 
-import io
 import itertools
 import json
 import math
@@ -9,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loop_runs import SETTINGS, Letters, gpt, run
-from rich.console import Console
+from loop_runs import SETTINGS, Letters, Notes, gpt, run
 from torch import nn
 
 from qkv import loop
@@ -162,21 +160,20 @@ def test_data_and_objectives_that_do_not_fit_are_named(tmp_path):
     empty.count = lambda _: 0
     with pytest.raises(ValueError, match="epoch 0 of the data has no batches"):
         loop.train(gpt(), empty, loop.language_model(), SETTINGS, tmp_path / "a")
+    for model in (nn.Linear(3, 3).requires_grad_(False), nn.Identity()):
+        with pytest.raises(ValueError, match="has no parameter to train: all are frozen, or there are none"):
+            loop.train(model, Letters(), loop.language_model(), SETTINGS, tmp_path / "c")
     with pytest.raises(ValueError, match="an objective returns a Score; got Tensor"):
         loop.train(gpt(), Letters(), lambda model, batch: model(batch["tokens"]).sum(), SETTINGS, tmp_path / "b")
 
 
-def test_a_run_is_told_in_lines_and_in_json(tmp_path):
-    heard, shown = io.StringIO(), io.StringIO()
-    run(tmp_path / "json", report=loop.JsonLines(heard))
-    events = [json.loads(line) for line in heard.getvalue().splitlines()]
-    assert [event["event"] for event in events[:2]] == ["begin", "progress"] and events[-1]["finished"] is True
-    assert [event["step"] for event in events if event["event"] == "saved"] == [3, 6, 9, 12]
-    run(tmp_path / "line", report=loop.Line(Console(file=shown, width=200), every=0.0))
-    text = shown.getvalue()
-    assert "step 2/12 (16 %)  loss " in text and "step 12 evaluated: loss " in text and "done after step 12" in text
-    live = io.StringIO()
-    run(tmp_path / "live", report=loop.Line(Console(file=live, width=200, force_terminal=True)))
-    assert "step 12/12" in live.getvalue()
-    told = [line for line in read(tmp_path / "json") if "loss" in line]
-    assert [line["step"] for line in told] == [2, 4, 6, 8, 10, 12] and told[0]["timing"]["items_per_second"] > 0
+def test_whoever_listens_hears_of_a_run(tmp_path):
+    heard = Notes()
+    outcome = run(tmp_path, report=heard)
+    assert heard.began == [0] and heard.saves == [3, 6, 9, 12] and heard.ended == [outcome]
+    assert [progress.step for progress in heard.steps] == [2, 4, 6, 8, 10, 12]
+    assert all(p.items_per_second > 0 and p.memory > 2**20 and math.isfinite(p.loss) for p in heard.steps)
+    assert heard.steps[-1].seconds_left == 0.0
+    told = [line for line in read(tmp_path) if "loss" in line]
+    assert [line["loss"] for line in told] == [progress.loss for progress in heard.steps]
+    assert json.loads(json.dumps(outcome.as_dict()))["finished"] is True

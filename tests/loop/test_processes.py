@@ -1,6 +1,8 @@
 """Two processes train as one does."""
 
+import json
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from qkv import loop
 ALIKE = replace(SETTINGS, steps=20, saving=replace(SETTINGS.saving, log_every=1, checkpoint_every=10))
 
 
-def exact(folder, settings):
+def exact(folder, settings):  # each process begins with other weights: the first one's are taken
     run(
         folder, settings, model=gpt(dropout=0.0, seed=torch.distributed.get_rank() if loop.World.here().size > 1 else 0)
     )
@@ -52,6 +54,24 @@ def test_two_processes_have_the_losses_of_one(tmp_path, parallel, optimiser, ste
     model = qkv.load(tmp_path / "model")
     tokens = Letters().batch(0, 0)["tokens"]
     assert (model(tokens) - loop.restored(tmp_path / "one")(tokens)).abs().max() < 1e-3
+
+
+def measure(folder):
+    """The first process trains longer than the second believes, and tests alone when the second has left."""
+    first = loop.World.here().first
+    run(folder, replace(SETTINGS, steps=4 if first else 3))
+    if first:
+        time.sleep(1)
+        with loop.alone():
+            numbers = loop.over(Letters(), loop.language_model())(loop.restored(folder))
+        (folder / "numbers.json").write_text(json.dumps(numbers))
+
+
+def test_one_process_tests_when_the_others_have_left(tmp_path):
+    together(2, measure, tmp_path)
+    found = json.loads((tmp_path / "numbers.json").read_text())
+    assert found == loop.over(Letters(), loop.language_model())(loop.restored(tmp_path))
+    assert last_checkpoint(tmp_path).name == "step-00000004"
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from model_zoo import IMAGE, PICTURES, VITS, assert_close, every, inputs, random
 from torch import nn
 
 from qkv.hub.torch_modules import fill_block
-from qkv.models import CNNConfig, MLPConfig, ViTConfig
+from qkv.models import CNNConfig, MLPConfig, ViT, ViTConfig
 from qkv.positions import sinusoidal
 
 
@@ -152,3 +152,17 @@ def test_the_size_of_a_vit_follows_the_formula():
         expected = (3 * patch**2 + 1) * width + (width if head == "class" else 0) + tokens * width
         expected += layers * (attention + norms + feed_forward) + 2 * width + (width + 1) * 7
         assert randomised(config, torch.device("cpu")).size == expected
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_a_vit_in_training_has_the_logits_and_gradients_of_one_that_computes_every_token(order: str):
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(image=8, width=16, layers=3, order=order)).double()  # pyright: ignore
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    found = {}
+    for training in (True, False):
+        logits = model.train(training)(images)
+        gradients = torch.autograd.grad(logits.square().sum(), list(model.parameters()))
+        found[training] = (logits, *gradients)
+    for short, whole in zip(found[True], found[False], strict=True):
+        assert torch.allclose(short, whole, atol=1e-12)

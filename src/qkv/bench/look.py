@@ -198,8 +198,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{watched['recorded_ms']:.0f} ms recorded, {watched['share']:+.1%}"
     )
     said.append(
-        f"{long['tokens']:,} tokens, 1 layer, 8 heads of 64: map of 512 × 512 {long['map_seconds']:.1f} s, slowest of 16 "
-        f"windows of 256 × 256 {long['window_seconds']:.3f} s, {long['more_mb']:.0f} MB over the plain run"
+        f"{long['tokens']:,} tokens, 1 layer, 8 heads of 64: map of 512 × 512 {long['map_seconds']:.1f} s, slowest "
+        f"of 16 windows of 256 × 256 {long['window_seconds']:.3f} s, {long['more_mb']:.0f} MB over the plain run"
     )
     return said
 

@@ -118,3 +118,42 @@ def _processor() -> str:
         return names[0] if names else platform.machine()
     except OSError:
         return platform.processor() or platform.machine()
+
+
+def for_report() -> dict[str, object]:
+    """The machine as a report of benchmarks describes it: no names of hosts, measured peak and bandwidth."""
+    device = torch.device("cpu")
+    speed = matrix_speed(torch.float32, device, seconds=1.0)
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "instructions": _instructions(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(_memory() / 2**30, 1),
+        "peak_gigaflops": 0.0 if speed is None else speed.gigaflops,
+        "bandwidth": round(memory_bandwidth() / 1e9, 1),
+    }
+
+
+def memory_bandwidth(size: int = 2**28, seconds: float = 0.6) -> float:
+    """Bytes read a second by a sum over `size` bytes, which no cache holds; best of the repeats."""
+    numbers = torch.ones(size // 4)
+    best, until = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        start = time.perf_counter()
+        numbers.sum()
+        best = min(best, time.perf_counter() - start)
+    return size / best
+
+
+def _instructions() -> list[str]:
+    """The processor's vector instructions, where the system tells them."""
+    known = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "asimd", "sve")
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    except OSError:
+        return []
+    return [name for name in known if name in flags]

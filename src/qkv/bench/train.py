@@ -51,7 +51,7 @@ def run(
     items: int = 8,
     note: Callable[[str], None] = lambda _: None,
 ) -> list[Cost]:
-    """Measure each of the models: the course's ViT and GPT, on `items` random pictures or rows of 128 letters a step."""
+    """Measure each of the models: the course's ViT and GPT, on `items` random pictures or rows of 128 letters."""
     if unknown := [name for name in models if name not in MODELS]:
         raise ValueError(f"the loop is measured with {' and '.join(MODELS)}; got {unknown[0]!r}")
     if steps < 2 or items < 1:

@@ -75,7 +75,10 @@ def _inside(module: nn.Module, parameters: Parameters, asked: dict[str, bool]) -
     """Modules that keep their cache themselves."""
     offset = next((known for known in OFFSETS if known in parameters), None)
     reset = next((getattr(module, known) for known in RESETS if hasattr(module, known)), None)
-    make = next((getattr(module, known) for known in ("set_kv_cache", "setup_cache", "setup_caches") if hasattr(module, known)), None)
+    make = next(
+        (getattr(module, known) for known in ("set_kv_cache", "setup_cache", "setup_caches") if hasattr(module, known)),
+        None,
+    )
 
     def begin(batch: int) -> None:
         if reset is not None:
@@ -97,7 +100,9 @@ def _inside(module: nn.Module, parameters: Parameters, asked: dict[str, bool]) -
                 lambda _, old: old,
             )
     elif asked and reset is not None:
-        yield Cached(f"{next(iter(asked))}; the module keeps its cache", begin, lambda *_: dict(asked), lambda _, old: old)
+        yield Cached(
+            f"{next(iter(asked))}; the module keeps its cache", begin, lambda *_: dict(asked), lambda _, old: old
+        )
 
 
 def _named(way: Cached, fixed: dict[str, Any], part: Tensor, cache: Any, start: int) -> dict[str, Any]:

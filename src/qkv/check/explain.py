@@ -1,4 +1,4 @@
-"""Diagnosis: for what fails, the likeliest single mistake, by hypotheses that fit exactly and by what was seen inside."""
+"""Diagnosis: for what fails, the likeliest mistake, by hypotheses that fit exactly and by what was seen inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ from qkv.check.subject import Subject
 
 WHO = ("causal", "past reachable", "kind", "truncation", "layers", "rows sum to one", "softmax", "formula", "order")
 HEADS_TOO = (*WHO, "heads", "head independence", "scale", "batch (alone)", "batch (with others)", "batch (reordered)")
-PLACES = ("relative positions", "long positions", "positions in scores only", "rotary", "padding removed (left)", "alibi")
+PLACES = (
+    "relative positions",
+    "long positions",
+    "positions in scores only",
+    "rotary",
+    "padding removed (left)",
+    "alibi",
+)
 # which failing checks a family explains
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "heads mixed": HEADS_TOO,
@@ -45,7 +52,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "rotary": (*PLACES, "truncation"),
 }
 CACHES = ("cache (steps)", "cache (prefill)", "cache (chunks)")
-LATE = ("fully masked row", "fully padded row", "finite", "layers")  # often only a consequence
+LATE = ("fully masked row", "fully padded row", "finite", "dtype", "layers")  # often only a consequence
 EARLY = ("steady in eval", "inputs not mutated")
 
 
@@ -79,11 +86,20 @@ def _causes(
     if exact is not None:
         yield exact, (*HEADS_TOO, *EXPLAINS.get(exact.family, ()))
     seen = found if subject.module is not None else function_readings(subject, contract)
+    if subject.module is None:
+        for reading in seen:
+            swapped = _swapped(reading)
+            if swapped is not None:
+                yield swapped, (*HEADS_TOO, *EXPLAINS["inputs swapped"])
     mistakes = [mistake for reading in seen for mistake in reading.mistakes(contract)]
     mistakes += [m for reading in seen if (m := _scale_of(reading, contract)) is not None]
     for mistake in mistakes:
         yield mistake, EXPLAINS.get(mistake.family, ())
-    lengths = length_mistake(subject, found) if any(f.check == "truncation" and f.verdict == "fail" for f in findings) else None
+    lengths = (
+        length_mistake(subject, found)
+        if any(f.check == "truncation" and f.verdict == "fail" for f in findings)
+        else None
+    )
     if lengths is not None:
         yield lengths, ("truncation", "padding removed (right)", "padding removed (left)", *CACHES)
     whole = any(finding.verdict == "fail" and finding.check in WHO for finding in findings)
@@ -136,6 +152,18 @@ def function_readings(subject: Subject, contract: Contract) -> list[Reading]:
         return []
     given = tuple(Projection(name, 0, _flat(x), _flat(x)) for name, x in (("q", q), ("k", k), ("v", v)))
     return [Reading(seen, Recording(found[0].seen, given)) for seen in found[0].seen]
+
+
+def _swapped(reading: Reading) -> Diagnosis | None:
+    """Inputs of a function that stand where others should."""
+    names = ("queries", "keys", "values")
+    found = {name: reading.matches[name] for name in names}
+    wrong = [
+        f"{names[match.projection]} stand where {name} should"
+        for place, (name, match) in enumerate(found.items())
+        if match is not None and match.projection != place
+    ]
+    return Diagnosis("inputs swapped", ", ".join(wrong)) if wrong else None
 
 
 def _scale_of(reading: Reading, contract: Contract) -> Diagnosis | None:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.names import CAUSAL, MASKS, QUERIES
+from qkv.check.names import CAUSAL, MASKS, QUERIES, ZEROES
 from qkv.check.subject import Subject
 
 HEADS, WIDTH = 4, 8
 LAYOUTS = {"(b, h, t, d)": 4, "(b, t, d)": 3, "(t, d)": 2}
+NUMBERS = (torch.bool, torch.long, torch.float64)  # what the flags of a mask may be
 POLARITIES = {
     "true-attends": lambda allowed: allowed,
     "true-masks": lambda allowed: ~allowed,
@@ -28,24 +29,33 @@ POLARITIES = {
 
 @dataclass(frozen=True)
 class Calling:
-    """How a function is called: its layout, the name of its mask and what True means there, the name of its flag."""
+    """How a function is called: its layout, the name of its mask and what True means there, the name of its flag.
+
+    turned: it takes (b, t, h, d). numbers: what the flags of its mask are. more: what else it wants.
+    """
 
     function: Callable[..., Any]
     axes: int
     mask: str | None
     polarity: str | None
     causal: str | None
+    turned: bool = False
+    numbers: torch.dtype = torch.bool
+    more: tuple[tuple[str, Any], ...] = ()
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, *, causal: bool = False
     ) -> Tensor:
-        named: dict[str, Any] = {}
+        named: dict[str, Any] = dict(self.more)
         if allowed is not None:
             if self.mask is None or self.polarity is None:
                 raise ValueError("this function takes no mask")
-            named[self.mask] = POLARITIES[self.polarity](self._fitted(allowed))
+            mask = POLARITIES[self.polarity](self._fitted(allowed))
+            named[self.mask] = mask if self.polarity == "added" else mask.to(self.numbers)
         if causal and self.causal is not None:
             named[self.causal] = True
+        if self.axes == 4 and self.turned:
+            return tensor_of(self.function(*(x.transpose(1, 2) for x in (q, k, v)), **named)).transpose(1, 2)
         if self.axes == 4:
             return tensor_of(self.function(q, k, v, **named))
         if self.axes == 3:  # heads become rows of the batch
@@ -80,14 +90,15 @@ def is_attention_function(found: Any) -> bool:
 def calling(function: Callable[..., Any]) -> Calling:
     """Find out how a function is called, by trying."""
     try:
-        names = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        names, more = list(parameters), _wanted(parameters)
     except (TypeError, ValueError):  # a builtin such as scaled_dot_product_attention says nothing of itself
-        names = ["query", "key", "value", "attn_mask", "is_causal"]
+        names, more = ["query", "key", "value", "attn_mask", "is_causal"], ()
     flag = next((name for name in names if name in CAUSAL), None)
     mask = next((name for name in names[3:] if name in MASKS), None)
     tried = []
     for layout, axes in LAYOUTS.items():
-        plain = Calling(function, axes, None, None, flag)
+        plain = Calling(function, axes, None, None, flag, more=more)
         q, k, v = (torch.randn(2, HEADS, 5, WIDTH, dtype=torch.float64) for _ in range(3))
         try:
             fits = plain(q, k, v).shape == q.shape
@@ -96,20 +107,44 @@ def calling(function: Callable[..., Any]) -> Calling:
             tried.append(f"{layout}: {type(error).__name__}: {error}")
             continue
         if fits:
-            polarity = None if mask is None else find_polarity(Calling(function, axes, mask, None, flag))
-            return Calling(function, axes, mask if polarity else None, polarity, flag)
+            plain = replace(plain, turned=axes == 4 and _over_heads(plain))
+            found = None if mask is None else find_polarity(replace(plain, mask=mask))
+            return plain if found is None else replace(plain, mask=mask, polarity=found[0], numbers=found[1])
     raise ValueError(f"the function could not be called; tried {'; '.join(tried)}. Declare how with --call")
 
 
-def find_polarity(plain: Calling) -> str | None:
-    """What True means in the mask: what is forbidden must not matter, and what is allowed must."""
+def _wanted(parameters: Any) -> tuple[tuple[str, Any], ...]:
+    """Values for what has no default besides q, k and v: nothing for masks, sizes by their names."""
+    known = {"d_k": WIDTH, "dk": WIDTH, "d": WIDTH, "head_dim": WIDTH, "dim": WIDTH, "d_head": WIDTH, "dropout": None}
+    rest = list(parameters.values())[3:]
+    return tuple(
+        (parameter.name, known.get(parameter.name, 0.0 if parameter.name in ZEROES else None))
+        for parameter in rest
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
+
+
+def _over_heads(call: Calling) -> bool:
+    """Whether it attends along the second axis: then that is the axis of tokens, and it takes (b, t, h, d)."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, HEADS, 6, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
+    other = v.clone()
+    other[0, 0, 0] += 1.0  # seen from where the first or the second axis is the same, whatever is masked
+    moved = (call(q, k, other) - call(q, k, v)).abs().amax(-1)[0] > 1e-9
+    return bool(moved[1:, 0].any()) and not bool(moved[:, 1:].any())
+
+
+def find_polarity(plain: Calling) -> tuple[str, torch.dtype] | None:
+    """What True means in the mask, and in which type: what is forbidden must not matter, and what is allowed must."""
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(1, HEADS, 6, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
     allowed = torch.rand(6, 6, generator=generator) < 0.5
     allowed[:, 0], allowed[:, 1] = True, False
     best, least = None, 0.3
-    for polarity in POLARITIES:
-        call = Calling(plain.function, plain.axes, plain.mask, polarity, plain.causal)
+    flags = [(polarity, numbers) for numbers in NUMBERS for polarity in ("true-attends", "true-masks")]
+    for polarity, numbers in (*flags, ("added", torch.float64)):
+        call = replace(plain, polarity=polarity, numbers=numbers)
         try:
             before = call(q, k, v, allowed)
             after = call(q, k, torch.cat((v[:, :, :1], v[:, :, 1:2] + 1, v[:, :, 2:]), dim=2), allowed)
@@ -117,8 +152,8 @@ def find_polarity(plain: Calling) -> str | None:
         except Exception:  # a form of mask that the function does not take is one answer fewer
             continue
         moved, may = (after - before).abs().max().item(), (control - before).abs().max().item()
-        if may > 1e-6 and moved / may < least:
-            best, least = polarity, moved / may
+        if may > 1e-6 and moved / may < least * (0.5 if best else 1.0):  # the first of those that do equally well
+            best, least = (polarity, numbers), moved / may
     return best
 
 
@@ -144,7 +179,7 @@ def function_subject(function: Callable[..., Any], name: str, contract: Contract
         return call(q, k, v, allowed, causal=asked and call.causal is not None).transpose(1, 2).flatten(2)
 
     layout = next(name for name, axes in LAYOUTS.items() if axes == call.axes)
-    how = f"{name}(q, k, v) with {layout}"
+    how = f"{name}(q, k, v) with {'(b, t, h, d)' if call.turned else layout}"
     if asked:
         how += f", {call.causal}=True" if call.causal else f", {call.mask}= a causal mask ({call.polarity})"
     return Subject(

@@ -42,7 +42,9 @@ def _no_padding(why: str, gradient: str | None = None) -> Design:
 
 
 DESIGNS: dict[str, Design] = {
-    "cpmant": Design({"kind": None, "padding": False}, "its input is all context; attention_mask is documented as a dummy"),
+    "cpmant": Design(
+        {"kind": None, "padding": False}, "its input is all context; attention_mask is documented as a dummy"
+    ),
     "xlnet": Design({"kind": None}, "the order is a permutation that is handed in; without one it sees everything"),
     "rwkv": _no_padding("a recurrence reads padding like everything else"),
     "recurrent_gemma": _no_padding("a recurrence reads padding like everything else"),
@@ -91,7 +93,7 @@ SPARE = (
 
 
 def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = None) -> Subject:
-    """An architecture as a subject; in float32, since many compute norms and angles in it whatever their weights are."""
+    """An architecture as a subject, in float32: many compute norms and angles in it whatever their weights are."""
     found = module_subject(build(name, arguments), f"hf:{name}", contract, (torch.float32,))
     design = designed(name)
     how = f"{found.how}, built small with random weights{f'; by design {design.why}' if design.why else ''}"
@@ -99,16 +101,13 @@ def subject(name: str, contract: Contract, arguments: dict[str, Any] | None = No
 
 
 def _uncalled(found: Subject) -> tuple[str, ...]:
-    """Parts that were not called, of a model that reads other inputs too: its towers for pictures, sounds and the like."""
+    """Parts that were not called, of a model that reads other inputs too: towers for pictures and sounds."""
     assert found.module is not None
     names = inspect.signature(found.module.forward).parameters
     if not any(word in name for name in names for word in OTHERS):
         return ()
     called: set[nn.Module] = set()
-    hooks = [
-        part.register_forward_pre_hook(lambda part, _: called.add(part))
-        for part in found.module.modules()
-    ]
+    hooks = [part.register_forward_pre_hook(lambda part, _: called.add(part)) for part in found.module.modules()]
     with torch.no_grad():
         found.run(found.draw(2, found.length, torch.Generator().manual_seed(3)))
     for hook in hooks:

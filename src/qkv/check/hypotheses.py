@@ -63,12 +63,20 @@ def hypotheses(q: Tensor, k: Tensor, v: Tensor, past: Tensor, causal: bool) -> I
     over_queries = "the softmax is over the queries"
     yield "softmax axis", over_queries, hidden.softmax(-2) @ v
     yield "softmax axis", over_queries, scores.softmax(-2).masked_fill(~past, 0.0) @ v
-    yield "softmax axis", "the softmax is over queries and keys together", hidden.flatten(-2).softmax(-1).view_as(hidden) @ v
+    yield (
+        "softmax axis",
+        "the softmax is over queries and keys together",
+        hidden.flatten(-2).softmax(-1).view_as(hidden) @ v,
+    )
     over_heads = "the softmax is over the heads"
     yield "softmax axis", over_heads, scores.softmax(1).masked_fill(~past, 0.0) @ v
     yield "softmax replaced", "each weight is a sigmoid", hidden.sigmoid() @ v
     powers = (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(~past, 0.0)
-    yield "softmax replaced", "weights are powers that are never divided by their sum", scores.exp().masked_fill(~past, 0.0) @ v
+    yield (
+        "softmax replaced",
+        "weights are powers that are never divided by their sum",
+        scores.exp().masked_fill(~past, 0.0) @ v,
+    )
     yield "softmax replaced", "weights are powers that are never divided by their sum", powers @ v
     yield "softmax replaced", "each weight is a ReLU", hidden.relu() @ v
     squares = hidden.relu() ** 2
@@ -106,7 +114,11 @@ def _mask_mistakes(scores: Tensor, v: Tensor, past: Tensor) -> Iterator[Guess]:
         words = f"masked scores are not −∞ but {{}} {number:g}"
         yield "mask not −∞", words.format("lower by"), (scores - number * (~past).to(scores)).softmax(-1) @ v
         yield "mask not −∞", words.format("−"), scores.masked_fill(~past, -number).softmax(-1) @ v
-    yield "mask not −∞", "masked scores are multiplied by 0, which is a score like any other", (scores * past).softmax(-1) @ v
+    yield (
+        "mask not −∞",
+        "masked scores are multiplied by 0, which is a score like any other",
+        (scores * past).softmax(-1) @ v,
+    )
     for size in range(2, 6):
         place = torch.arange(t) // size
         words = f"the mask is cut into blocks of {size}: within a block the future is seen"

@@ -30,7 +30,9 @@ def image_subject(
         return None
 
     def call(x: Tensor) -> Any:
-        more = {"noise": _order(module, len(x))} if "noise" in names else {}  # which patches are hidden: always the same
+        more = (
+            {"noise": _order(module, len(x))} if "noise" in names else {}
+        )  # which patches are hidden: always the same
         return module(x, **more) if named is None or names[0] == named else module(**{named: x}, **more)
 
     for channels, side in sizes(module):
@@ -49,7 +51,13 @@ def image_subject(
 
 
 def _subject(
-    module: nn.Module, name: str, words: str, call: Callable[[Tensor], Any], channels: int, side: int, dtype: torch.dtype
+    module: nn.Module,
+    name: str,
+    words: str,
+    call: Callable[[Tensor], Any],
+    channels: int,
+    side: int,
+    dtype: torch.dtype,
 ) -> Subject:
     tile = side // GRID
 
@@ -96,7 +104,9 @@ def sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
     for known in ("num_channels", "channels", "in_channels", "in_chans"):
         if isinstance(count := getattr(config, known, None), int):
             channels.append(count)
-    stages = any(isinstance(getattr(config, known, None), list | tuple) for known in ("depths", "hidden_sizes", "layer_type"))
+    stages = any(
+        isinstance(getattr(config, known, None), list | tuple) for known in ("depths", "hidden_sizes", "layer_type")
+    )
     usual = (128, 32, 224) if stages else (32, 28, 64, 224)  # a pyramid halves its map several times
     for side in dict.fromkeys(side for side in (*sides, *usual) if side % GRID == 0):
         for count in dict.fromkeys((*channels[:1], 3, 1) if not channels else channels[:1]):

@@ -25,10 +25,19 @@ def torch_reference(target: Any) -> Any:
     """What `--like torch` stands for: the function for functions, nn.MultiheadAttention for layers."""
     if not isinstance(target, nn.Module):
         return torch.nn.functional.scaled_dot_product_attention
-    found = next((getattr(target, name) for name in ("heads", "num_heads", "n_head", "n_heads", "nhead") if isinstance(getattr(target, name, None), int)), None)
+    found = next(
+        (
+            getattr(target, name)
+            for name in ("heads", "num_heads", "n_head", "n_heads", "nhead")
+            if isinstance(getattr(target, name, None), int)
+        ),
+        None,
+    )
     width = next((part.in_features for part in target.modules() if isinstance(part, nn.Linear)), None)
     if found is None or width is None:
-        raise ValueError("--like torch needs a layer that says how many heads it has; name a reference: --like package.module:Name")
+        raise ValueError(
+            "--like torch needs a layer that says how many heads it has; name a reference: --like package.module:Name"
+        )
     return nn.MultiheadAttention(width, found, batch_first=True)
 
 
@@ -121,7 +130,9 @@ def _case(
         if causal and which.flag is None:
             mask = torch.ones(parts[0].shape[2], parts[1].shape[2], dtype=torch.bool).tril()
         with torch.enable_grad():
-            out = which.attend(inputs[0] + 0, inputs[1] + 0, inputs[2] + 0, mask, causal=causal and which.flag is not None)
+            out = which.attend(
+                inputs[0] + 0, inputs[1] + 0, inputs[2] + 0, mask, causal=causal and which.flag is not None
+            )
             weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(43), dtype=out.dtype)
             slopes = torch.autograd.grad((out * weights).sum(), inputs, allow_unused=True)
         flat = [torch.zeros_like(x) if s is None else s for s, x in zip(slopes, inputs, strict=True)]
@@ -134,7 +145,9 @@ def _case(
     try:
         ours = call(subject)
     except Exception as error:
-        return Finding(f"like ({name})", "fail", 1.0, f"the reference takes this, it does not: {type(error).__name__}: {error}")
+        return Finding(
+            f"like ({name})", "fail", 1.0, f"the reference takes this, it does not: {type(error).__name__}: {error}"
+        )
     return _judged(f"like ({name})", ours, theirs, "", 1e-9)
 
 
@@ -144,7 +157,13 @@ def _judged(name: str, ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor
     forward, backward = (_off(a, b) for a, b in zip(ours, theirs, strict=True))
     evidence = f"{how}outputs differ by {forward:.2g} from the reference's, gradients by {backward:.2g}"
     ok = forward <= limit and backward <= 100 * limit
-    hint = None if ok else "the outputs are right, the gradients are not" if forward <= limit else "it computes something else"
+    hint = (
+        None
+        if ok
+        else "the outputs are right, the gradients are not"
+        if forward <= limit
+        else "it computes something else"
+    )
     family = "detached" if not ok and forward <= limit else None
     return Finding(name, "pass" if ok else "fail", max(forward, backward), evidence, hint, family)
 
@@ -214,15 +233,24 @@ def roles(subject: Subject) -> dict[str, Role] | None:
             return None
         slots = match.slots if operand == "queries" else sorted(set(match.slots))
         rows = torch.cat([torch.arange(slot * reading.seen.width, (slot + 1) * reading.seen.width) for slot in slots])
-        result[operand] = _role(places.get(reading.recording.projections[match.projection].source), rows, named, match.projection, reading)
+        result[operand] = _role(
+            places.get(reading.recording.projections[match.projection].source), rows, named, match.projection, reading
+        )
     last = next((p for p in reading.recording.projections if p.order > reading.seen.order), None)
     if last is not None:
-        result["output"] = _role(places.get(last.source), torch.arange(last.output.shape[-1]), named, -1, reading, last.output.shape[-1])
+        result["output"] = _role(
+            places.get(last.source), torch.arange(last.output.shape[-1]), named, -1, reading, last.output.shape[-1]
+        )
     return None if any(role is None for role in result.values()) else result
 
 
 def _role(
-    found: tuple[str, nn.Parameter] | None, rows: Tensor, named: dict[str, nn.Parameter], place: int, reading: Reading, size: int = 0
+    found: tuple[str, nn.Parameter] | None,
+    rows: Tensor,
+    named: dict[str, nn.Parameter],
+    place: int,
+    reading: Reading,
+    size: int = 0,
 ) -> Role | None:
     if found is None or found[1].ndim != 2:
         return None

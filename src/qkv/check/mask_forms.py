@@ -69,7 +69,12 @@ def candidates(parameter: str, promised: str | None, *, keys: bool) -> Iterator[
 
 
 def find_form(
-    parameter: str, run: Callable[[Tensor, MaskForm, Tensor], Tensor | None], x: Tensor, promised: str | None, *, keys: bool
+    parameter: str,
+    run: Callable[[Tensor, MaskForm, Tensor], Tensor | None],
+    x: Tensor,
+    promised: str | None,
+    *,
+    keys: bool,
 ) -> MaskForm | None:
     """The form under which what is forbidden does not matter and what is allowed does; None if there is none.
 

@@ -1,4 +1,4 @@
-"""Modules: attention layers, blocks and models on tokens, on images or on pairs; how to call them, by names and by trying.
+"""Modules: layers, blocks and models on tokens, on images or on pairs; how to call them, by names and by trying.
 
 Axes: b batch · t tokens · c features.
 """
@@ -25,18 +25,28 @@ from qkv.check.subject import Subject, randomised
 
 
 def module_subject(
-    module: nn.Module, name: str, contract: Contract, dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32)
+    module: nn.Module,
+    name: str,
+    contract: Contract,
+    dtypes: Sequence[torch.dtype] = (torch.float64, torch.float32),
+    *,
+    drawn: bool = True,
 ) -> Subject:
-    """A module as a subject, with its trainable weights drawn anew; in float64 where it can be."""
+    """A module as a subject, with its trainable weights `drawn` anew unless told not to; in float64 where it can be."""
     tried: dict[str, str] = {}
     for dtype in dtypes:
-        drawn = randomised(module.to(dtype).eval())
+        module = module.to(dtype).eval()
+        module = randomised(module) if drawn else module
         with torch.no_grad():
             for find in (pair_subject, image_subject, _sequence_subject):
-                if (subject := find(drawn, name, contract, dtype, tried)) is not None:
+                if (subject := find(module, name, contract, dtype, tried)) is not None:
                     return subject
-    said = "; ".join(f"{form}: {error}" for form, error in list(tried.items())[:4]) or "nothing that fits its parameters"
-    raise ValueError(f"{name} could not be called; tried {said}. Declare its sizes with --args, or its call with --call")
+    said = (
+        "; ".join(f"{form}: {error}" for form, error in list(tried.items())[:4]) or "nothing that fits its parameters"
+    )
+    raise ValueError(
+        f"{name} could not be called; tried {said}. Declare its sizes with --args, or its call with --call"
+    )
 
 
 def _sequence_subject(
@@ -143,7 +153,8 @@ def _subject(
 
     tokens = form.reads == "tokens"
     fixed: dict[str, Callable[[Tensor], Any]] = {
-        key: lambda x, key=key: masks.named(x, None, dtype)[key] for key in masks.named(form.sample(1, 2, dtype), None, dtype)
+        key: lambda x, key=key: masks.named(x, None, dtype)[key]
+        for key in masks.named(form.sample(1, 2, dtype), None, dtype)
     }
     found = cached(module, form.call, parameters, fixed, masks.counts, form.sample(2, 6, dtype))
     return Subject(

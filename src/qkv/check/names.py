@@ -11,7 +11,16 @@ TARGETS = (
     "target", "tgt", "trg", "decoder_input_ids", "tgt_tokens", "target_ids", "tgt_ids", "decoder_input", "dec_input",
     "decoder_inputs", "dec_inputs", "dec", "outputs", "y", "prev_output_tokens", "trg_seq", "tgt_seq", "target_tokens",
 )  # fmt: skip
-MEMORIES = ("memory", "context", "encoder_hidden_states", "encoder_output", "enc_output", "enc_out", "encoder_out", "mem")
+MEMORIES = (
+    "memory",
+    "context",
+    "encoder_hidden_states",
+    "encoder_output",
+    "enc_output",
+    "enc_out",
+    "encoder_out",
+    "mem",
+)
 MASKS = (
     "allowed", "mask", "attn_mask", "attention_mask", "src_mask", "tgt_mask", "trg_mask", "causal_mask", "bias_mask",
     "attn_bias", "look_ahead_mask", "self_attn_mask", "self_mask", "target_mask", "slf_attn_mask",
@@ -49,9 +58,27 @@ CACHES = (
     "kv", "caches", "kv_caches", "layer_cache", "past_kvs", "memory_cache", "cached_kv",
 )  # fmt: skip
 # parameters that say where a piece begins; a module with one of them keeps its cache itself
-OFFSETS = ("input_pos", "start_pos", "position", "offset", "start", "pos", "cache_position", "seq_offset", "past_length")
+OFFSETS = (
+    "input_pos",
+    "start_pos",
+    "position",
+    "offset",
+    "start",
+    "pos",
+    "cache_position",
+    "seq_offset",
+    "past_length",
+)
 # flags that ask for a cache
-ASKING = ("use_cache", "return_cache", "use_kv_cache", "return_kv", "layer_cache_on", "return_present", "return_kv_cache")
+ASKING = (
+    "use_cache",
+    "return_cache",
+    "use_kv_cache",
+    "return_kv",
+    "layer_cache_on",
+    "return_present",
+    "return_kv_cache",
+)
 # methods that empty or make a cache that a module keeps itself
 RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache")
 
@@ -60,9 +87,12 @@ SIZES: dict[int, tuple[str, ...]] = {
     32: (
         "width", "dim", "d_model", "embed_dim", "n_embd", "hidden_size", "emb_dim", "model_dim", "embedding_dim", "c",
         "d_in", "d_out", "dmodel", "embed_size", "hidden_units", "embedding_size", "emb_size", "d_embed", "d_hidden",
-        "dim_model", "in_dim", "out_dim", "d_embedding", "num_hiddens", "query_size", "key_size", "value_size", "image_size",
-        "img_size", "image", "input_dim", "features", "n_state", "n_feat", "num_features", "attention_dim", "feature_dim",
-        "input_size", "output_dim", "n_features", "channels_in", "d", "dim_in", "dim_out", "in_features", "out_features",
+        "dim_model", "in_dim", "out_dim", "d_embedding", "num_hiddens", "query_size", "key_size", "value_size",
+        "image_size",
+        "img_size", "image", "input_dim", "features", "n_state", "n_feat", "num_features", "attention_dim",
+        "feature_dim",
+        "input_size", "output_dim", "n_features", "channels_in", "d", "dim_in", "dim_out", "in_features",
+        "out_features",
     ),
     4: ("heads", "num_heads", "n_head", "n_heads", "nhead", "num_attention_heads", "h", "n_attn_heads", "head_count",
         "attention_heads", "number_of_heads", "num_q_heads", "n_q_heads", "H", "n_query_heads"),

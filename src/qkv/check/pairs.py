@@ -169,7 +169,9 @@ def _target_mask(pair: Pair, parameters: Parameters, contract: Contract) -> Mask
     def run(x: Tensor, form: MaskForm, flags: Tensor) -> Tensor | None:
         return pair(source, x, {form.parameter: form(flags, pair.dtype)})
 
-    likely = [known for known in parameters if known in MASKS and known.startswith(("tgt", "trg", "target", "look", "self"))]
+    likely = [
+        known for known in parameters if known in MASKS and known.startswith(("tgt", "trg", "target", "look", "self"))
+    ]
     likely += [known for known in parameters if known in ("mask", "causal_mask", "attn_mask")]
     x = pair.draw(2, 6, 2)
     return next((found for known in likely if (found := find_form(known, run, x, contract.mask, keys=False))), None)

@@ -2,12 +2,15 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from qkv import hub
 from qkv.check import build, hugging_face, influence
 from qkv.check.checks.always import check_always, determinism
 from qkv.check.checks.cache import check_cache
@@ -23,9 +26,11 @@ from qkv.check.checks.packing import check_packing
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_paths
 from qkv.check.checks.positions import check_positions
+from qkv.check.checks.precision import check_precision
 from qkv.check.checks.saved import check_saved
 from qkv.check.checks.weights import check_weights
 from qkv.check.contract import NOTHING, Contract
+from qkv.check.declared import declared, declared_subject
 from qkv.check.diagnosis import Diagnosis
 from qkv.check.explain import diagnose
 from qkv.check.finding import Finding, Report
@@ -37,13 +42,15 @@ from qkv.check.modules import module_subject
 from qkv.check.subject import Subject
 from qkv.check.training import Call, guess, judge_training
 
+WORDS = get_args(Call)  # what a target may be said to be; another --call is how it is called
+
 
 def run(
     target: Any,
     contract: Contract | None = None,
     *,
     arguments: dict[str, Any] | None = None,
-    call: Call | None = None,
+    call: str | None = None,
     like: Any = None,
     seed: int = 0,
 ) -> Report:
@@ -55,25 +62,29 @@ def run(
     True
     """
     contract = _promised(target) if contract is None else contract
-    part = _part_of_training(target, contract, call)
+    word: Any = call if call in WORDS or call is None else "attention"
+    part = _part_of_training(target, contract, word)
     if part is not None:
         return part
+    written = None if call in WORDS else call
     if like is None:
-        subject, how = subject_of(target, contract, arguments)
+        subject, how = subject_of(target, contract, arguments, written)
         return judge(subject, how, contract, seed)
-    return _beside(target, contract, arguments, like, seed)
+    return _beside(target, contract, arguments, like, seed, written)
 
 
-def _beside(target: Any, contract: Contract, arguments: dict[str, Any] | None, like: Any, seed: int) -> Report:
+def _beside(
+    target: Any, contract: Contract, arguments: dict[str, Any] | None, like: Any, seed: int, call: str | None
+) -> Report:
     """Judge under the contract that a reference keeps, and compare with it number by number."""
-    subject, _ = subject_of(target, contract, arguments)
+    subject, _ = subject_of(target, contract, arguments, call)
     model = like_torch(subject.module) if like == "torch" else like
     given = None if isinstance(model, nn.Module) or like == "torch" else arguments
     reference, _ = subject_of(model, contract, given)
     with torch.no_grad():
         kind = influence.name_kind(influence.measure(reference, seed=seed))
         promised = measured(reference, kind, contract)
-    subject, how = subject_of(target, promised, arguments)
+    subject, how = subject_of(target, promised, arguments, call)
     reference, _ = subject_of(model, promised, given)
     name = "torch" if like == "torch" else reference.name
     return judge(subject, f"{how}; like {name}", promised, seed, lambda: compared(subject, reference))
@@ -122,6 +133,7 @@ def _all(subject: Subject, contract: Contract, kind: str, inside: Callable[[], l
         "source": lambda: check_source(subject, contract),
         "cache": lambda: check_cache(subject, contract, kind),
         "weights": lambda: check_weights(subject, contract),
+        "dtype": lambda: check_precision(subject),
         "layout": lambda: check_layout(subject, contract),
         "inside": inside,
         "positions": lambda: check_positions(subject, contract, kind),
@@ -142,13 +154,23 @@ def _part_of_training(target: Any, contract: Contract, call: Call | None) -> Rep
     return judge_training(found, name, call, contract)
 
 
-def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None = None) -> tuple[Subject, str]:
-    """The target as a subject, and how it is called, in words."""
+def subject_of(
+    target: Any, contract: Contract, arguments: dict[str, Any] | None = None, call: str | None = None
+) -> tuple[Subject, str]:
+    """The target as a subject, and how it is called, in words; `call` declares how (see `qkv.check.declared`)."""
+    declaration = None if call is None else declared(call)
     name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
     if isinstance(target, str) and target.startswith("hf:"):
         subject = hugging_face.subject(target.removeprefix("hf:"), contract, arguments)
         return subject, subject.how
+    if isinstance(target, str) and Path(target).is_dir():
+        subject = module_subject(hub.load(target), target, contract, drawn=False)
+        return subject, f"{subject.how}, with the weights of {target}"
     found = build.find(target) if isinstance(target, str) else target
+    if declaration is not None and "q" in declaration.words:
+        found, _ = build.built(found, arguments)
+        subject = declared_subject(found, name.rpartition(":")[2], contract, declaration)
+        return subject, subject.how
     if is_attention_function(found):
         subject = function_subject(found, name.rpartition(":")[2], contract)
         return subject, subject.how
@@ -156,7 +178,10 @@ def subject_of(target: Any, contract: Contract, arguments: dict[str, Any] | None
     if not isinstance(made, nn.Module):
         kind = "class" if inspect.isclass(found) else type(made).__name__
         raise ValueError(f"{name} is neither a function of q, k, v nor a torch.nn.Module; got a {kind}")
-    subject = module_subject(made, name.rpartition(":")[2], contract)
+    if declaration is not None:
+        subject = declared_subject(made, name.rpartition(":")[2], contract, declaration)
+    else:
+        subject = module_subject(made, name.rpartition(":")[2], contract)
     return subject, f"{subject.how}{f', built as {built_as}' if built_as else ''}"
 
 

@@ -27,7 +27,8 @@ SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
         "mamba_intermediate_size", "intermediate_size_mlp", "encoder_intermediate_size", "ffn_dims",
         "moe_shared_intermediate_size", "time_step_rank",
     )),
-    (VOCABULARY, ("vocab_size", "text_vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input", "entity_vocab_size")),
+    (VOCABULARY, ("vocab_size", "text_vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input",
+        "entity_vocab_size")),
     (PLACES, (
         "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len",
         "max_source_positions", "max_target_positions", "context_length", "max_length", "max_2d_position_embeddings",
@@ -36,7 +37,8 @@ SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
     (LAYERS, (
         "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers",
         "num_decoder_layers", "num_encoder_layers", "decoder_num_hidden_layers", "encoder_num_hidden_layers",
-        "decoder_num_layers", "num_block_layers", "num_hidden_groups_layers", "num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token",
+        "decoder_num_layers", "num_block_layers", "num_hidden_groups_layers", "num_experts_per_tok", "moe_topk",
+        "moe_k", "num_experts_per_token",
         "num_selected_experts", "top_k_experts", "router_topk", "moe_top_k", "num_key_value_heads",
         "multi_query_group_num", "num_kv_heads", "type_vocab_size", "depth", "experts_per_token", "topk",
     )),
@@ -55,7 +57,8 @@ SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
         "swa_head_dim", "key_size", "index_topk", "hidden_size_per_layer_input", "ngram",
         "kv_channels", "qk_head_dim", "cross_head_dim", "lightning_head_dim",
     )),
-    (16, ("q_lora_rank", "kv_lora_rank", "index_head_dim", "o_lora_rank", "chunk_size", "mamba_chunk_size", "bottleneck_size")),
+    (16, ("q_lora_rank", "kv_lora_rank", "index_head_dim", "o_lora_rank", "chunk_size", "mamba_chunk_size",
+        "bottleneck_size")),
     (1, ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "num_shared_experts", "mamba_n_groups",
         "n_groups", "num_nextn_predict_layers", "num_hidden_groups", "moe_num_shared_experts")),
     (3, ("num_channels", "in_channels", "in_chans")),
@@ -84,7 +87,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "xmod": {"languages": ["en"], "default_language": "en"},
     "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
     "donut-swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
-    "swinv2": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64, "pretrained_window_sizes": [0] * 4},
+    "swinv2": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64,
+        "pretrained_window_sizes": [0] * 4},
     "swin2sr": {"patch_size": 1, "window_size": 4, "embed_dim": 16, "image_size": 32, "depths": [1, 1],
                 "num_heads": [2, 2]},
     "mobilevitv2": {"patch_size": 2, "image_size": 128}, "mobilevit": {"patch_size": 2, "image_size": 128},
@@ -135,7 +139,9 @@ def shrunk(default: Any) -> dict[str, Any]:
     }
     if fields["head_dim"] is None and "head_dim" in vars(default):
         sizes["head_dim"] = WIDTH // HEADS
-    if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(default):
+    if fields["num_key_value_heads"] in (fields["num_attention_heads"], None) and "num_key_value_heads" in vars(
+        default
+    ):
         sizes["num_key_value_heads"] = HEADS
     sizes |= {name: _stages(name, value) for name, value in fields.items() if isinstance(value, list | tuple)}
     sizes |= _layered(default, sizes)

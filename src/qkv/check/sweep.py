@@ -1,4 +1,4 @@
-"""Every architecture of the installed transformers, in parallel processes; an interrupted sweep goes on where it was."""
+"""Every architecture of the installed transformers, in parallel processes; an interrupted sweep goes on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -132,8 +133,7 @@ def _results(waiting: queue.SimpleQueue[tuple[str, str]], workers: int, seconds:
     for thread in threads:
         thread.start()
     try:
-        for row in _until_all_end(done, workers):
-            yield row
+        yield from _until_all_end(done, workers)
     finally:
         for post in posts:
             post.over = True
@@ -186,15 +186,22 @@ class _Post:
             return Row(name, family, "too slow", said=f"no answer within {self.seconds:g} s", seconds=self.seconds)
         if not answer:
             code = self.process.wait()
+            self.end()
             return Row(name, family, "died", said=f"its process ended with code {code}")
         return Row(**json.loads(answer))
 
     def end(self) -> None:
         """End the process, which is its own group."""
         process, self.process = self.process, None
-        if process is not None and process.poll() is None:
+        if process is None:
+            return
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not read any more
+                    pipe.close()
 
 
 def _started() -> subprocess.Popen[str]:

@@ -23,8 +23,8 @@ def check(
     padding: bool = False,
     cache: bool = False,
     like: str | None = None,
-    call: Literal["attention", "loss", "accumulate", "split"] | None = None,
     args: str | None = None,
+    call: str | None = None,
     zoo: bool = False,
     matrix: bool = False,
     family: str | None = None,
@@ -84,11 +84,12 @@ def check(
     like
         A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
         outputs and gradients must be its own.
-    call
-        What the target is, where it cannot be guessed: attention, loss(logits, tokens), accumulate(model, batches, …)
-        or split(examples).
     args
         Arguments for the class, as JSON; what is not given is guessed.
+    call
+        What cannot be guessed: what the target is (attention, loss, accumulate or split), or how it is called, such as
+        "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added; padding is
+        present or absent.
     zoo
         Instead of a target: check every known mistake, and say which are caught and how they are named.
     matrix
@@ -143,9 +144,7 @@ def check(
     if target == "hf:all":
         from qkv.cli.check_all import check_all
 
-        return check_all(
-            family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json
-        )
+        return check_all(family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json)
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from qkv.check.sweep import Row, Sweep
+from qkv.check.sweep import Outcome, Row, Sweep
 from qkv.cli.console import err, out, print_json
 
-SIGNS = {
+SIGNS: dict[Outcome, tuple[str, str]] = {
     "sound": ("✓", "green"), "alarm": ("✗", "bold red"), "not built": ("–", "dim"), "not called": ("–", "dim"),
     "too slow": ("–", "yellow"), "died": ("–", "yellow"),
 }  # fmt: skip
@@ -61,7 +61,14 @@ def show(found: Sweep) -> None:
     for row in found.rows:
         sign, style = SIGNS[row.outcome]
         words = row.kind or f"{row.outcome}: {row.said[:60]}"
-        cells = (Text(sign, style=style), row.name, row.family, Text(words), f"{row.passed or ''}", f"{row.seconds:.1f}")
+        cells = (
+            Text(sign, style=style),
+            row.name,
+            row.family,
+            Text(words),
+            f"{row.passed or ''}",
+            f"{row.seconds:.1f}",
+        )
         table.add_row(*cells)
     out().print(table)
     for row in found.rows:

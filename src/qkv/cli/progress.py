@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from qkv.cli.console import err
-from qkv.loop import Outcome, Progress, Report
+from qkv.loop import Progress, Report
 
 WIDTH = 24
 
@@ -38,7 +38,7 @@ class Line(Report):
     def note(self, text: str) -> None:
         self.live.console.print(text, style="dim", highlight=False, markup=False)
 
-    def end(self, outcome: Outcome) -> None:
+    def close(self) -> None:
         self.live.stop()
 
     def _line(self, p: Progress) -> str:
@@ -66,9 +66,6 @@ class Lines(Line):
         if progress.seconds - self.told > 30 or progress.step == progress.steps:
             self.told = progress.seconds
             self.note(self._line(progress))
-
-    def end(self, outcome: Outcome) -> None:
-        pass
 
 
 class JsonLines(Report):

@@ -1,46 +1,52 @@
-"""`qkv tour`: attention on paper, a model that learns, and a look at what it attends to."""
+"""`qkv tour`: attention on paper, a transformer that learns to read digits, a look inside it, and a layer checked."""
 
-import time
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from qkv.cli.console import err, out, print_json
 
-LETTERS = "abcdefghijklmnop"
 NEXT_STEPS = {
-    "qkv tour --steps 5": "the same, stopped before it has learned",
     "qkv byhand --example three-tokens": "the example above, each number derived",
-    "qkv check torch.nn:MultiheadAttention": "what holds of a layer, what not",
-    "qkv doctor": "what this machine is fast at",
-    "docs/attention.md": "attention and masks in Python",
-    "docs/models.md": "every model and its config",
+    "qkv claims": "the textbook's statements, tried by experiment",
+    "qkv check FILE.py:YourLayer": "what holds of your own attention, what not, and why",
+    'qkv look FOLDER "a text"': "the attention inside any checkpoint",
+    "qkv train": "what else can be trained here",
 }
-TURN = "|"  # what stands between a word and its reverse
+LAYER = "torch.nn:MultiheadAttention"
 
 
-def tour(*, seed: int = 0, steps: int = 300, json: bool = False) -> int:
-    """Meet qkv in under a minute: work an example, train a small transformer, look at what it attends to.
+def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
+    """Meet qkv in about a minute: work an example, train a vision transformer, look inside it, check a layer.
 
     Parameters
     ----------
     seed
-        Another seed, another word and another model.
+        Another seed, another model.
     steps
-        How long the model trains; with fewer it has not learned yet.
+        How long the model trains; with fewer it has not learned yet. 0 leaves training out.
+    folder
+        Where the run is kept, with its report; a new one in runs/ if not given.
     json
-        Print the findings as JSON.
+        Print the findings as JSON; the run is then kept only if a folder is given.
     """
-    if steps < 0:
+    if steps is not None and steps < 0:
         raise ValueError(f"steps is a number, 0 or more; got {steps}")
     worked = work_example()
-    learned = learn_to_reverse(seed, steps)
+    if not json:
+        _show_example(worked)
+    learned = None if steps == 0 else learn_digits(seed, steps, folder, keep=not json)
+    if learned is not None and not json:
+        _show_learned(learned)
+    checked = check_layer()
     if json:
-        print_json({"example": worked, "reversal": learned})
+        print_json({"example": worked, "digits": learned, "checked": checked})
         return 0
-    _show_example(worked)
-    _show_reversal(learned)
-    _show_next_steps()
+    _show_checked(checked)
+    _show_next_steps(learned)
     return 0
 
 
@@ -57,83 +63,74 @@ def work_example() -> dict[str, list[list[float]]]:
     return {"scores": (q @ k.mT).tolist(), "weights": weights.tolist(), "output": out.tolist()}
 
 
-def learn_to_reverse(seed: int, steps: int) -> dict[str, object]:
-    """Train a GPT of two layers to write words backwards, then look at one head while it does."""
-    import torch
+def learn_digits(seed: int, steps: int | None, folder: Path | None, *, keep: bool) -> dict[str, Any]:
+    """Train the digits recipe, and look at what the class token attends to in one picture it has never seen."""
+    from qkv.cli.progress import listener
+    from qkv.recipes import train
 
-    from qkv.models import GPT, GPTConfig
-    from qkv.ops.losses import token_loss
-
-    length, generator = 8, torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = GPTConfig(vocab=len(LETTERS) + 1, length=2 * length + 1, width=64, layers=2, heads=4)
-        model = GPT(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    began = time.perf_counter()
-    columns = (TextColumn("training"), BarColumn(), TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn())
-    with Progress(*columns, console=err(), transient=True) as progress:
-        task = progress.add_task("", total=steps, loss=float("nan"))
-        for _ in range(steps):
-            texts = reversals(64, length, generator)
-            loss = token_loss(model(texts[:, :-1])[:, length:], texts[:, length + 1 :])
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            progress.update(task, advance=1, loss=loss.item())
-    seconds = time.perf_counter() - began
-    texts = reversals(256, length, generator)
-    written = model.generate(texts[:, : length + 1], length)
-    text = texts[:1]
-    layer, head, weights = clearest_head(model.eval(), text[:, :-1], length)
+    if keep:
+        err().print("training vit-digits: real handwritten digits, 8 × 8 pixels, two cores are enough", style="dim")
+    with tempfile.TemporaryDirectory() as scratch:
+        run = train(
+            "vit-digits",
+            folder=folder if folder is not None or keep else Path(scratch) / "run",
+            steps=steps,
+            seed=seed,
+            resume="auto" if folder is not None else "never",
+            listen=lambda stage, settings: listener(stage.name, quiet=not keep, json_lines=False),
+        )
+        if not run.finished:
+            raise KeyboardInterrupt
+        seen = look_at_digit(run.model)
+    test = run.result["test"]
     return {
-        "parameters": model.size,
-        "seconds": round(seconds, 1),
-        "correct": (written == texts).all(1).float().mean().item(),
-        "text": spell(text[0].tolist()),
-        "layer": layer,
-        "head": head,
-        "weights": weights,
+        "folder": str(run.folder) if folder is not None or keep else None,
+        "parameters": run.parameters,
+        "seconds": round(run.seconds, 1),
+        "accuracy": test["accuracy"],
+        **seen,
     }
 
 
-def reversals(count: int, length: int, generator):
-    """Random words, a bar, and the words backwards."""
+def look_at_digit(model: Any) -> dict[str, Any]:
+    """The head of the last layer that looks at the fewest patches of a test picture, and what it looks at."""
     import torch
 
-    words = torch.randint(0, len(LETTERS), (count, length), generator=generator)
-    bar = torch.full((count, 1), len(LETTERS))
-    return torch.cat((words, bar, words.flip(1)), dim=1)
+    from qkv import trace
+    from qkv.data.digit_images import digits
+    from qkv.data.images import Normalisation
+
+    parts = digits()
+    assert parts.test is not None
+    picture = parts.test.pixels[:1].float() / 255
+    with torch.no_grad(), trace.record(model) as seen:
+        said = int(model(Normalisation.of(parts.train)(picture)).argmax())
+    last = len(seen.layers) - 1
+    maps = seen.weights(last)[:, 0, 1:]  # (heads, patches): what the class token attends to
+    maps = maps / maps.sum(-1, keepdim=True)
+    head = int((maps * maps.clamp(min=1e-9).log()).sum(-1).argmax())
+    side = round(maps.shape[-1] ** 0.5)
+    return {
+        "picture": picture[0, 0].tolist(),
+        "is": int(parts.test.labels[0]),
+        "said": said,
+        "layer": last,
+        "head": head,
+        "weights": maps[head].view(side, side).tolist(),
+    }
 
 
-def spell(tokens: list[int]) -> str:
-    """Tokens as letters.
+def check_layer() -> dict[str, Any]:
+    """PyTorch's own layer, judged."""
+    from qkv.check import run
 
-    >>> spell([0, 1, 16, 1, 0])
-    'ab|ba'
-    """
-    return "".join((LETTERS + TURN)[token] for token in tokens)
-
-
-def clearest_head(model, tokens, length: int) -> tuple[int, int, list[list[float]]]:
-    """The head that most looks at the letter to be written next, and its weights while the word is written back."""
-    import torch
-
-    calls = []
-    hooks = [
-        block.attention.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
-        for block in model.blocks
-    ]
-    with torch.no_grad():
-        model(tokens)
-        for hook in hooks:
-            hook.remove()
-        maps = torch.stack([layer(*plain, **named, weights=True)[1][0] for layer, plain, named in calls])
-    maps = maps[:, :, length:]  # (layers, heads, letters written, letters seen)
-    letters = torch.arange(length)
-    score = maps[..., letters, letters.flip(0)].mean(-1)
-    layer, head = divmod(int(score.argmax()), score.shape[1])
-    return layer, head, maps[layer, head].tolist()
+    report = run(LAYER)
+    shown = [vars(finding) for finding in report.findings if finding.verdict in ("fail", "warn")]
+    counts = dict.fromkeys(("pass", "described", "fail"), 0)
+    for finding in report.findings:
+        if finding.verdict in counts:
+            counts[finding.verdict] += 1
+    return {"layer": LAYER, "kind": report.kind, "counts": counts, "shown": shown}
 
 
 def _show_example(worked: dict[str, list[list[float]]]) -> None:
@@ -149,35 +146,45 @@ def _show_example(worked: dict[str, list[list[float]]]) -> None:
     out().print("\nIn Python: [cyan]out, weights = qkv.attention(q, k, v, weights=True)[/cyan]\n")
 
 
-def _show_reversal(learned) -> None:
-    import torch
+def _show_learned(learned: dict[str, Any]) -> None:
+    from qkv.trace.terminal import cells, legend
 
-    from qkv.trace.terminal import heatmap, legend
-
-    text, length = learned["text"], len(learned["weights"])
     out().print(
-        f"[bold]2. A transformer that learns.[/bold] A GPT of 2 layers and {learned['parameters']:,} parameters "
-        f"trained for {learned['seconds']} s to write words backwards; {learned['correct']:.1%} of 256 new words come "
-        f"out right.\n"
+        f"[bold]2. A vision transformer that learns.[/bold] {learned['parameters']:,} parameters read handwritten "
+        f"digits: [bold]{learned['accuracy']:.1%}[/bold] of 360 new ones right after {learned['seconds']:.0f} s.\n"
     )
     out().print(
-        f"[bold]3. Looking inside.[/bold] While it writes {text[length + 1 :]} after {text[: length + 1]}, head "
-        f"{learned['head']} of layer {learned['layer']} attends to (rows: the letter to be written; columns: letters "
-        f"seen):\n"
+        f"[bold]3. Looking inside.[/bold] This digit is a {learned['is']}; the model says {learned['said']}. Beside "
+        f"it, what its class token attends to (layer {learned['layer']}, head {learned['head']}):\n"
     )
-    colour = out().color_system is not None and not out().no_color
-    out().print(heatmap(torch.tensor(learned["weights"]), list(text[length + 1 :]), list(text[:-1]), colour=colour))
-    out().print(legend(colour=colour))
-    if learned["correct"] > 0.9:
-        out().print("\nThe diagonal runs backwards: each letter is fetched from where it stands in the word.\n")
-    else:
-        out().print("\nIt has not learned yet: with more --steps a diagonal that runs backwards appears.\n")
+    colour = out().is_terminal and not out().no_color
+    picture, weights = learned["picture"], learned["weights"]
+    top = max(max(row) for row in weights)
+    scale = len(picture) // len(weights)
+    for number, row in enumerate(picture):
+        line = Text("  ").append(cells(row, colour=colour)).append("    ")
+        attended = [weight / top for weight in weights[number // scale] for _ in range(scale)]
+        out().print(line.append(cells(attended, colour=colour)))
+    out().print(Text("\n  ").append(legend(colour=colour)).append(f"  right: of the largest weight, {top:.2f}\n"))
 
 
-def _show_next_steps() -> None:
+def _show_checked(checked: dict[str, Any]) -> None:
+    counts = checked["counts"]
+    out().print(
+        f"[bold]4. A layer, checked.[/bold] {checked['layer']}: {counts['pass']} properties hold, {counts['fail']} "
+        f"break, {counts['described']} are described; it is {checked['kind']}."
+    )
+    for finding in checked["shown"]:
+        out().print(f"  {finding['check']}: {finding['evidence']}", markup=False)
+    out().print()
+
+
+def _show_next_steps(learned: dict[str, Any] | None) -> None:
     out().print("[bold]What to try next[/bold]")
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
+    if learned is not None and learned["folder"]:
+        steps.add_row(f"  [cyan]{learned['folder']}/report.html[/cyan]", "how it learned, and what it still mistakes")
     for command, purpose in NEXT_STEPS.items():
         steps.add_row(f"  [cyan]{command}[/cyan]", purpose)
     out().print(steps)

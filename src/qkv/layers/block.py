@@ -104,16 +104,23 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         memory_cache: LayerCache | None = None,
         latest: Float[Tensor, "b n c"] | None = None,
-    ) -> Float[Tensor, "b t c"]:
+        first: int | None = None,
+    ) -> Float[Tensor, "b #t c"]:
         """latest: the tokens that bring new keys, where they are not x itself but run ahead of it (a stream that looks
-        ahead)."""
+            ahead).
+        first: compute only the first so many tokens of the output; they attend to all tokens.
+        """
         self._check_memory(memory, memory_cache)
-        source = self.attention_norm(latest) if latest is not None and self.order == "pre" else latest
-        x = self._add(
-            x,
-            self.attention_norm,
-            lambda y: self.attention(y, source, allowed=allowed, positions=positions, cache=cache),
-        )
+        if first is None:
+            source = self.attention_norm(latest) if latest is not None and self.order == "pre" else latest
+            x = self._add(
+                x,
+                self.attention_norm,
+                lambda y: self.attention(y, source, allowed=allowed, positions=positions, cache=cache),
+            )
+        else:
+            self._check_first(allowed, positions, cache)
+            x = self._add(x, self.attention_norm, lambda y: self.attention(y[:, :first], y), first)
         if self.cross_attention is not None and self.cross_norm is not None:
             attend = self.cross_attention
             x = self._add(x, self.cross_norm, lambda y: attend(y, memory, allowed=memory_allowed, cache=memory_cache))
@@ -125,10 +132,15 @@ class Block(nn.Module):
         if self.cross_attention is not None and memory is None and not (held is not None and held.filled):
             raise ValueError("this block attends to a memory; none was given, and memory_cache holds none")
 
-    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+    def _check_first(self, *unwanted: object) -> None:
+        if self.attention.position is not None or any(given is not None for given in unwanted):
+            raise ValueError("first= is for blocks in which all tokens see each other: no mask, positions or cache")
+
+    def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor], first: int | None = None) -> Tensor:
+        kept = x if first is None else x[:, :first]
         if self.order == "pre":
-            return x + self.dropout(part(norm(x)))
-        return norm(x + self.dropout(part(x)))
+            return kept + self.dropout(part(norm(x)))
+        return norm(kept + self.dropout(part(x)))
 
 
 def _attention(config: BlockConfig, score: Score, position: Relative | None) -> MultiHeadAttention:

@@ -35,7 +35,8 @@ def _by_transformers(path: Path, described: dict[str, Any], refusal: ValueError)
     except ImportError:
         raise ValueError(f"{refusal}; with transformers installed (pip install 'qkv[hf]') more can be read") from None
     names = described.get("architectures") or []
-    kind = getattr(transformers, names[0], None) if names and isinstance(names[0], str) else transformers.AutoModel
+    named = bool(names) and isinstance(names[0], str)
+    kind: Any = getattr(transformers, names[0], None) if named else transformers.AutoModel
     if not hasattr(kind, "from_pretrained"):
         raise ValueError(f"{refusal}; nor does transformers {transformers.__version__} know {names[0]!r}")
     try:

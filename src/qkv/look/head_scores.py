@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.look.tiles import Stripe, stripes
-from qkv.trace.layer import Layer
+from qkv.trace.layer import CELLS, Layer
 
 OFFSETS = 16  # the largest distance that is looked for
 CONTENT = ("duplicate", "induction")  # kinds that are corrected for what a head gives those distances anyway
@@ -163,7 +163,8 @@ def layer_scores(
     """For each head of a layer its scores and its best offset; tokens only if they are those of queries and keys."""
     measured = [Measured() for _ in range(layer.heads)]
     shift = 0 if layer.cross else layer.keys - layer.queries
-    runs = zip(*(stripes(layer, head, batch) for head in range(layer.heads)), strict=True)
+    cells = max(CELLS // layer.heads, 1)  # all heads of a run of rows are held together
+    runs = zip(*(stripes(layer, head, batch, cells) for head in range(layer.heads)), strict=True)
     for run in runs:
         stage: Stage | None = None
         for head, stripe in zip(measured, run, strict=True):

@@ -41,8 +41,8 @@ KINDS: dict[str, str] = {
     "positional": "attends to places, whatever stands there",
     "uniform": "spreads its weight evenly",
 }
-# The score from which on a head is called by a kind. Induction heads of small models put a tenth of their weight there,
-# which no other head does; a head is called uniform or positional only if nothing else says what it does.
+# The score from which on a head is called by a kind. Induction heads of small models put a tenth of their weight there;
+# a head is called uniform or positional only if nothing else says what it does.
 NAMED = dict.fromkeys(KINDS, 0.3) | {"duplicate": 0.1, "induction": 0.1, "positional": 0.5, "uniform": 0.5}
 
 

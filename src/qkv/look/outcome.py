@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from qkv.look.run import Inputs, call, observing, read_tokens, run_traced, scores_of
 from qkv.look.tiles import is_causal
+from qkv.models.generate import LanguageModel
+from qkv.models.translate import Translator
+from qkv.trace import Trace
 
 Measure = Callable[[Any], float | Tensor]  # of what the model returns; higher is worse, as a loss is
 
@@ -56,19 +59,33 @@ def question(
     model: nn.Module, inputs: Inputs, targets: Tensor | None = None, positions: tuple[int, ...] | None = None
 ) -> tuple[Question, Any]:
     """The question for a model, and its answer: a text that it reads causally is its own target, a token ahead."""
+    asked, output, _ = question_traced(model, inputs, targets, positions)
+    return asked, output
+
+
+def question_traced(
+    model: nn.Module, inputs: Inputs, targets: Tensor | None = None, positions: tuple[int, ...] | None = None
+) -> tuple[Question, Any, Trace]:
+    """The same with the trace of the run."""
     trace, output = run_traced(model, inputs)
     tokens = read_tokens(inputs)
-    if targets is None and tokens is not None and tokens.shape[1] > 1:
-        own = [layer for layer in trace.layers if not layer.cross and layer.queries == layer.keys == tokens.shape[1]]
-        if own and all(is_causal(layer) for layer in own) and _speaks(model, output, tokens):
-            targets = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], -100)), dim=1).long()
-    return Question(targets, positions), output
+    if targets is None and tokens is not None and _foretells(model, trace, tokens) and _speaks(model, output, tokens):
+        targets = torch.cat((tokens[:, 1:], torch.full_like(tokens[:, :1], -100)), dim=1).long()
+    return Question(targets, positions), output, trace
 
 
 def answer(model: nn.Module, inputs: Inputs) -> Any:
     """What the model returns."""
     with observing(model):
         return call(model, inputs)
+
+
+def _foretells(model: nn.Module, trace: Trace, tokens: Tensor) -> bool:
+    """Whether a model foretells the next token: ours that are made for it, others whose attention never looks ahead."""
+    if tokens.shape[1] < 2 or isinstance(model, LanguageModel | Translator):
+        return tokens.shape[1] > 1
+    own = [layer for layer in trace.layers if not layer.cross and layer.queries == layer.keys == tokens.shape[1]]
+    return bool(own) and all(is_causal(layer) for layer in own)
 
 
 def _speaks(model: nn.Module, output: Any, tokens: Tensor) -> bool:

@@ -70,7 +70,7 @@ def grid_of(model: nn.Module) -> Grid:
         raise ValueError(f"a {type(model).__name__} has no attention to look at; of pictures, a ViT has")
     config = getattr(config, "vision_config", config)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
-    sides = size if isinstance(size, list | tuple) else (size, size)
+    sides: Any = size if isinstance(size, list | tuple) else (size, size)
     patch = patch[0] if isinstance(patch, list | tuple) and len(set(patch)) == 1 else patch
     if not isinstance(patch, int) or not all(isinstance(side, int) for side in sides):
         raise ValueError(

@@ -17,7 +17,7 @@ from qkv.look.result import Result
 from qkv.look.stacks import stack_of
 from qkv.look.tiles import stripes
 from qkv.trace import Trace
-from qkv.trace.layer import Layer
+from qkv.trace.layer import CELLS, Layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,8 @@ def rollout(
 def _through(share: Tensor, layer: Layer, heads: str, batch: int) -> Tensor:
     """share · A, some rows of A at a time."""
     out = torch.zeros_like(share)
-    runs = zip(*(stripes(layer, head, batch) for head in range(layer.heads)), strict=True)
+    cells = max(CELLS // layer.heads, 1)  # all heads of a run of rows are held together
+    runs = zip(*(stripes(layer, head, batch, cells) for head in range(layer.heads)), strict=True)
     for run in runs:
         rows, columns = run[0].rows, run[0].columns
         together = torch.zeros_like(run[0].weights)

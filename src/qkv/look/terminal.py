@@ -48,9 +48,12 @@ def kinds(found: Heads) -> Iterator[Text]:
 
 
 def telling(found: Heads) -> Head:
-    """The head whose kind is surest, of those that say where they look; else of all."""
-    where = [head for head in found.heads if head.kind not in (*PLACES, "mixed")]
-    return max(where or list(found.heads), key=lambda head: head.score)
+    """The head whose kind is surest, of those that say where they look; a distance, or evenness, only if there is none."""
+    for left_out in (("offset", *PLACES, "mixed"), (*PLACES, "mixed"), ()):
+        fitting = [head for head in found.heads if head.kind not in left_out]
+        if fitting:
+            return max(fitting, key=lambda head: head.score)
+    raise ValueError("there are no heads to choose from")
 
 
 def head_map(

@@ -3,6 +3,7 @@
 So the file of a run that was killed and resumed equals that of one never interrupted, but for `timing`.
 """
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metrics.jsonl"
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Journal:
@@ -18,19 +20,24 @@ class Journal:
     def __init__(self, folder: Path, end: int = 0) -> None:
         self.path = folder / NAME
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = self.path.open("ab")
+        self.file = self.path.open("ab", buffering=0)
         self.missing = max(end - self.file.tell(), 0)  # bytes that somebody has taken away
         if self.file.tell() > end:
             self.file.truncate(end)
             self.file.seek(end)
 
     def add(self, line: dict[str, Any]) -> None:
-        self.file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self.file.flush()
+        left = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        try:
+            while left:  # a disk that is nearly full takes a part first
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            why = "the disk is full" if error.errno in FULL else error.strerror
+            said = f"a line could not be written: {why}. The newest checkpoint is whole; make room and start again"
+            raise OSError(error.errno, said, str(self.path)) from error
 
     def settle(self) -> int:
         """Bring every line to the disk; return where they end."""
-        self.file.flush()
         os.fsync(self.file.fileno())
         return self.file.tell()
 

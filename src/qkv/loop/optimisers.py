@@ -45,10 +45,6 @@ def hidden_matrices(model: nn.Module) -> list[str]:
 def make_optimisers(model: nn.Module, chosen: Optimiser) -> list[torch.optim.Optimizer]:
     """AdamW, or Muon and AdamW. Each group has a `base`: the learning rate that the schedule scales."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not named:
-        raise ValueError(
-            f"{type(model).__name__} has no parameter to train: each has requires_grad=False, or none is there"
-        )
     kind = kinds(model)
     by_muon = hidden_matrices(model) if chosen.name == "muon" else []
     if chosen.name == "muon" and not by_muon:

@@ -7,6 +7,7 @@ only is agreed upon, so that all stop together.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qkv.data.batches import Batch
+
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class World:
     @staticmethod
     def here() -> "World":
         """The world this process is in."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if _ALONE.get() or not (dist.is_available() and dist.is_initialized()):
             return World()
         device = (
             torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -86,6 +89,16 @@ class World:
         if said:
             raise ValueError(f"the first process stopped: {said}")
         return self.text(answer)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """In here this process is a world of its own: what only one does, such as a last test, waits for no other."""
+    before = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
 
 
 @contextmanager

@@ -66,3 +66,6 @@ class Report:
 
     def end(self, outcome: Outcome) -> None:
         """The run has ended without an error."""
+
+    def close(self) -> None:
+        """Nothing more comes, with or without an error."""

@@ -31,6 +31,8 @@ class Run:
 
     def __init__(self, model: nn.Module, objective: Objective, settings: Settings, world: World) -> None:
         self.model, self.settings, self.world = model, settings, world
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(f"{type(model).__name__} has no parameter to train: all are frozen, or there are none")
         self.computer = Computer(model, objective, world, settings.parallel, settings.dtype)
         self.optimisers = make_optimisers(model, settings.optimiser)
         self.average = Average(model, settings.average) if settings.average else None

@@ -70,7 +70,7 @@ class Saving:
 
     log_every: int = 10
     evaluate_every: int = 0
-    checkpoint_every: int = 0
+    checkpoint_every: int = 500
     keep_last: int = 2
     best: str = ""
     larger: bool = True

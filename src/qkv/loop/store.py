@@ -5,7 +5,6 @@ one rename puts it there. A process killed at any instant leaves older checkpoin
 that the next start sweeps away.
 """
 
-import errno
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qkv.loop.files import Writer, damage, settle_folder
+from qkv.loop.journal import FULL
 
 FOLDER = "checkpoints"
 NAMED = re.compile(r"step-(\d{8,})")
@@ -94,7 +94,7 @@ class Store:
     def _explained(self, error: OSError, step: int) -> OSError:
         whole = [f"the one of step {before} is whole" for before in self.steps()[-1:]]
         kept = (whole or ["there is none before it"])[0]
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
+        why = "the disk is full" if error.errno in FULL else (error.strerror or str(error))
         return OSError(
             error.errno,
             f"the checkpoint of step {step} could not be written: {why}. {kept[0].upper()}{kept[1:]}; make room and "

@@ -53,12 +53,14 @@ def train(
     that is not finite is a `NotFiniteError`, raised before the update.
     """
     world, folder = World.here(), Path(folder)
+    settings = Settings.from_dict(json.loads(world.text(json.dumps(settings.as_dict()))))  # all by the first one's
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         world.agreed(lambda: stack.enter_context(claimed(folder)) or "")
         stack.enter_context(recomputed(model, settings.recompute))
         run = Run(model, objective, settings, world)
         session = Session(run, batches, folder, evaluate, report or Report(), interrupts)
+        stack.callback(session.report.close)
         session.begin(resume, stack)
         return session.go()
 
@@ -107,6 +109,7 @@ class Session:
             while run.step < settings.steps and not stop:
                 placed = [next(source) for _ in range(settings.accumulate)]
                 stop = run.advance(placed, self.interrupts.asked is not None)
+                stop = stop or (self.world.size == 1 and self.interrupts.asked is not None)
                 self._boundary(stop)
         self.model.eval()
         return self._outcome()

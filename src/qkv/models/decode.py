@@ -55,7 +55,7 @@ def decodable(model: "GPT") -> bool:
     inside = [module for module in model.modules() if module is not model]
     watched = hooks._global_forward_hooks or hooks._global_forward_pre_hooks or _hooked(model)
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    device = model.head.weight.device.type
+    device = model.tokens.weight.device.type
     return bool(
         usual
         and not (watched or modes or torch.is_autocast_enabled(device))
@@ -71,12 +71,13 @@ class Product:
     """
 
     def __init__(self, *linears: nn.Linear, arranged: bool) -> None:
-        self.parts = [(linear.weight, linear.bias) for linear in linears]
-        if arranged and (len(linears) > 1 or linears[0].out_features > linears[0].in_features):
-            weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+        self.parts: list[tuple[Tensor, Tensor | None]] = [(linear.weight, linear.bias) for linear in linears]
+        if arranged:
+            weights = [weight for weight, _ in self.parts]
+            biases = [bias for _, bias in self.parts if bias is not None]
+            weight = torch.cat(weights) if len(weights) > 1 else weights[0]
             weight = weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
-            biases = [linear.bias for linear in linears]
-            self.parts = [(weight, None if biases[0] is None else torch.cat(biases))]
+            self.parts = [(weight, torch.cat(biases) if biases else None)]
 
     def __call__(self, x: Vectors) -> Float[Tensor, "b out"]:
         if len(self.parts) == 1:
@@ -139,11 +140,9 @@ class Decoder:
             DecoderLayer(block, keys, values, room, arranged)  # pyright: ignore[reportArgumentType]
             for block, (keys, values) in zip(model.blocks, held, strict=True)
         ]
-        self.tokens, self.norm, self.head = (
-            model.tokens.weight,
-            _norm(model.norm),
-            Product(model.head, arranged=arranged),
-        )
+        assert isinstance(model.head, nn.Linear)
+        self.tokens, self.norm = model.tokens.weight, _norm(model.norm)
+        self.head = Product(model.head, arranged=arranged)
         to_come = torch.arange(self.place, self.place + room, device=self.tokens.device)
         self.first, absolute = self.place, model.place.positions
         self.vectors = None if absolute is None else absolute(to_come)

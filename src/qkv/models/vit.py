@@ -102,11 +102,15 @@ class ViT(Model):
         small_normal(self, layers=config.layers)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
-        x = self.hidden(images)
-        return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
+        if self.class_token is None:
+            return self.head(self.hidden(images).mean(1))
+        # in training the last block computes only what the class is read from; otherwise all of it can be looked at
+        return self.head(self.hidden(images, first=1 if self.training else None)[:, 0])
 
-    def hidden(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
-        """The class token, if there is one, and the patches, after the last block."""
+    def hidden(
+        self, images: Float[Tensor, "b channels height width"], *, first: int | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """The class token, if there is one, and the patches, after the last block; or only the first of them."""
         check_images(images, self.config.channels, self.config.image, self.patches.convolution.weight.dtype)
         x = self.patches(images)
         if isinstance(self.positions, LearnedPositions2D):
@@ -116,6 +120,6 @@ class ViT(Model):
         if self.positions is not None and not isinstance(self.positions, LearnedPositions2D):
             x = x + self.positions(torch.arange(x.shape[1], device=x.device))
         x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
+        for place, block in enumerate(self.blocks, start=1):
+            x = block(x, first=first if place == len(self.blocks) else None)
         return self.norm(x)

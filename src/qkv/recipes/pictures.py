@@ -129,11 +129,11 @@ def data_uri(pixels: Tensor) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _settings(steps: int, lr: float, *, warmup: int, decay: float = 0.05, average: float = 0.0) -> Settings:
+def _settings(steps: int, lr: float, *, warmup: int, decay: float = 0.05, muon: float | None = None) -> Settings:
+    matrices: dict[str, Any] = {} if muon is None else {"name": "muon", "muon_lr": muon}
     return Settings(
         steps=steps,
-        average=average,
-        optimiser=Optimiser(lr=lr, weight_decay=decay),
+        optimiser=Optimiser(lr=lr, weight_decay=decay, **matrices),
         schedule=Schedule(warmup=warmup),
         saving=Saving(evaluate_every=max(steps // 10, 1), checkpoint_every=max(steps // 10, 1), best="accuracy"),
     )
@@ -144,11 +144,11 @@ DIGITS = System(
     summary="A small ViT on real handwritten digits (8×8) that ship with qkv: about a minute.",
     data=PictureData(batch=64, augment=Augment(crop=1)),
     models={
-        "vit": ViTConfig(image=8, patch=2, channels=1, width=64, layers=4, heads=4, dropout=0.1),
+        "vit": ViTConfig(image=8, patch=2, channels=1, width=64, layers=3, heads=4, dropout=0.1),
         "cnn": CNNConfig(image=8, channels=1, widths=(32, 64)),
         "mlp": MLPConfig(image=8, channels=1, widths=(256, 256), dropout=0.1),
     },
-    stages={"train": _settings(1500, 2e-3, warmup=100)},
+    stages={"train": _settings(900, 3e-3, warmup=50, muon=0.02)},
     build=build,
 )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qkv import __version__
-from qkv.loop import Outcome, Report, Settings, World, restored
+from qkv.loop import Outcome, Report, Settings, World, alone, restored
 from qkv.loop import train as train_stage
 from qkv.models import Model, folder
 from qkv.recipes import pace
@@ -153,12 +153,18 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
 
 def finish(place: Path, task: Task, outcome: Outcome, seconds: float, note: Callable[[str], None]) -> Run:
     """Take the best weights, test them once, and leave model, numbers and report."""
-    from qkv.recipes.report import report_page
-
     best = restored(outcome.best or outcome.checkpoint or place)
     run = Run(place, task.recipe, True, None, seconds, best.size, notes=task.notes)
     if not World.here().first:
         return run
+    with alone():  # the others have gone
+        return _tested(run, task, best, note)
+
+
+def _tested(run: Run, task: Task, best: Model, note: Callable[[str], None]) -> Run:
+    from qkv.recipes.report import report_page
+
+    place, seconds = run.folder, run.seconds
     note("testing the best checkpoint")
     tested = time.perf_counter()
     validation = task.stages[-1].validate

@@ -32,16 +32,18 @@ def heatmap(weights: Float[Tensor, "t s"], rows: Sequence[str], columns: Sequenc
     margin = max((cell_len(name) for name in rows), default=0)
     picture = Text(" " * (margin + 1) + "".join(set_cell_size(name, 2) for name in columns).rstrip() + "\n")
     for name, line in zip(rows, weights.tolist(), strict=True):
-        picture.append(" " * (margin - cell_len(name)) + name + " ")
-        for weight in line:
-            step = min(int(weight * len(SCALE)), len(SCALE) - 1)
-            if colour:
-                picture.append("  ", style=f"on {SCALE[step]}")
-            else:
-                picture.append(2 * SHADES[max(step, 1)])
-        picture.append("\n")
+        picture.append(" " * (margin - cell_len(name)) + name + " ").append(cells(line, colour=colour)).append("\n")
     picture.rstrip()
     return picture
+
+
+def cells(line: Sequence[float], *, colour: bool = True) -> Text:
+    """One row of a map: a cell of two characters for each number from 0 to 1."""
+    row = Text()
+    for weight in line:
+        step = min(int(weight * len(SCALE)), len(SCALE) - 1)
+        row.append("  " if colour else 2 * SHADES[max(step, 1)], style=f"on {SCALE[step]}" if colour else "")
+    return row
 
 
 def legend(*, colour: bool = True) -> Text:

@@ -33,7 +33,9 @@ def paths(subject: Subject) -> Finding:
     evidence = f"with and without gradients outputs differ by {worst:.2g} of their size"
     if worst <= 10 * subject.tolerance:
         return Finding("paths agree", "pass", worst, evidence)
-    return Finding("paths agree", "fail", worst, evidence, "a fast path without gradients computes something else", "paths differ")
+    return Finding(
+        "paths agree", "fail", worst, evidence, "a fast path without gradients computes something else", "paths differ"
+    )
 
 
 def determinism(subject: Subject) -> Finding:
@@ -61,7 +63,9 @@ def inputs_kept(subject: Subject) -> Finding:
     if moved == 0:
         return Finding("inputs not mutated", "pass", 0.0, "the input is bit-equal after the call")
     hint = "an operation with a trailing underscore, or an assignment to a slice, works on the caller's tensor"
-    return Finding("inputs not mutated", "fail", moved, f"the call changed its input by up to {moved:.2g}", hint, "input changed")
+    return Finding(
+        "inputs not mutated", "fail", moved, f"the call changed its input by up to {moved:.2g}", hint, "input changed"
+    )
 
 
 def batch_independence(subject: Subject) -> list[Finding]:

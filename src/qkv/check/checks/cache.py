@@ -48,4 +48,6 @@ def _judged(subject: Subject, name: str, whole: Tensor, out: Tensor) -> Finding:
         "prefill": "a step after a beginning differs: positions without the cache's offset, or a mask not at the end",
         "chunks": "a chunk differs: its mask is skipped or aligned at the start, or keys are in another order",
     }[name]
-    return Finding(f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint, FAMILY[name])
+    return Finding(
+        f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint, FAMILY[name]
+    )

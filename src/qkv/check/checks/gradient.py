@@ -7,7 +7,6 @@ import torch
 from qkv.check.finding import Finding
 from qkv.check.subject import Subject
 
-
 ELSEWHERE = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
 
 
@@ -81,7 +80,7 @@ def _directional_in_weights(subject: Subject, x: torch.Tensor, generator: torch.
 def _agree(slope: float, along: Callable[[float], float], subject: Subject) -> Finding:
     """The quotient at the step that fits best: a large one bends, a small one drowns in rounding."""
     exact = subject.dtype == torch.float64
-    quotients = [along(step) for step in ((1e-3, 1e-4, 1e-5, 1e-6) if exact else (3e-2, 1e-2, 3e-3, 1e-3))]
+    quotients = [along(step) for step in ((1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if exact else (3e-2, 1e-2, 3e-3, 1e-3))]
     quotient = min(quotients, key=lambda found: abs(slope - found))
     score = abs(slope - quotient) / max(abs(quotient), abs(slope), 1e-12)
     evidence = f"the gradient along a direction is {slope:.6g}, the difference quotient {quotient:.6g}"

@@ -8,7 +8,7 @@ from qkv.check.diagnosis import FAMILIES, Diagnosis
 from qkv.check.finding import Finding, Verdict
 from qkv.check.inside.heads import layout_of, merge_mistake, split_mistake
 from qkv.check.inside.read import Reading
-from qkv.check.inside.scores import ahead, pattern_of, scale_words, softmax_mistake
+from qkv.check.inside.scores import ahead, pattern_of, rows_off, scale_words, softmax_mistake
 from qkv.check.inside.turns import described, turn_mistakes
 from qkv.check.subject import Subject
 
@@ -63,7 +63,9 @@ def _where(found: list[Reading], contract: Contract, leaky: bool) -> Finding:
     if not leaks:
         return Finding("layers", "pass", 0.0, f"no layer puts weight on a later key; by their weights {said}")
     worst = max(leaks, key=lambda name: leaks[name])
-    evidence = f"{worst} puts {leaks[worst]:.2%} of its weight on later keys ({len(leaks)} of {len(square)} layers leak)"
+    evidence = (
+        f"{worst} puts {leaks[worst]:.2%} of its weight on later keys ({len(leaks)} of {len(square)} layers leak)"
+    )
     return Finding("layers", "fail" if leaky else "described", leaks[worst], evidence)
 
 
@@ -114,9 +116,12 @@ def _softmax(found: list[Reading], contract: Contract) -> Finding:
     dropped = next((reading.seen for reading in found if reading.seen.dropped), None)
     if dropped is not None:
         mistakes.append(Diagnosis("random in eval", "weights are dropped although it is in eval", dropped.name))
-    sums = max(float((reading.seen.weights.sum(-1) - 1).abs().nan_to_num(1.0).max()) for reading in found)
+    sums = max(rows_off(reading.seen.weights) for reading in found)
     precisions = sorted({str(r.seen.precision).removeprefix("torch.") for r in found if r.seen.precision is not None})
     evidence = f"rows of weights sum to 1 within {sums:.2g}; softmax in {', '.join(precisions) or 'no operator'}"
+    if not mistakes and sums > 1e-5:
+        words = "weights are changed after the softmax: masked there, or a sink takes a share"
+        mistakes.append(Diagnosis("mask after softmax" if contract.kind == "causal" else "softmax replaced", words))
     if not mistakes:
         return Finding("softmax", "pass" if contract.softmax else "described", sums, evidence)
     verdict: Verdict = "fail" if contract.softmax else "described"

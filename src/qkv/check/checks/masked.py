@@ -46,7 +46,11 @@ def _unequal(subject: Subject) -> Finding:
     try:
         before, after, control = (
             subject.attend(q, k, v + shift, allowed)
-            for shift in (0.0, torch.eye(7, dtype=torch.float64)[5, :, None], torch.eye(7, dtype=torch.float64)[1, :, None])
+            for shift in (
+                0.0,
+                torch.eye(7, dtype=torch.float64)[5, :, None],
+                torch.eye(7, dtype=torch.float64)[1, :, None],
+            )
         )
     except Exception as error:
         return Finding(name, "n/a", None, f"4 queries on 7 keys with a mask are refused: {type(error).__name__}")
@@ -79,7 +83,9 @@ def _nothing(subject: Subject) -> Finding:
     slopes = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
     if not all(slope is None or bool(slope.isfinite().all()) for slope in slopes):
         hint = "overwriting NaN in the output leaves it in the gradient: mask so that no row is all −∞"
-        return Finding("fully masked row", "fail", 1.0, "outputs are finite, gradients are not", hint, "fully masked row")
+        return Finding(
+            "fully masked row", "fail", 1.0, "outputs are finite, gradients are not", hint, "fully masked row"
+        )
     empty = float(out[:, :, 2].detach().abs().max())
     said = "0" if empty == 0 else f"{empty:.2g} (an average of something)"
     return Finding("fully masked row", "pass", 0.0, f"its output is {said}; outputs and gradients are finite")

@@ -48,9 +48,13 @@ def _compared(subject: Subject, name: str, path: Callable[[nn.Module], Any]) -> 
             with path(subject.module):
                 first, again = (subject.run(x, present).detach() for _ in range(2))
             if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-                return Finding(f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared")
+                return Finding(
+                    f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared"
+                )
             if present is not None:
-                plain, first = plain[present], first[present]
+                plain, first = subject.at(plain, present), subject.at(first, present)
+                both = plain.isnan() & first.isnan()  # what is NaN on both paths is said elsewhere
+                plain, first = plain.masked_fill(both, 0.0), first.masked_fill(both, 0.0)
             size = float(plain.nan_to_num().abs().max()) or 1.0
             worst = max(worst, float((plain - first).abs().nan_to_num(nan=float("inf")).max()) / size)
     words = {"training": "in training and in eval", "checkpointing": "with and without checkpointing"}

@@ -63,4 +63,6 @@ def _same_outputs(subject: Subject, module: nn.Module, other: nn.Module) -> Find
     evidence = f"loaded from its own state, outputs differ by {score:.2g}"
     if score <= 10 * subject.tolerance:
         return Finding("saved and loaded", "pass", score, evidence)
-    return Finding("saved and loaded", "fail", score, evidence, "some weights are not in the state, or change", "untied")
+    return Finding(
+        "saved and loaded", "fail", score, evidence, "some weights are not in the state, or change", "untied"
+    )

@@ -31,9 +31,15 @@ def _sums(weights: Tensor, contract: Contract) -> Finding:
     if rows <= 1e-9:
         return Finding("rows sum to one", "pass", rows, evidence)
     if columns <= 1e-9:
-        hint, family = "the softmax is over the queries: it should be over the keys, the last axis of q·kᵀ", "softmax axis"
+        hint, family = (
+            "the softmax is over the queries: it should be over the keys, the last axis of q·kᵀ",
+            "softmax axis",
+        )
     elif heads <= 1e-9:
-        hint, family = "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ", "softmax axis"
+        hint, family = (
+            "the softmax is over the heads: it should be over the keys, the last axis of q·kᵀ",
+            "softmax axis",
+        )
     elif bool(((weights >= 0) & (weights <= 1)).all()):
         hint, family = "rows do not sum to 1: a sigmoid, or weights dropped or masked after it", "softmax replaced"
     else:

@@ -121,16 +121,17 @@ def split_mistake(seen: Seen, matches: dict[str, Match | None]) -> Diagnosis | N
     queries, keys, values = (matches.get(name) for name in ("queries", "keys", "values"))
     if queries and keys and values:
         pairs = {
-            "keys and values": (keys, values), "queries and keys": (queries, keys), "queries and values": (queries, values),
-        }  # fmt: skip
+            "keys and values": (keys, values),
+            "queries and keys": (queries, keys),
+            "queries and values": (queries, values),
+        }
         for words, (one, other) in pairs.items():
             if one.projection == other.projection and set(one.slots) == set(other.slots):
                 return Diagnosis("inputs swapped", f"{words} are the same features of one projection", seen.name)
-    if keys and values and len(keys.slots) > 1 and keys.groups == values.groups < len(keys.slots):
-        if _layout(keys) != _layout(values):
-            return Diagnosis(
-                "head layout", f"keys are {_layout(keys)} over the heads, values are {_layout(values)}", seen.name
-            )
+    shared = keys and values and keys.groups == values.groups < len(keys.slots)
+    if shared and keys and values and _layout(keys) != _layout(values):
+        words = f"keys are {_layout(keys)} over the heads, values are {_layout(values)}"
+        return Diagnosis("head layout", words, seen.name)
     return None
 
 

@@ -92,8 +92,10 @@ def _after(seen: Seen) -> Diagnosis | None:
     """Zero weights ahead although the softmax gave some."""
     assert seen.soft is not None
     later = torch.ones(seen.soft.shape[-2:], dtype=torch.bool).triu(1)
-    if float(seen.soft[..., later].abs().sum()) > 1e-6 and _rows_off(seen.weights) > 1e-6:
-        return Diagnosis("mask after softmax", "the mask is applied after the softmax, so rows sum to less than 1", seen.name)
+    if float(seen.soft[..., later].abs().sum()) > 1e-6 and rows_off(seen.weights) > 1e-6:
+        return Diagnosis(
+            "mask after softmax", "the mask is applied after the softmax, so rows sum to less than 1", seen.name
+        )
     return None
 
 
@@ -142,7 +144,7 @@ def softmax_mistake(seen: Seen) -> Diagnosis | None:
 def _replaced(seen: Seen) -> Diagnosis | None:
     """No softmax was called: what the weights are instead, if not one written out."""
     w = seen.weights
-    if _rows_off(w) <= 1e-5:
+    if rows_off(w) <= 1e-5:
         one = float((w.amax(-1) - 1).abs().max()) <= 1e-9
         if one and w.shape[-1] > 1:
             return Diagnosis("softmax replaced", "only the best key counts, a hard choice", seen.name)
@@ -193,7 +195,7 @@ def _centred(x: Tensor, use: Tensor) -> Tensor:
     return x - (use * x).sum(-1, keepdim=True) / use.sum(-1, keepdim=True).clamp(min=1)
 
 
-def _rows_off(weights: Tensor) -> float:
+def rows_off(weights: Tensor) -> float:
     """How far the sum of a row is from 1 (rows of zeros attend to nothing, and count as right)."""
     sums = weights.sum(-1)
     return float(torch.where((weights == 0).all(-1), 0.0, (sums - 1).abs()).nan_to_num(1.0).max())

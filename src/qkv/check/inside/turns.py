@@ -67,7 +67,7 @@ def _by_head(before: Tensor, after: Tensor, size: float) -> Turn:
 
 def _read(turns: Tensor) -> Turn:
     """Which widths turn together, and by how much at each place."""
-    t, d, _ = turns.shape
+    d = turns.shape[-1]
     away = turns - torch.diag_embed(turns.diagonal(dim1=1, dim2=2))
     strength = away.abs().amax(0)  # (d, d)
     moved = [i for i in range(d) if float(strength[i].max()) > 1e-4]
@@ -88,7 +88,9 @@ def _read(turns: Tensor) -> Turn:
 def described(turn: Turn) -> str:
     """In words."""
     if turn.kind != "turned" or turn.phases is None:
-        return {"none": "not turned", "by head": "turned by head, not by place", "other": "changed otherwise"}[turn.kind]
+        return {"none": "not turned", "by head": "turned by head, not by place", "other": "changed otherwise"}[
+            turn.kind
+        ]
     share = "" if turn.turned == turn.width else f" over {turn.turned} of {turn.width} widths"
     return f"turned by place, pairs as {turn.pairing}{share}"
 

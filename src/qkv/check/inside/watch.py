@@ -2,8 +2,9 @@
 
 Axes: b batch · h heads · t queries · s keys · d head width.
 
-`qkv.trace.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so nothing
-is taken for granted: the softmax may run over any axis or be missing, and whatever is done between is kept as numbers.
+`qkv.trace.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so
+nothing is taken for granted: the softmax may run over any axis or be missing, and what is done between is kept as
+numbers.
 """
 
 from __future__ import annotations
@@ -100,9 +101,7 @@ class Watcher(TorchDispatchMode):
             if not self._is_fixed(given):
                 self._projected[output] = len(self.projections)
                 source = (right if given is left else left).untyped_storage().data_ptr()
-                self.projections.append(
-                    Projection(self.stack.name, self._order, _kept(given), _kept(output), source)
-                )
+                self.projections.append(Projection(self.stack.name, self._order, _kept(given), _kept(output), source))
             return
         for place, operand in enumerate((left, right)):
             path = self._paths.get(operand)
@@ -150,9 +149,21 @@ class Watcher(TorchDispatchMode):
             scores, soft = (None if x is None else x.mT for x in (scores, soft))
         self.seen.append(
             Seen(
-                self.stack.name, self._order, queries, keys, values, out, product, scores, soft, weights4,
-                self._axis(path, kind), path.precision, path.dropped, path.averaged,
-            )  # fmt: skip
+                self.stack.name,
+                self._order,
+                queries,
+                keys,
+                values,
+                out,
+                product,
+                scores,
+                soft,
+                weights4,
+                self._axis(path, kind),
+                path.precision,
+                path.dropped,
+                path.averaged,
+            )
         )
 
     def _arranged_soft(self, path: Path, x: Tensor | None, batch: tuple, row: tuple, column: tuple) -> Tensor | None:
@@ -254,9 +265,21 @@ class Watcher(TorchDispatchMode):
         dropped = float(given.get("dropout_p") or 0.0) > 0
         self.seen.append(
             Seen(
-                self.stack.name, self._order, q, k, v, out, product, scores, soft, soft,
-                "keys", given["query"].dtype, dropped, kernel=name,
-            )  # fmt: skip
+                self.stack.name,
+                self._order,
+                q,
+                k,
+                v,
+                out,
+                product,
+                scores,
+                soft,
+                soft,
+                "keys",
+                given["query"].dtype,
+                dropped,
+                kernel=name,
+            )
         )
 
     def _is_fixed(self, x: Any) -> bool:

@@ -14,7 +14,15 @@ from qkv.check.finding import Finding
 
 LOSSES = ("loss_fn", "loss", "criterion", "loss_function", "objective")
 OPTIMISERS = ("optimizer", "optimiser", "opt", "optim")
-WINDOWS = ("accumulation_steps", "accumulate", "accumulation", "grad_accum", "steps", "gradient_accumulation_steps", "every")
+WINDOWS = (
+    "accumulation_steps",
+    "accumulate",
+    "accumulation",
+    "grad_accum",
+    "steps",
+    "gradient_accumulation_steps",
+    "every",
+)
 Batch = tuple[Tensor, Tensor]
 
 
@@ -58,7 +66,11 @@ def _moved(function: Callable[..., Any], batches: list[Batch], window: int) -> T
     names = list(inspect.signature(function).parameters)
     for name in names[2:]:
         low = name.lower()
-        known = {**dict.fromkeys(LOSSES, _mean_square), **dict.fromkeys(OPTIMISERS, optimiser), **dict.fromkeys(WINDOWS, window)}
+        known = {
+            **dict.fromkeys(LOSSES, _mean_square),
+            **dict.fromkeys(OPTIMISERS, optimiser),
+            **dict.fromkeys(WINDOWS, window),
+        }
         if low in known:
             named[name] = known[low]
     with torch.enable_grad():
@@ -96,21 +108,31 @@ def _whole(function: Callable[..., Any], name: str, rows: list[int], window: int
     expected = _expected(function, batches, window)
     score = float((found - expected).abs().max() / expected.abs().max())
     ratio = float((found * expected).sum() / (expected * expected).sum())
-    evidence = f"{len(rows)} batches of {rows} rows differ by {score:.2g} from whole ones ({ratio:.3g} times the update)"
+    evidence = (
+        f"{len(rows)} batches of {rows} rows differ by {score:.2g} from whole ones ({ratio:.3g} times the update)"
+    )
     if score <= 1e-6:
         return Finding(name, "pass", score, evidence)
     verdict = "warn" if name == "unequal batches" else "fail"  # most code counts on batches of one size
-    return Finding(name, verdict, score, evidence, _why(function, name, batches, window, found, expected, ratio), "accumulation")
+    return Finding(
+        name, verdict, score, evidence, _why(function, name, batches, window, found, expected, ratio), "accumulation"
+    )
 
 
 def _why(
-    function: Callable[..., Any], name: str, batches: list[Batch], window: int, found: Tensor, expected: Tensor, ratio: float
+    function: Callable[..., Any],
+    name: str,
+    batches: list[Batch],
+    window: int,
+    found: Tensor,
+    expected: Tensor,
+    ratio: float,
 ) -> str:
     n = len(batches)
     straight = float((found - ratio * expected).abs().max()) <= 1e-3 * float(found.abs().max() or 1)
     if name == "accumulation" and straight:
         if abs(ratio * n - 1) <= 1e-2:
-            return "the loss is divided twice: the mean over a batch is a mean already, divide by the number of batches once"
+            return "the loss is divided twice: a batch's mean is a mean already, divide by the number of batches once"
         if abs(ratio / n - 1) <= 1e-2:
             return "the loss is not divided: the gradients of the batches are summed"
         return "the update points the right way but has the wrong size"

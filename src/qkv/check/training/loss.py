@@ -2,8 +2,8 @@
 
 Axes: b batch · t places · v vocabulary.
 
-The gradient of a cross-entropy with respect to the logits of a place is softmax − 1 at its target: it is negative at the
-target alone, so it says what each place was compared with, whatever the code looks like.
+The gradient of a cross-entropy with respect to the logits of a place is softmax − 1 at its target: it is negative at
+the target alone, so it says what each place was compared with, whatever the code looks like.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def _masked(function: Callable[..., Any], tokens: Tensor, name: str, contract: C
     right = {pair for pair in full.targets if bool(flags[pair])}
     if found.targets == right:
         return _mean(found, tokens.numel())
-    evidence = f"{len(found.targets ^ right)} tokens are scored that the mask leaves out, or not scored though it keeps them"
+    evidence = (
+        f"{len(found.targets ^ right)} tokens are scored that the mask leaves out, or not scored though it keeps them"
+    )
     places = {(row, place) for row, place, _, _ in found.pairs}
     if places == {(row, place) for row, place, _, _ in full.pairs if bool(flags[row, place])}:
         hint = "the mask is off by one: it is read at the place that predicts, not at the token that is predicted"
@@ -157,7 +159,9 @@ def _mean(found: Compared, whole: int) -> Finding:
         return Finding("loss mask", "pass", 0.0, f"{evidence}a sum")
     hint = "masked tokens are counted in the mean, so a text with more padding learns less"
     if each * whole > 0.5 and total < 1:
-        return Finding("loss mask", "fail", abs(total - 1), f"{evidence}a mean over what is not scored too", hint, "loss mean")
+        return Finding(
+            "loss mask", "fail", abs(total - 1), f"{evidence}a mean over what is not scored too", hint, "loss mean"
+        )
     return Finding("loss mask", "described", abs(total - 1), f"{evidence}they weigh {total:.4g} in all")
 
 

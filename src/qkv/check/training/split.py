@@ -18,7 +18,11 @@ COUNT = 200
 def check_split(function: Callable[..., Any], contract: Contract) -> tuple[str, list[Finding]]:
     """split(examples, …) -> train, validation, …: called with 200 examples that are all different."""
     names = list(inspect.signature(function).parameters)
-    forms = {"a list": list(range(COUNT)), "a tensor": torch.arange(COUNT), "a text": [f"example {i}" for i in range(COUNT)]}
+    forms = {
+        "a list": list(range(COUNT)),
+        "a tensor": torch.arange(COUNT),
+        "a text": [f"example {i}" for i in range(COUNT)],
+    }
     tried = []
     for form, data in forms.items():
         try:

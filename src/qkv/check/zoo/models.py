@@ -40,7 +40,9 @@ class PlainBlock(nn.Module):
 class PlainModel(nn.Module):
     """A language model with learned positions, tied weights, a cache, its own loss and packed documents."""
 
-    def __init__(self, vocab_size: int = 64, width: int = 32, heads: int = 4, layers: int = 2, length: int = 64) -> None:
+    def __init__(
+        self, vocab_size: int = 64, width: int = 32, heads: int = 4, layers: int = 2, length: int = 64
+    ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(length, width)

@@ -37,11 +37,11 @@ class RotaryLayer(nn.Module):
         scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), float("-inf"))
         return self.wo((self.softmax(scores) @ v).transpose(1, 2).reshape(b, t, c))
 
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return turned(q, places)
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, places)
 
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return turned(k, places)
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, places)
 
     def values(self, v: Tensor, places: Tensor) -> Tensor:
         return v
@@ -73,35 +73,35 @@ def turned_in_halves(x: Tensor, places: Tensor) -> Tensor:
 
 @mutant("rotary: half the widths", "rotary", ROTARY)
 class HalfTheWidths(RotaryLayer):
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        half = q.shape[-1] // 2
-        return torch.cat((turned(q[..., :half], places), q[..., half:]), dim=-1)
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        return torch.cat((turned(x[..., :half], places), x[..., half:]), dim=-1)
 
     keys = queries
 
 
 @mutant("rotary: pairs mixed", "rotary", ROTARY)
 class MixedPairs(RotaryLayer):
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return turned_in_halves(k, places)
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned_in_halves(x, places)
 
 
 @mutant("rotary: keys one place on", "rotary", ROTARY)
 class OnePlaceOn(RotaryLayer):
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return turned(k, places + 1)
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, places + 1)
 
 
 @mutant("rotary: keys the other way", "rotary", ROTARY)
 class OtherWay(RotaryLayer):
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return turned(k, places, -1.0)
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, places, -1.0)
 
 
 @mutant("rotary: keys not turned", "rotary", ROTARY)
 class KeysStill(RotaryLayer):
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return k
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return x
 
 
 @mutant("rotary: values turned", "rotary", ROTARY)
@@ -112,32 +112,32 @@ class ValuesTurned(RotaryLayer):
 
 @mutant("rotary: by head instead of by place", "rotary", ROTARY)
 class ByHead(RotaryLayer):
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return turned(q.transpose(1, 2), torch.arange(q.shape[1]).to(places)).transpose(1, 2)
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x.transpose(1, 2), torch.arange(x.shape[1]).to(places)).transpose(1, 2)
 
     keys = queries
 
 
 @mutant("rotary: forgotten", "rotary", ROTARY)
 class Forgotten(RotaryLayer):
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return q
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return x
 
     keys = queries
 
 
 @mutant("rotary: places in half precision", "rotary", ROTARY)
 class HalfPlaces(RotaryLayer):
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return turned(q, (places / 7).bfloat16().to(q) * 7)
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, (places / 7).bfloat16().to(x) * 7)
 
     keys = queries
 
 
 @mutant("rotary: stretched by the length", "rotary", ROTARY)
 class Stretched(RotaryLayer):
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return turned(q, places * 8 / len(places))
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned(x, places * 8 / len(places))
 
     keys = queries
 
@@ -145,8 +145,8 @@ class Stretched(RotaryLayer):
 class SlopedLayer(RotaryLayer):
     """A bias that falls with distance instead of rotary positions."""
 
-    def queries(self, q: Tensor, places: Tensor) -> Tensor:
-        return q
+    def queries(self, x: Tensor, places: Tensor) -> Tensor:
+        return x
 
     keys = queries
 
@@ -206,5 +206,5 @@ class SharedOtherwise(GroupedLayer):
 
 @mutant("grouped layer: keys permuted for the wrong number of heads", "rotary", GROUPED, like=GroupedLayer)
 class WronglyPermuted(GroupedLayer):
-    def keys(self, k: Tensor, places: Tensor) -> Tensor:
-        return turned_in_halves(k, places)
+    def keys(self, x: Tensor, places: Tensor) -> Tensor:
+        return turned_in_halves(x, places)

@@ -70,7 +70,7 @@ def as_page(rows: Rows) -> str:
     lines = [
         "# The zoo",
         "",
-        "Implementations with one known mistake each, the contract under which it is one, and the checks that catch it.",
+        "Implementations with one known mistake each, what was promised of them, and the checks that catch it.",
         "This page is printed by `qkv check --zoo --matrix`; a test keeps it in step.",
         "",
         f"{summary(rows)}.",
@@ -87,5 +87,10 @@ def as_page(rows: Rows) -> str:
         lines.append(f"| {mutant.name} | {promised} | {named} | {cells} |")
     counts = Counter(mutant.family for mutant, _ in rows)
     families = ", ".join(f"{family} {count}" for family, count in sorted(counts.items()))
-    lines += ["", f"Families: {families}.", "", "Columns: " + "; ".join(f"{g}: {', '.join(GROUPS[g])}" for g in columns) + "."]
+    lines += [
+        "",
+        f"Families: {families}.",
+        "",
+        "Columns: " + "; ".join(f"{g}: {', '.join(GROUPS[g])}" for g in columns) + ".",
+    ]
     return "\n".join(lines) + "\n"

@@ -167,8 +167,7 @@ def _around_zero() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("cost", ["#62b8ee", "#ffffff", "#f2a65a"])
-    colours.set_bad("#eceff2")
-    return colours
+    return colours.with_extremes(bad="#eceff2")
 
 
 def _legend(figure: Any, drawn: Any, axes: Any) -> None:

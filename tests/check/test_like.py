@@ -1,0 +1,73 @@
+"""Beside a reference: its behaviour is the contract, its numbers are compared."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import qkv
+from qkv.check import run
+from qkv.check.zoo import MUTANTS
+from qkv.check.zoo.positions import GroupedLayer
+from qkv.check.zoo.textbook import TextbookLayer
+from qkv.cli.main import run as command
+
+
+class Separate(nn.Module):
+    """Separate projections, einsum, keys first: nothing looks like nn.MultiheadAttention but the numbers."""
+
+    def __init__(self, width=32, num_heads=4, power=-0.5):
+        super().__init__()
+        self.num_heads, self.power = num_heads, power
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (self.num_heads, -1)) for part in (self.a, self.b, self.c))
+        weights = (torch.einsum("bshd,bthd->bsth", k, q) * q.shape[-1] ** self.power).softmax(1)
+        return self.d(torch.einsum("bshd,bsth->bthd", v, weights).flatten(2))
+
+
+@pytest.mark.parametrize("layer", [Separate, lambda: qkv.MultiHeadAttention(32, 4)], ids=["separate", "qkv"])
+def test_weights_are_copied_by_what_they_do_and_outputs_and_gradients_equal_torchs(layer):
+    report = run(layer(), like="torch")
+    like = next(finding for finding in report.findings if finding.check == "like")
+    assert like.verdict == "pass"
+    assert like.score is not None
+    assert like.score < 1e-12
+    assert "copied by what they do" in like.evidence
+    assert (report.contract.scale, report.contract.softmax, report.contract.kind) == ("head", "keys", "bidirectional")
+
+
+def test_a_layer_that_scales_otherwise_than_its_reference_is_told_so():
+    report = run(Separate(power=-1.0), like="torch")
+    assert {"scale", "like"} <= {finding.check for finding in report.failed}
+    assert report.diagnosis is not None
+    assert report.diagnosis.family == "scale"
+
+
+def test_gradients_are_compared_too():
+    report = run(MUTANTS["weights detached"].make(), like="torch")
+    like = next(finding for finding in report.failed if finding.check == "like (plain)")
+    assert like.hint == "the outputs are right, the gradients are not"
+
+
+def test_a_layer_equals_itself_with_weights_of_the_same_names():
+    for layer in (TextbookLayer, GroupedLayer):
+        report = run(layer(), like=layer())
+        assert report.ok
+        assert "weights of the same names" in report.findings[-1].evidence
+
+
+def test_a_reference_is_named_on_the_command_line(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def mine(q, k, v, causal=False):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)\n"
+    )
+    assert command(["check", f"{tmp_path}/mine.py:mine", "--like", "torch", "--json"]) == 0
+    findings = {f["check"]: f["verdict"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["like (causal)"] == "pass"
+    assert findings["alignment"] == "pass"
+    assert command(["check", f"{tmp_path}/mine.py:mine", "--like", "no.such:thing"]) == 2
+    assert "could not be imported" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""Attention that others wrote and that is right raises no alarm under its own contract."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import qkv
+from qkv import models
+from qkv.check import COURSE, Contract, run
+
+CAUSAL = Contract(kind="causal")
+# PyTorch's own: a row of the batch that is all padding is NaN, and so is a causal layer's left padding, which reaches
+# other tokens in the next layer, on one of its paths and not on the other
+TORCH = {"fully padded row", "padding content (left)", "source: fully padded row", "paths agree"}
+
+
+def alarms(target, contract=None):
+    report = run(target, contract)
+    return {finding.check: finding.evidence for finding in report.failed}, report
+
+
+def lower_right(q, k, v):
+    from torch.nn.attention.bias import causal_lower_right
+
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(q.shape[-2], k.shape[-2]))
+
+
+def flex(q, k, v, causal=False):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    rule = (lambda score, b, h, i, j: torch.where(i >= j, score, -torch.inf)) if causal else None
+    return flex_attention(q, k, v, score_mod=rule)
+
+
+@pytest.mark.parametrize("function", [F.scaled_dot_product_attention, lower_right, qkv.attention])
+def test_kernels_are_sound(function):
+    found, report = alarms(function, COURSE if function is not lower_right else CAUSAL)
+    assert found == {}
+    assert report.kind == "causal"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_is_sound():
+    found, report = alarms(flex, CAUSAL)
+    assert found == {}
+    assert report.kind == "causal"
+
+
+TORCH_MODULES = {
+    "attention": lambda: nn.MultiheadAttention(32, 4, batch_first=True),
+    "attention, sequence first": lambda: nn.MultiheadAttention(32, 4),
+    "encoder layer": lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2),
+    "decoder layer": lambda: nn.TransformerDecoderLayer(32, 4, 64, batch_first=True),
+    "decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 64, batch_first=True), 2),
+    "whole": lambda: nn.Transformer(32, 4, 2, 2, 64, batch_first=True),
+    "whole, sequence first": lambda: nn.Transformer(32, 4, 2, 2, 64),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", TORCH_MODULES)
+@pytest.mark.filterwarnings("ignore:.*nested.*")
+def test_modules_of_torch_alarm_for_their_nan_only(name, causal):
+    found, report = alarms(TORCH_MODULES[name](), CAUSAL if causal else None)
+    assert set(found) <= TORCH, found
+    if not causal:
+        assert "paths agree" not in found
+    assert report.kind == ("causal" if causal else "bidirectional")
+
+
+OURS = {
+    "layer": (lambda: qkv.MultiHeadAttention(32, 4), CAUSAL),
+    "GPT": (lambda: models.GPT(models.GPTConfig(vocab=64, width=32, heads=4, layers=2)), CAUSAL),
+    "encoder": (lambda: models.Encoder(models.EncoderConfig(vocab=64, width=32, heads=4, layers=2)), None),
+    "ViT": (lambda: models.ViT(models.ViTConfig(image=32, patch=8, width=32, heads=4, layers=2, classes=10)), None),
+    "RNN": (lambda: models.RNN(models.RNNConfig(vocab=64, width=32)), CAUSAL),
+    "CNN": (lambda: models.CNN(models.CNNConfig(image=32, classes=10)), None),
+    "MLP": (lambda: models.MLP(models.MLPConfig(image=32, classes=10)), None),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_are_sound(name):
+    make, contract = OURS[name]
+    assert alarms(make(), contract)[0] == {}
+
+
+@pytest.mark.parametrize("kind", [models.Seq2Seq, models.RNNSeq2Seq])
+def test_our_encoder_decoders_are_sound_on_both_sides(kind):
+    config = {"Seq2Seq": models.Seq2SeqConfig, "RNNSeq2Seq": models.RNNSeq2SeqConfig}[kind.__name__]
+    small = {"width": 32} | ({"heads": 4, "encoder_layers": 2, "decoder_layers": 2} if kind is models.Seq2Seq else {})
+    found, report = alarms(kind(config(vocab=64, **small)), CAUSAL)
+    assert found == {}
+    assert {"cross attention", "source: padding content (left)"} <= {finding.check for finding in report.findings}
+
+
+X_TRANSFORMERS = {
+    "plain": {}, "rotary": {"rotary_pos_emb": True}, "alibi": {"alibi_pos_bias": True},
+    "relative": {"rel_pos_bias": True}, "flash": {"attn_flash": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", X_TRANSFORMERS)
+@pytest.mark.filterwarnings("ignore")
+def test_x_transformers_are_sound(name):
+    peers = pytest.importorskip("x_transformers")
+    layers = peers.Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, **X_TRANSFORMERS[name])
+    model = peers.TransformerWrapper(num_tokens=64, max_seq_len=64, attn_layers=layers)
+    found, report = alarms(model, CAUSAL)
+    assert found == {}
+    assert report.kind == "causal"
+
+
+HUGGING_FACE = (
+    "GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration",
+    "BartForConditionalGeneration", "ViTForImageClassification", "BigBirdForCausalLM",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.filterwarnings("ignore")
+def test_a_sample_of_transformers_is_sound(name):
+    pytest.importorskip("transformers")
+    found, report = alarms(f"hf:{name}")
+    assert found == {}
+    if name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        assert report.kind == "causal"

@@ -1,0 +1,155 @@
+"""`qkv look`, as it is typed."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+import qkv
+from qkv.cli.main import run
+
+TEXT = "the cat sat on the mat and the dog"
+WORDS = sorted({*TEXT.split(), "a", "bird", "<s>", "</s>"})
+
+
+def tokenizer() -> bytes:
+    made = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="a"))
+    made.pre_tokenizer = Whitespace()
+    return made.to_str().encode()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model of text, a translator, a model of pictures and one without attention, with random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(5)
+    models = {
+        "gpt": qkv.models.GPT(qkv.models.GPTConfig(vocab=len(WORDS), length=24, width=32, layers=2, heads=4)),
+        "pair": qkv.models.Seq2Seq(
+            qkv.models.Seq2SeqConfig(vocab=len(WORDS), width=32, heads=4, encoder_layers=1, decoder_layers=2)
+        ),
+        "vit": qkv.models.ViT(qkv.models.ViTConfig(image=16, patch=4, width=32, layers=2, heads=2)),
+        "cnn": qkv.models.CNN(qkv.models.CNNConfig()),
+    }
+    for name, model in models.items():
+        if name in ("gpt", "pair"):
+            model.files["tokenizer.json"] = tokenizer()
+        model.save(folder / name)
+    Image.new("RGB", (20, 20), (200, 30, 30)).save(folder / "red.png")
+    return folder
+
+
+def png_width(file) -> int:
+    with Image.open(file) as image:
+        return image.width
+
+
+def said(capsys, *arguments) -> tuple[int, str, str]:
+    code = run(["look", *(str(argument) for argument in arguments)])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_a_text_gives_kinds_of_heads_and_a_map(folders, capsys):
+    code, out, _ = said(capsys, folders / "gpt", TEXT)
+    assert code == 0
+    assert "GPT, 2 attention layers, 8 heads, 9 tokens" in out
+    assert "next token" in out and "layer" in out and "0   ··::--==++**##@@ 1" in out
+    assert out.count(" @@") >= 1  # the first token can attend to nothing but itself
+
+
+def test_words_need_no_quotes(folders, capsys):
+    assert said(capsys, folders / "gpt", *TEXT.split())[1] == said(capsys, folders / "gpt", TEXT)[1]
+
+
+def test_json_holds_the_weights_that_the_trace_holds(folders, capsys):
+    code, out, _ = said(capsys, folders / "gpt", TEXT, "--layer", 1, "--head", 2, "--json")
+    found = json.loads(out)
+    assert code == 0 and (found["shown"]["layer"], found["shown"]["head"]) == (1, 2)
+    model = qkv.load(folders / "gpt")
+    tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
+    assert found["tokens"] == TEXT.split()
+    assert torch.allclose(torch.tensor(found["shown"]["weights"]), qkv.look.at(model, tokens).weights(1, 2))
+    chances = model(tokens).detach()[0, -1].softmax(-1)
+    assert found["prediction"][0]["token"] == int(chances.argmax())
+    assert found["prediction"][0]["probability"] == pytest.approx(float(chances.max()), rel=1e-5)
+
+
+def test_a_silenced_head_and_another_beta_tell_their_effect(folders, capsys):
+    code, out, _ = said(capsys, folders / "gpt", TEXT, "--silence", "1.2", "--beta", "0=x2", "--json")
+    found = json.loads(out)["effect"]
+    model = qkv.load(folders / "gpt")
+    tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
+    with qkv.trace.change(model, silence=[(1, 2)], beta={0: 2 * 8**-0.5}):
+        changed = model(tokens)
+    loss = torch.nn.functional.cross_entropy(changed.detach()[0, :-1], tokens[0, 1:])
+    assert code == 0 and found["loss_after"] == pytest.approx(float(loss), rel=1e-4)
+    assert "head 1.2 silenced" in said(capsys, folders / "gpt", TEXT, "--silence", "1.2")[1]
+
+
+def test_sweep_lens_rollout_and_comparison_are_told(folders, capsys, tmp_path):
+    _, out, _ = said(capsys, folders / "gpt", TEXT, "--sweep", "--lens", "--rollout", "--png", tmp_path / "sweep.png")
+    assert "each head silenced" in out and "what each layer would answer" in out and "rollout through 2 layers" in out
+    assert png_width(tmp_path / "sweep.png") > 200
+    _, out, _ = said(capsys, folders / "gpt", TEXT, "--against", TEXT.replace("cat", "bird"))
+    assert "mean distance" in out
+    _, out, _ = said(capsys, folders / "gpt", TEXT, "--against", folders / "gpt")
+    assert "mean distance 0.000" in out
+
+
+def test_pages_and_pictures_are_written_for_text_pairs_and_images(folders, capsys, tmp_path):
+    given = {"gpt": [TEXT], "pair": [TEXT, "--target", "the bird"], "vit": [folders / "red.png"]}
+    for name, words in given.items():
+        files = tmp_path / f"{name}.html", tmp_path / f"{name}.png"
+        code, out, err = said(capsys, folders / name, *words, "--html", files[0], "--png", files[1])
+        assert code == 0 and out == "" and str(files[0]) in err.replace("\n", "")
+        assert "<!doctype html>" in files[0].read_text("utf-8")
+        assert png_width(files[1]) > 200
+    assert '"name":"source"' in (tmp_path / "pair.html").read_text("utf-8")
+    assert '"name":"rollout"' in (tmp_path / "vit.html").read_text("utf-8")
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html"] * 3 + [".png"] * 3  # and nothing half-done
+
+
+def test_a_picture_is_shown_by_its_patches(folders, capsys):
+    code, out, err = said(capsys, folders / "vit", folders / "red.png", "--query", "1,2")
+    assert code == 0 and "4 × 4 patches" in out and "what “1,2” attends to" in out
+    assert "resized to 16×16" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpt"], "nothing to look at was given"),
+        (["gpt", "the " * 40], "give at most 24"),
+        (["gpt", TEXT, "--layer", "7"], "there are 2 layers"),
+        (["gpt", TEXT, "--head", "9"], "there are 4 heads"),
+        (["gpt", TEXT, "--silence", "two"], "such as 3.1"),
+        (["gpt", TEXT, "--silence", "0.9"], "has 4 heads"),
+        (["gpt", TEXT, "--beta", "hot"], "--beta is a number"),
+        (["gpt", TEXT, "--query", "77"], "0 to 8"),
+        (["gpt", TEXT, "--full"], "goes with --html"),
+        (["gpt", TEXT, "--target", "x"], "belongs to an encoder–decoder"),
+        (["gpt", TEXT, "--against", "the cat"], "same number of tokens"),
+        (["gpt", TEXT, "--html", "nowhere/at/all.html"], "there is no folder"),
+        (["vit", "no-such.png"], "there is no file"),
+        (["cnn", "red.png"], "has no attention"),
+        (["missing.bin", TEXT], "there is nothing at"),
+    ],
+)
+def test_wrong_use_is_one_sentence(folders, capsys, monkeypatch, unchecked, arguments, words):
+    monkeypatch.chdir(folders)
+    code, out, err = said(capsys, *arguments)
+    assert code == 2 and out == ""
+    assert words in " ".join(err.split()) and "Traceback" not in err
+
+
+def test_a_damaged_folder_is_refused(folders, capsys, tmp_path):
+    qkv.load(folders / "gpt").save(tmp_path / "gpt")
+    weights = tmp_path / "gpt" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, _, err = said(capsys, tmp_path / "gpt", TEXT)
+    assert code == 2 and "model.safetensors" in err
