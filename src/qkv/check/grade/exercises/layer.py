@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from qkv.check.checks.masked import check_masked
 from qkv.check.checks.weights import check_weights
 from qkv.check.contract import Contract
-from qkv.check.explain import explain
 from qkv.check.finding import Finding
-from qkv.check.functions import HEADS, WIDTH, Calling, find_polarity
+from qkv.check.functions import HEADS, WIDTH
 from qkv.check.grade.exercises.common import PRODUCERS, Opened, without_gradients
 from qkv.check.grade.exercises.exercise import Exercise, Producer, equality
 from qkv.check.grade.proxy import crossed, of_shape, opened
 from qkv.check.grade.remote import Remote, UnansweredError
+from qkv.check.hypotheses import explained
 from qkv.check.subject import Subject
 
 if TYPE_CHECKING:
@@ -106,8 +106,23 @@ class Layer(Opened):
         subject = replace(self.subject, level="function", attend=self.attend, flag=built_in, module=None)
         if self.mask is None:
             return subject
-        named = Calling(lambda q, k, v, mask: self.attend(q, k, v, mask), 4, "mask", None, None)
-        return replace(subject, masked=True, polarity=find_polarity(named))
+        return replace(subject, masked=True, polarity=self.polarity())
+
+    def polarity(self) -> str | None:
+        """What True means in its mask, by hiding one key both ways: a hidden value must not matter."""
+        generator = torch.Generator().manual_seed(38)
+        q, k, v = (torch.randn(1, HEADS, 5, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3))
+        mask = torch.ones(5, 5, dtype=torch.bool)
+        mask[:, 2] = False
+        hidden, free = (v.clone() for _ in range(2))
+        hidden[:, :, 2] += 1.0
+        free[:, :, [0, 1, 3, 4]] += 1.0
+        with torch.no_grad():
+            before, without, others = (self.attend(q, k, value, mask) for value in (v, hidden, free))
+        moved, may = (float((after - before).abs().max().nan_to_num(nan=1e30)) for after in (without, others))
+        if moved <= 1e-3 * may:
+            return "true-attends"
+        return "true-masks" if may <= 1e-3 * moved else None
 
 
 def _unit_vectors(batch: int, length: int) -> Tensor:
@@ -147,8 +162,12 @@ def formula(layer: Layer) -> list[Finding]:
     words = "with the same weights its output differs from the formula's"
     hint = None
     if off > limit:
-        said = explain(layer.inside, layer.contract)
-        hint = f"explained exactly: {said}" if said else "the weights are named as agreed, but are used differently"
+        cause = explained(layer.inside, layer.contract)
+        hint = (
+            f"explained exactly: {cause.words}"
+            if cause
+            else "the weights are named as agreed, but are used differently"
+        )
     return equality("formula", off, limit, words, hint)
 
 
