@@ -5,7 +5,6 @@ from heldout import HELD_OUT, SOUND
 
 from qkv.check import run
 
-
 PADDED = "attention_mask (b, t) of a layer on vectors is not taken for padding"
 MARKS = {name: pytest.mark.xfail(reason=PADDED) for name in ("PadInverted", "PadRows", "PadForgotten")}
 
