@@ -28,6 +28,8 @@ def first(result: Any, fits: Callable[[Tensor], bool]) -> Tensor | None:
     if isinstance(result, Tensor):
         return result if result.is_floating_point() and fits(result) else None
     named = result if isinstance(result, dict) else None
+    if named is None and any(isinstance(getattr(result, name, None), Tensor) for name in FIRST):
+        named = {name: getattr(result, name, None) for name in FIRST}  # any object with the usual names
     if named is None and not isinstance(result, tuple | list):
         return None
     parts = list(named.values()) if named is not None else list(result)

@@ -16,7 +16,7 @@ LABELS = ("labels", "targets", "target", "y")
 
 def check_own_loss(subject: Subject, contract: Contract) -> list[Finding]:
     """For a model on tokens that takes labels: the gradient of its loss with respect to the logits that it returns."""
-    if subject.module is None or subject.vocab is None:
+    if subject.module is None or subject.vocab is None or subject.source is not None:
         return []
     names = inspect.signature(subject.module.forward).parameters
     name = next((known for known in LABELS if known in names), None)
