@@ -100,7 +100,8 @@ def recording(count: int) -> dict[str, Any]:
             model(text)
 
     with torch.no_grad():
-        recorded(), model(text)
+        recorded()
+        model(text)
         pairs = [(seconds(lambda: model(text)), seconds(recorded)) for _ in range(15)]
     plain, watched = (sorted(times)[len(times) // 2] for times in zip(*pairs, strict=True))
     return {"tokens": count, "plain_ms": plain * 1e3, "recorded_ms": watched * 1e3, "share": watched / plain - 1}

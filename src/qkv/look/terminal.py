@@ -48,7 +48,7 @@ def kinds(found: Heads) -> Iterator[Text]:
 
 
 def telling(found: Heads) -> Head:
-    """The head whose kind is surest, of those that say where they look; a distance, or evenness, only if there is none."""
+    """The head whose kind is surest, of those that say where they look; a distance or evenness only if none does."""
     for left_out in (("offset", *PLACES, "mixed"), (*PLACES, "mixed"), ()):
         fitting = [head for head in found.heads if head.kind not in left_out]
         if fitting:

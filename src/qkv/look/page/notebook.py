@@ -40,8 +40,8 @@ def frame(shown: Trace | Scene, *, height: int = HEIGHT) -> str:
 def widget(shown: Trace | Scene, *, height: int = HEIGHT) -> Any:
     """An anywidget with the page; its `chosen` holds the layer, head and query that are chosen in it."""
     try:
-        import anywidget
-        import traitlets
+        import anywidget  # pyright: ignore[reportMissingImports]
+        import traitlets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(
             "a widget needs anywidget: pip install 'qkv[notebook]'; a trace displays itself without"

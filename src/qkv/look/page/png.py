@@ -28,6 +28,7 @@ def png_of_heads(scene: Scene) -> bytes:
     side = max(min(1.3, 40 / max(rows, columns)), 0.35)
     figure = _figure(columns * side + 1.6, rows * side + 0.9)
     cells = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"hspace": 0.12, "wspace": 0.12})
+    drawn = None
     for panel, row in zip(scene.panels, cells, strict=True):
         for head, axes in enumerate(row):
             axes.set_axis_off()
@@ -84,7 +85,7 @@ def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head:
     side = 2.4 if wide <= 3 else max(min(1.2, 40 / wide), 0.5)
     figure = _figure(wide * side, len(chosen) * side + 0.5)
     cells = figure.subplots(len(chosen), wide, squeeze=False, gridspec_kw={"hspace": 0.18, "wspace": 0.06})
-    pixels = scene.picture.pixels.cpu().numpy()
+    pixels, drawn = scene.picture.pixels.cpu().numpy(), None
     for each, row in zip(chosen, cells, strict=True):
         heads = [head] if head is not None and each.place >= 0 else range(each.layer.heads)
         for axes in row:
@@ -105,6 +106,7 @@ def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head:
             )
             named = f"head {number}, " if each.layer.heads > 1 else ""
             axes.set_title(f"{named}to {float(grid.max()):.3f}", fontsize=6, pad=2)
+    assert drawn is not None  # there is at least one layer with a head
     bar = figure.colorbar(drawn, ax=list(cells.flat), fraction=0.02, pad=0.02, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0", "¼ of largest", "largest"], fontsize=6)
     name = _plain(scene.axes[scene.picture.axis].tokens[query])
