@@ -19,13 +19,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qkv.bench.measure import Note
+from qkv.bench.result import Column, Result, Table
+
 LAYERS, HEADS, WIDTH = 12, 12, 64
 TOKENS = (64, 256, 512)
 LONG = 32768
 PATIENCE = 900  # seconds of waiting for one measurement
 
 
-def run(tokens: tuple[int, ...] = TOKENS, long: int = LONG, peers: str | Path | None = None) -> dict[str, Any]:
+def run(quick: bool, note: Note) -> Result:
+    """The benchmark: our page beside BertViz's, what recording costs, and a long text."""
+    note("pages, recording, a long text")
+    found = measured(TOKENS[:2] if quick else TOKENS, 8192 if quick else LONG)
+    pages = tuple(
+        (
+            each["tokens"],
+            *(each["qkv"][name] for name in ("mb", "seconds", "full_mb", "full_seconds")),
+            each["bertviz"].get("mb"),
+            each["bertviz"].get("seconds"),
+        )
+        for each in found["pages"]
+    )
+    names = (("qkv", "MB"), ("qkv", "s"), ("qkv --full", "MB"), ("qkv --full", "s"), ("BertViz", "MB"), ("BertViz", "s"))
+    columns = (Column("tokens"), *(Column(name, unit) for name, unit in names))
+    recorded, long = found["recording"], found["long"]
+    few = (
+        ("recording, over the plain forward pass", recorded["tokens"], 100 * recorded["share"], "%"),
+        ("a map of 512 × 512 of one head", long["tokens"], long["map_seconds"], "s"),
+        ("a window of 256 × 256 exact weights", long["tokens"], long["window_seconds"], "s"),
+        ("memory over the model's own", long["tokens"], long["more_mb"], "MB"),
+    )
+    described = (Column("what"), Column("tokens"), Column("figure"), Column("in"))
+    absent = ("bertviz",) if any("absent" in each["bertviz"] for each in found["pages"]) else ()
+    about = "Pages of 12 × 12 heads from recorded attention, in processor time; one layer of 8 heads of 64 on a long text."
+    tables = (Table("Pages", columns, pages), Table("Recording and long texts", described, few))
+    return Result("look", about, tables, absent)
+
+
+def measured(
+    tokens: tuple[int, ...] = TOKENS, long: int = LONG, peers: str | Path | None = None
+) -> dict[str, Any]:
     """All measurements, as plain data."""
     pages = []
     for count in tokens:
@@ -222,7 +256,7 @@ def main() -> None:
         torch.set_num_threads(1)
         sys.stdout.write(json.dumps(PARTS[asked.part](asked.count)) + "\n")
         return
-    found = run(peers=asked.peers)
+    found = measured(peers=asked.peers)
     sys.stdout.write(json.dumps(found, indent=2) + "\n" if asked.json else "\n".join(lines(found)) + "\n")
 
 

@@ -15,6 +15,8 @@ BENCHMARKS = {
     "models": "qkv.bench.models:run",
     "generate": "qkv.bench.generate:run",
     "load": "qkv.bench.load:run",
+    "train": "qkv.bench.train:run",
+    "look": "qkv.bench.look:run",
 }
 
 Benchmark = Callable[[bool, Note], Result]
