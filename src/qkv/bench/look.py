@@ -41,7 +41,14 @@ def run(quick: bool, note: Note) -> Result:
         )
         for each in found["pages"]
     )
-    names = (("qkv", "MB"), ("qkv", "s"), ("qkv --full", "MB"), ("qkv --full", "s"), ("BertViz", "MB"), ("BertViz", "s"))
+    names = (
+        ("qkv", "MB"),
+        ("qkv", "s"),
+        ("qkv --full", "MB"),
+        ("qkv --full", "s"),
+        ("BertViz", "MB"),
+        ("BertViz", "s"),
+    )
     columns = (Column("tokens"), *(Column(name, unit) for name, unit in names))
     recorded, long = found["recording"], found["long"]
     few = (
@@ -52,14 +59,14 @@ def run(quick: bool, note: Note) -> Result:
     )
     described = (Column("what"), Column("tokens"), Column("figure"), Column("in"))
     absent = ("bertviz",) if any("absent" in each["bertviz"] for each in found["pages"]) else ()
-    about = "Pages of 12 × 12 heads from recorded attention, in processor time; one layer of 8 heads of 64 on a long text."
+    about = (
+        "Pages of 12 × 12 heads from recorded attention, in processor time; one layer of 8 heads of 64 on a long text."
+    )
     tables = (Table("Pages", columns, pages), Table("Recording and long texts", described, few))
     return Result("look", about, tables, absent)
 
 
-def measured(
-    tokens: tuple[int, ...] = TOKENS, long: int = LONG, peers: str | Path | None = None
-) -> dict[str, Any]:
+def measured(tokens: tuple[int, ...] = TOKENS, long: int = LONG, peers: str | Path | None = None) -> dict[str, Any]:
     """All measurements, as plain data."""
     pages = []
     for count in tokens:
