@@ -5,11 +5,8 @@ from heldout import HELD_OUT, SOUND
 
 from qkv.check import run
 
-PADDED = "attention_mask (b, t) of a layer on vectors is not taken for padding"
-MARKS = {name: pytest.mark.xfail(reason=PADDED) for name in ("PadInverted", "PadRows", "PadForgotten")}
 
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in HELD_OUT])
+@pytest.mark.parametrize("name", HELD_OUT)
 def test_a_mistake_in_another_style_is_caught_and_named(name):
     target, contract, family = HELD_OUT[name]
     report = run(target, contract)

@@ -128,7 +128,17 @@ def masking(form: Form, parameters: Parameters, contract: Contract, dtype: torch
         return Masking(counts=counts)
     others = [known for known in masks if mask is None or known != mask.parameter]
     padding = next((found for known in others if (found := find_form(known, run, x, contract.mask, keys=True))), None)
+    if padding is None and "attention_mask" in parameters and _takes_flags(form, x):
+        return Masking(counts="attention_mask")  # no form does what it should: what it makes of the usual one is judged
     return Masking(mask=mask if not causal else None, padding=padding)
+
+
+def _takes_flags(form: Form, x: Tensor) -> bool:
+    """Whether it can be called with attention_mask (b, t), 1 where a token exists."""
+    try:
+        return output_of(form.call(x, {"attention_mask": torch.ones(x.shape[:2]).long()}), *x.shape[:2]) is not None
+    except Exception:
+        return False
 
 
 def _is_causal(form: Form, x: Tensor) -> bool:
