@@ -52,7 +52,7 @@ def test_debug_shows_where_an_error_happened():
 
 
 def test_the_tour_works_the_textbook_example_trains_looks_and_checks(capsys, unchecked):
-    assert run(["tour", "--json", "--steps", "120"]) == 0
+    assert run(["tour", "--json", "--steps", "150"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [[round(number, 4) for number in row] for row in found["example"]["output"]] == [
         [-1.9545, -2.9815],

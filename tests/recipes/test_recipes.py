@@ -81,6 +81,7 @@ SMALL = {
         "model.layers": 2,
         "model.heads": 2,
         "data.augment.crop": 0,
+        "data.augment.mix": "none",
         "train.optimiser.lr": 4e-3,
     },
     "gpt-text": {
@@ -125,7 +126,8 @@ SMALL = {
         "data.batch": 8,
         "data.most": 3,
         "model.dropout": 0.0,
-        "train.optimiser.lr": 5e-3,
+        "train.optimiser.lr": 1e-2,
+        "train.optimiser.muon_lr": 0.05,
     },
 }
 STEPS = {"vit-digits": 120, "gpt-text": 60, "birthplaces": 120, "translate": 100, "speech": 150}

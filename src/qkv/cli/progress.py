@@ -101,7 +101,7 @@ def listener(name: str, *, quiet: bool, json_lines: bool) -> Report:
 
 def clock(seconds: float) -> str:
     """
-    >>> clock(75), clock(3700), clock(8)
+    >>> clock(75.0), clock(3700.0), clock(8.0)
     ('1:15', '1:01:40', '0:08')
     """
     minutes, seconds = divmod(int(max(seconds, 0)), 60)

@@ -142,13 +142,13 @@ def _settings(steps: int, lr: float, *, warmup: int, decay: float = 0.05, muon: 
 DIGITS = System(
     name="vit-digits",
     summary="A small ViT on real handwritten digits (8×8) that ship with qkv: about a minute.",
-    data=PictureData(batch=64, augment=Augment(crop=1)),
+    data=PictureData(batch=64, augment=Augment(crop=1, mix="mixup")),
     models={
-        "vit": ViTConfig(image=8, patch=2, channels=1, width=64, layers=3, heads=4, dropout=0.1),
+        "vit": ViTConfig(image=8, patch=2, channels=1, width=64, layers=3, heads=4),
         "cnn": CNNConfig(image=8, channels=1, widths=(32, 64)),
         "mlp": MLPConfig(image=8, channels=1, widths=(256, 256), dropout=0.1),
     },
-    stages={"train": _settings(900, 3e-3, warmup=50, muon=0.02)},
+    stages={"train": _settings(1200, 3e-3, warmup=60, muon=0.02)},
     build=build,
 )
 

@@ -155,7 +155,7 @@ SPEECH = System(
     stages={
         "train": Settings(
             steps=2_000,
-            optimiser=Optimiser(lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)),
+            optimiser=Optimiser(name="muon", lr=3e-3, weight_decay=0.05, betas=(0.9, 0.98)),
             schedule=Schedule(warmup=200),
             saving=Saving(evaluate_every=200, checkpoint_every=200, best="word_error_rate", larger=False),
         )
