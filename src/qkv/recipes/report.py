@@ -22,7 +22,7 @@ STYLE = """
 .gallery figure { margin: 0; width: 5.6rem; font-size: .82rem; line-height: 1.25; }
 .gallery img { width: 5.6rem; height: 5.6rem; image-rendering: pixelated; display: block;
   border: 1px solid var(--line); }
-.gallery .wrong img { outline: 3px solid var(--bad); }
+.gallery .wrong img { border: 4px solid var(--bad); }
 td pre { margin: 0; white-space: pre-wrap; max-width: 38rem; }
 .figures { display: flex; flex-wrap: wrap; gap: 2.4rem; margin: 1.2rem 0 .4rem; }
 .figures div b { display: block; font-size: 1.7rem; font-weight: 600; font-variant-numeric: tabular-nums; }
