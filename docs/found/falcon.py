@@ -1,4 +1,4 @@
-"""Falcon under sdpa loses its causal mask when attention weights are asked for: the future is seen, and logits change."""
+"""Falcon under sdpa loses its causal mask when attention weights are asked for: the future is seen."""
 
 import torch
 from transformers import FalconConfig, FalconForCausalLM
@@ -12,4 +12,6 @@ other[0, 7] = (tokens[0, 7] + 1) % 64
 for asked in (False, True):
     with torch.no_grad():
         a, b = (model(x, output_attentions=asked).logits for x in (tokens, other))
-    print(f"output_attentions={asked}: changing token 7 moved outputs 0 to 6 by {float((a - b)[:, :7].abs().max()):.3f}")
+    print(
+        f"output_attentions={asked}: changing token 7 moved outputs 0 to 6 by {float((a - b)[:, :7].abs().max()):.3f}"
+    )

@@ -122,7 +122,7 @@ def bertviz(count: int) -> dict[str, Any]:
     trace = _trace(count)
     attention = [trace.weights(layer)[None] for layer in range(LAYERS)]
     start = time.process_time()
-    shown = model_view(attention, [f"word{i}" for i in range(count)], html_action="return")
+    shown: Any = model_view(attention, [f"word{i}" for i in range(count)], html_action="return")
     took = time.process_time() - start
     return {"mb": len(shown.data.encode()) / 1e6, "seconds": took}
 

@@ -87,6 +87,7 @@ class _Alternating:
         self.given: float | None = None
         self.loops: list[float] = []
         self.bares: list[float] = []
+        self.threads = torch.get_num_threads()  # the loop has batches made by one
 
     def count(self, epoch: int) -> int:
         return self.steps
@@ -95,6 +96,7 @@ class _Alternating:
         asked = time.perf_counter()
         if self.given is not None:
             self.loops.append(asked - self.given)
+        torch.set_num_threads(self.threads)
         began = time.perf_counter()
         self.bare(self.content)
         self.bares.append(time.perf_counter() - began)

@@ -19,6 +19,8 @@ def load(checkpoint: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     transformers' own, if that is installed: a trace needs no model of ours.
     """
     path = resolve(checkpoint)
+    if (path / "model" / CONFIG).is_file():  # a run: its trained model
+        path = path / "model"
     try:
         return hub.load(path), ()
     except ValueError as refusal:

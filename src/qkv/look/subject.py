@@ -167,8 +167,11 @@ def _settings(model: nn.Module, where: str | Path | None) -> dict[str, Any]:
 
 
 def _classes(model: nn.Module) -> tuple[str, ...]:
-    """The names of a picture's classes, where a Hugging Face config says them."""
-    content = getattr(model, "files", {}).get("huggingface.json")
+    """The names of a picture's classes, where the checkpoint says them: `qkv train`'s or a Hugging Face config."""
+    files = getattr(model, "files", {})
+    if told := json.loads(files.get("purpose.json", b"{}")).get("classes"):
+        return tuple(map(str, told))
+    content = files.get("huggingface.json")
     labels = json.loads(content).get("id2label") if content else None
     labels = getattr(getattr(model, "config", None), "id2label", None) if labels is None else labels
     if not isinstance(labels, dict):

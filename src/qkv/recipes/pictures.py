@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -70,7 +71,13 @@ def build(recipe: Recipe) -> Task:
             "deviation": list(normalisation.deviation),
         },
         notes=splits.notes,
+        files={"preprocessor_config.json": _preprocessing(normalisation)},
     )
+
+
+def _preprocessing(normalisation: Normalisation) -> bytes:
+    """How pixels become numbers, as other tools read it."""
+    return json.dumps({"image_mean": normalisation.mean, "image_std": normalisation.deviation}).encode()
 
 
 def opened(data: PictureData, seed: int) -> ImageSplits:

@@ -16,16 +16,13 @@ from qkv.check.subject import Subject
 
 WEIGHTS = ("need_weights", "output_attentions", "return_weights", "weights", "return_attention", "return_attn")
 CHECKPOINTING = ("gradient_checkpointing", "use_checkpoint", "checkpointing", "use_checkpointing", "grad_checkpointing")
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check_paths(subject: Subject) -> list[Finding]:
     module = subject.module
     if module is None:
         return []
-    findings = []
-    if not any(isinstance(part, NORMS) for part in module.modules()):
-        findings.append(_compared(subject, "training", _training))
+    findings = [_compared(subject, "training", _training)]
     if _switches(module) or hasattr(module, "gradient_checkpointing_enable"):
         findings.append(_compared(subject, "checkpointing", _checkpointed))
     flag = next((name for name in WEIGHTS if name in inspect.signature(module.forward).parameters), None)
@@ -67,11 +64,14 @@ def _compared(subject: Subject, name: str, path: Callable[[nn.Module], Any]) -> 
 
 @contextmanager
 def _training(module: nn.Module) -> Iterator[None]:
-    """Training mode with all dropout modules silent."""
+    """Training mode with all dropout modules silent and batch norms as in eval: they differ by design, and remember."""
     rates = [(part, part.p) for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part, _ in rates:
         part.p = 0.0
     module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eval()
     try:
         yield
     finally:
