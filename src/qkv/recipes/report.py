@@ -85,7 +85,8 @@ def _figures(run: Run) -> str:
 
 def figure(name: str, value: float) -> str:
     """A number as people read it: shares as percentages."""
-    return f"{value:.2%}" if name in ("accuracy", "word_error_rate", "too_short") else f"{value:,.3f}"
+    share = name in ("accuracy", "too_short") or name.startswith("word_error_rate")
+    return f"{value:.2%}" if share else f"{value:,.3f}"
 
 
 def _confusion(counts: list[list[int]], classes: list[str]) -> str:
