@@ -1,11 +1,12 @@
 """What a benchmark found: tables of figures, the same for the terminal, for JSON and for the page."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from qkv.show.files import write_whole
 
 Value = str | int | float | None
 
@@ -117,9 +118,7 @@ def write(report: Report, page: Path) -> Path:
     data = page.with_suffix(".json")
     plain = json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n"
     for path, text in ((data, plain), (page, markdown(report))):
-        scratch = path.with_name(f".{path.name}.part")
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
+        write_whole(path, text)
     return data
 
 
