@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain data: to and from dictionaries, JSON and TOML; what does not fit is named.
+"""Frozen dataclasses as plain data, as JSON and TOML hold them; what does not fit is named.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -17,7 +17,6 @@ ValueError: mine.toml: inner has no field 'rat'; did you mean rate? It has rate
 
 import dataclasses
 import difflib
-import json
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -52,32 +51,6 @@ def from_plain(kind: type[Made], plain: Any, where: str, path: str = "") -> Made
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{where}: {name} {str(error).split('__init__() ')[-1]}") from None
-
-
-def to_toml(plain: dict[str, Any], path: str = "") -> str:
-    """TOML of nested groups; what is None is left out, as TOML has no word for nothing.
-
-    >>> print(to_toml({"steps": 3, "name": "a b", "inner": {"rate": 0.5, "on": True}}), end="")
-    steps = 3
-    name = "a b"
-    <BLANKLINE>
-    [inner]
-    rate = 0.5
-    on = true
-    """
-    groups = {name: value for name, value in plain.items() if isinstance(value, dict)}
-    single = {name: value for name, value in plain.items() if not isinstance(value, dict) and value is not None}
-    lines = [f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}" for name, value in single.items()]
-    text = "".join(line + "\n" for line in lines)
-    for name, group in groups.items():
-        inner = f"{path}.{_key(name)}" if path else _key(name)
-        text += f"{'' if not text else chr(10)}[{inner}]\n{to_toml(group, inner)}"
-    return text
-
-
-def _key(name: str) -> str:
-    bare = name and all(letter.isascii() and (letter.isalnum() or letter in "-_") for letter in name)
-    return name if bare else json.dumps(name, ensure_ascii=False)
 
 
 def _read(hint: Any, value: Any, where: str, path: str) -> Any:
