@@ -191,3 +191,24 @@ def test_a_finished_run_is_not_run_again_and_another_recipe_is_refused(tmp_path,
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="holds other files"):
         train("vit-digits", steps=1, folder=tmp_path / "mine")
+
+
+def test_a_trained_model_is_used_on_a_picture_and_names_a_file_that_is_none(tmp_path, unchecked):
+    from PIL import Image
+
+    from qkv.data.digit_images import digits
+    from qkv.recipes.use import open_tool
+
+    changes = {"model.width": 16, "model.layers": 1, "model.heads": 2}
+    run = train("vit-digits", changes, steps=4, folder=tmp_path / "run")
+    tool, parts = open_tool(tmp_path / "run"), digits()
+    Image.fromarray(parts.test.pixels[0, 0].numpy()).save(tmp_path / "digit.png")
+    used = tool(str(tmp_path / "digit.png"), top=10)
+    pixels = parts.test.pixels[:1].float() / 255
+    normalised = (pixels - tool.purpose["mean"][0]) / tool.purpose["deviation"][0]
+    chances = run.model(normalised).softmax(-1)[0]
+    assert used.result == str(int(chances.argmax()))
+    assert used.sure == pytest.approx(float(chances.max()), abs=1e-4)
+    (tmp_path / "none.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"none\.png: the file is empty"):
+        tool(str(tmp_path / "none.png"))

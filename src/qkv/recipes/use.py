@@ -79,7 +79,11 @@ def classify(tool: Tool, given: str, *, top: int = 3) -> Used:
     from qkv.data.picture_files import read_picture
 
     config: Any = tool.model.config
-    pixels = _channels(read_picture(Path(given), size=config.image), config.channels)
+    try:
+        picture = read_picture(Path(given), size=config.image)
+    except ValueError as error:
+        raise ValueError(f"{given}: {error}; this model classifies the file of a picture") from None
+    pixels = _channels(picture, config.channels)
     mean, deviation = (torch.tensor(tool.purpose[name])[:, None, None] for name in ("mean", "deviation"))
     with torch.no_grad():
         chances = tool.model(((pixels - mean) / deviation)[None])[0].softmax(-1)
@@ -94,7 +98,7 @@ def classify(tool: Tool, given: str, *, top: int = 3) -> Used:
 
 def _channels(picture: Any, channels: int) -> torch.Tensor:
     """A picture of bytes, (h, w) or (h, w, 3), as numbers from 0 to 1 with so many channels."""
-    pixels = torch.from_numpy(picture).float() / 255
+    pixels = torch.tensor(picture).float() / 255  # a copy: what Pillow gives cannot be written to
     pixels = pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)
     return pixels.mean(0, keepdim=True) if channels == 1 else pixels.expand(channels, -1, -1)
 
