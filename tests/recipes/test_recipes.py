@@ -206,7 +206,7 @@ def test_a_trained_model_is_used_on_a_picture_and_names_a_file_that_is_none(tmp_
     used = tool(str(tmp_path / "digit.png"), top=10)
     pixels = parts.test.pixels[:1].float() / 255
     normalised = (pixels - tool.purpose["mean"][0]) / tool.purpose["deviation"][0]
-    chances = run.model(normalised).softmax(-1)[0]
+    chances = run.model(normalised).softmax(-1)[0].detach()
     assert used.result == str(int(chances.argmax()))
     assert used.sure == pytest.approx(float(chances.max()), abs=1e-4)
     (tmp_path / "none.png").write_bytes(b"")
