@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-full lint types floors pytest browser format clean
+.PHONY: run test test-full lint types floors pytest browser page build-page format clean
 
 run: $(READY)
 	$(BIN)/qkv tour
 
-test: lint types floors pytest
+test: lint types floors page pytest
 
-test-full: lint types floors $(READY) browser
+test-full: lint types floors page $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" -n 2
 
 $(READY): pyproject.toml constraints.txt
@@ -36,6 +36,19 @@ pytest: $(READY) browser
 browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
+
+# the page ships built, so that a user needs no node: here it is checked, tested, built anew and compared with what ships
+page: web/node_modules/.ready
+	cd web && npm run --silent check && npm run --silent test
+	rm -rf web/.built && cd web && QKV_PAGE=.built npm run --silent build -- --logLevel warn
+	diff -r web/.built src/qkv/studio/page || { echo "the page that ships is not what web/ builds: make build-page"; exit 1; }
+
+build-page: web/node_modules/.ready
+	cd web && npm run --silent build -- --logLevel warn
+
+web/node_modules/.ready: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund --silent
+	@touch web/node_modules/.ready
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

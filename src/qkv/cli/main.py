@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": ("qkv.cli.use:evaluate", "Test a finished run again."),
     "use": ("qkv.cli.use:use", "Use a trained model: classify, write on, translate, transcribe, answer."),
     "look": ("qkv.cli.look:look", "See the attention inside a checkpoint on your own input, and change it."),
+    "studio": ("qkv.cli.studio:studio", "The page where all of it comes together, on this machine alone."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
     "bench": ("qkv.cli.bench:bench", "Speed and memory beside the peers, measured in one run."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),

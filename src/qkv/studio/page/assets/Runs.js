@@ -1,0 +1,1 @@
+import{a as e,i as t,n,o as r,r as i,s as a,t as o}from"./index.js";var s=i(`<div class="room"><section></section><section><!></section><section></section></div>`);function c(i){var c=s(),l=e(t(c)),u=t(l);o(u,{kind:`empty`,title:`Runs`}),a(l),r(),a(c),n(i,c)}export{c as default};

@@ -1,0 +1,100 @@
+"""A studio that is open while a test runs, and browsers that were let into it."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import chromium
+
+from qkv.studio.serve import Open, opened
+from qkv.studio.state import Studio
+
+
+@dataclass
+class Visitor:
+    """A page of the studio in a browser, and what it complained of or asked of the world."""
+
+    page: Any
+    address: str
+    complaints: list[str] = field(default_factory=list)
+    strayed: list[str] = field(default_factory=list)
+
+    def go(self, place: str) -> Any:
+        """Open a room: `playground`, or `claims?name=copying`."""
+        self.page.goto(f"{self.address}/#/{place}")
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Callable[..., Open]]:
+    """Opens studios: serving(runs=…, models=…, allow_code=…)."""
+    ending: list[Callable[[], None]] = []
+
+    def serve(**state: Any) -> Open:
+        door = opened(Studio(**{"runs": Path("no-runs"), **state}))
+        place = door.__enter__()
+        thread = threading.Thread(target=place.run, daemon=True)
+        thread.start()
+        until = time.monotonic() + 30
+        while not place.server.started and time.monotonic() < until:
+            time.sleep(0.02)
+
+        def end() -> None:
+            place.stop()
+            thread.join(10)
+            door.__exit__(None, None, None)
+
+        ending.append(end)
+        return place
+
+    yield serve
+    for end in ending:
+        end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One chromium for the tests of a file; skipped where there is none."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[[Open], Visitor]]:
+    """Lets a browser into a studio; fails the test if the page complained or asked anything outside this machine."""
+    visitors: list[Visitor] = []
+
+    def enter(place: Open, **options: Any) -> Visitor:
+        page = browser.new_context(viewport={"width": 1400, "height": 900}, **options).new_page()
+        visitor = Visitor(page, place.address)
+        visitors.append(visitor)
+        page.on("console", lambda said: said.type == "error" and visitor.complaints.append(said.text))
+        page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
+        page.on("request", lambda asked: _outside(asked.url, place.address) and visitor.strayed.append(asked.url))
+        page.goto(place.entry.file.as_uri())
+        page.wait_for_url(f"{place.address}/**")
+        page.wait_for_selector("nav")
+        return visitor
+
+    yield enter
+    for visitor in visitors:
+        visitor.page.context.close()
+        assert visitor.complaints == []
+        assert visitor.strayed == []
+
+
+def _outside(url: str, address: str) -> bool:
+    return not url.startswith((address, "file:", "data:", "blob:", "about:"))
+
+
+def ask(place: Open, path: str, *, session: str | None = None, **headers: str) -> urllib.request.Request:
+    """A request as a program would make it; the cookie is left out without a session."""
+    request = urllib.request.Request(place.address + path, headers=headers)
+    if session is not None:
+        request.add_header("Cookie", f"qkv-{place.address.rpartition(':')[2]}={session}")
+    return request

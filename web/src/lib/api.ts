@@ -1,0 +1,87 @@
+// Asking the server: JSON, maps (bytes behind a JSON head), and the events of long work.
+
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+async function answered(response: Response): Promise<Response> {
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({}));
+  throw new Refused(response.status, problem.error ?? `the server answered ${response.status}`);
+}
+
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await answered(await fetch(path, { signal }))).json();
+}
+
+export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
+  return (await answered(await sent(path, body, signal))).json();
+}
+
+function sent(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  return fetch(path, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
+export type Numbers = Float32Array | Float64Array | Uint8Array | Int32Array;
+export interface Maps<Head> {
+  head: Head;
+  arrays: Record<string, { shape: number[]; data: Numbers }>;
+}
+
+const KINDS = { float32: Float32Array, float64: Float64Array, uint8: Uint8Array, int32: Int32Array };
+
+export async function maps<Head>(path: string, body: unknown, signal?: AbortSignal): Promise<Maps<Head>> {
+  return unpacked<Head>(await (await answered(await sent(path, body, signal))).arrayBuffer());
+}
+
+export function unpacked<Head>(bytes: ArrayBuffer): Maps<Head> {
+  const length = new DataView(bytes).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
+  const arrays: Maps<Head>["arrays"] = {};
+  for (const [name, { dtype, shape, offset }] of Object.entries<any>(head.arrays)) {
+    const count = shape.reduce((product: number, side: number) => product * side, 1);
+    const kind = KINDS[dtype as keyof typeof KINDS];
+    arrays[name] = { shape, data: new kind(bytes, 4 + length + offset, count) };
+  }
+  return { head, arrays };
+}
+
+export interface JobState<Result> {
+  id: string;
+  kind: string;
+  state: "running" | "done" | "failed" | "cancelled";
+  error: string;
+  result: Result;
+}
+
+// Watches a job until it ends; every event goes to `heard`, the promise gives its result.
+export function watched<Result>(id: string, heard: (event: any) => void = () => {}): Promise<JobState<Result>> {
+  return new Promise((resolve, reject) => {
+    const source = new EventSource(`/api/jobs/${id}/events`);
+    source.onmessage = (message) => {
+      const event = JSON.parse(message.data);
+      heard(event);
+      if (["done", "failed", "cancelled"].includes(event.state)) {
+        source.close();
+        get<JobState<Result>>(`/api/jobs/${id}`).then(resolve, reject);
+      }
+    };
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) reject(new Error("the server does not answer any more"));
+    };
+  });
+}
+
+export async function cancel(id: string): Promise<void> {
+  await answered(await fetch(`/api/jobs/${id}`, { method: "DELETE" }));
+}

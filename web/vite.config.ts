@@ -1,0 +1,22 @@
+import { svelte } from "@sveltejs/vite-plugin-svelte";
+import { defineConfig } from "vite";
+
+// The page ships inside the Python package; names without hashes, so that a rebuilt page can be compared file by file.
+export default defineConfig({
+  base: "/",
+  plugins: [svelte()],
+  build: {
+    outDir: process.env.QKV_PAGE ?? "../src/qkv/studio/page",
+    emptyOutDir: true,
+    target: "es2022",
+    modulePreload: false,
+    assetsInlineLimit: 0,
+    rollupOptions: {
+      output: {
+        entryFileNames: "assets/[name].js",
+        chunkFileNames: "assets/[name].js",
+        assetFileNames: "assets/[name][extname]",
+      },
+    },
+  },
+});
