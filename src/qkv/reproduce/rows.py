@@ -82,6 +82,7 @@ UNSEEN = Figure("word_error_rate_unseen", "word error rate, the speaker left out
 ANSWERS = (
     Figure("precision_at_50", "right among the surest half [%]"),
     Figure("precision_at_90", "right among the surest nine tenths [%]"),
+    Figure("answered", "dev questions answered at all [%]"),
     Figure("refused", "questions about unknown people refused [%]"),
 )
 
@@ -160,7 +161,7 @@ _ALL = (
     ),
     Row(
         "answers",
-        "How far answers can be trusted: the surest ones of the dev questions, and questions about people never read of",
+        "How far answers can be trusted: the surest of the dev questions, and questions about people never read of",
         (_birthplaces("ours", 60, "", home="birthplaces-60"),),
         ANSWERS,
         "exact",
