@@ -174,11 +174,14 @@ def _listed(json: bool) -> int:
     if json:
         print_json({row.name: _told(row) for row in ROWS.values()})
         return 0
-    rows = Table("row", "parts", "minutes", "needs", "what is measured", box=None, padding=(0, 2))
+    rows = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("row", "minutes", "needs"):
+        rows.add_column(heading, no_wrap=True, justify="right" if heading == "minutes" else "left")
+    rows.add_column("what is measured")
     for row in ROWS.values():
         told = _told(row)
         time = f"{told['minutes']:g}" if told["minutes"] else "about 1"
-        rows.add_row(row.name, ", ".join(told["parts"]), time, ", ".join(told["needs"]) or "nothing", row.what)
+        rows.add_row(row.name, time, ", ".join(told["needs"]) or "nothing", row.what)
     out().print(rows)
     out().print("\nMinutes are those of training, all parts of one seed together; --data FOLDER has what is needed.")
     return 0

@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 class Budget:
     """How long parts are trained, if not as long as the row says; one of the two, or neither."""
 
-    minutes: float | None = None
+    minutes: float | int | None = None
     steps: int | None = None
 
     def __post_init__(self) -> None:

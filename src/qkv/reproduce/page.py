@@ -12,10 +12,9 @@ from qkv.reproduce.rows import ROWS, Figure, Row
 from qkv.show.files import write_whole
 from qkv.show.picture import INK, Curves, draw
 
-PAGE = "results.md"
 BEGINNING = """# Results
 
-Drawn by `qkv reproduce --draw` from the JSON files in `results/`; each row is measured by the command that it names.
+Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is measured by the command that it names.
 `DATA` is a folder with the data (docs/train.md says where to get it).
 
 Minutes are minutes of training, evaluations on the way included, the test not. A figure of several seeds is their
@@ -25,18 +24,18 @@ full), divided by the time of the step, data and optimiser included, and by the 
 product, measured with the same threads."""
 
 
-def table(row: Row, parts: Sequence[Measured]) -> Table:
-    """A line for each label, its seeds together."""
+def table(row: Row, parts: Sequence[Measured], *, wide: bool = False) -> Table:
+    """A line for each label, its seeds together. wide: with parameters, for a page."""
     columns = (
         Column("what"),
-        Column("parameters"),
+        *([Column("parameters")] if wide else []),
         Column("minutes"),
         Column("cores used"),
         Column("seeds"),
         *(Column(figure.said) for figure in row.figures),
-        Column("others have"),
+        Column("course or public"),
         Column("items/s"),
-        Column("share of the peak [%]"),
+        Column("share of peak", "%"),
     )
     public = {part.label: part.public for part in row.parts}
     rows = []
@@ -44,7 +43,7 @@ def table(row: Row, parts: Sequence[Measured]) -> Table:
         rows.append(
             (
                 label,
-                spread([part.parameters for part in seeds], lambda value: f"{value:,.0f}"),
+                *([spread([part.parameters for part in seeds], lambda value: f"{value:,.0f}")] if wide else []),
                 spread([part.minutes for part in seeds], lambda value: f"{value:.1f}"),
                 spread([part.threads for part in seeds], lambda value: f"{value:.0f}"),
                 ", ".join(str(part.seed) for part in seeds),
@@ -75,17 +74,17 @@ def spread(numbers: Sequence[float | int | None], shown: Callable[[float], str])
     return shown(statistics.mean(known)) + (f" ({least}–{most})" if least != most else "")
 
 
-def markdown(results: Mapping[str, Sequence[Measured]]) -> str:
-    """The page: an overview, then a section for each row."""
-    lines = [BEGINNING, "", *table_lines(_overview(results))]
+def markdown(results: Mapping[str, Sequence[Measured]], folder: str = "results") -> str:
+    """The page: an overview, then a section for each row. folder: where its pictures are, seen from the page."""
+    lines = [BEGINNING.format(folder=folder), "", *table_lines(_overview(results))]
     for row in ROWS.values():
         if parts := results.get(row.name):
-            lines += ["", *_section(row, parts)]
+            lines += ["", *_section(row, parts, folder)]
     return "\n".join(lines) + "\n"
 
 
 def _overview(results: Mapping[str, Sequence[Measured]]) -> Table:
-    names = ("what", "minutes", "seeds", "figure", "others have", "reach", "aim")
+    names = ("what", "minutes", "seeds", "figure", "course or public", "reach", "aim")
     rows = []
     for row in ROWS.values():
         for label, seeds in by_label(results.get(row.name, ())).items():
@@ -108,13 +107,13 @@ def _overview(results: Mapping[str, Sequence[Measured]]) -> Table:
     return Table("Results", tuple(Column(name) for name in ("row", *names)), tuple(rows))
 
 
-def _section(row: Row, parts: Sequence[Measured]) -> list[str]:
+def _section(row: Row, parts: Sequence[Measured], folder: str) -> list[str]:
     lines = [f"## {row.name}", "", f"{row.what}."]
     lines += [f"Within reach: {row.reach}."] if row.reach else []
     lines += [f"The aim: {row.aim}."] if row.aim else []
-    lines += ["", *table_lines(table(row, parts)), ""]
+    lines += ["", *table_lines(table(row, parts, wide=True)), ""]
     if any(part.curve for part in parts):
-        lines += [f"![{row.curve.replace('_', ' ')} over minutes](results/{row.name}.svg)", ""]
+        lines += [f"![{row.curve.replace('_', ' ')} over minutes]({folder}/{row.name}.svg)", ""]
     for command, labels in _commands(parts).items():
         lines += [f"- {', '.join(labels)}: `{command}`"]
     lines += [
@@ -163,12 +162,13 @@ def read_all(folder: Path) -> dict[str, list[Measured]]:
 
 
 def write(folder: Path) -> list[Path]:
-    """Draw the page beside the folder of results, and a picture for each row into it; the files written."""
+    """Draw the page beside the folder of results (docs/results.md) and a picture for each row into it; returns both."""
     results = read_all(folder)
     if not results:
         raise ValueError(f"{folder} has no results to draw; `qkv reproduce NAME` makes some")
-    written = [folder.parent / PAGE]
-    write_whole(written[0], markdown(results))
+    folder = folder.resolve()
+    written = [folder.with_suffix(".md")]
+    write_whole(written[0], markdown(results, folder.name))
     for name, parts in results.items():
         if (svg := picture(ROWS[name], parts)) is not None:
             written.append(folder / f"{name}.svg")

@@ -17,10 +17,10 @@ class Figure:
 
     name: str
     said: str
-    scale: float = 1.0
+    scale: float | int = 1
     decimals: int = 1
 
-    def shown(self, value: float) -> str:
+    def shown(self, value: float | int) -> str:
         """
         >>> Figure("accuracy", "accuracy [%]", scale=100).shown(0.98333)
         '98.3'
@@ -42,7 +42,7 @@ class Part:
     model: str | None = None
     preset: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
-    minutes: float | None = None
+    minutes: float | int | None = None
     data: str = ""
     public: str = ""
     home: str = ""
@@ -88,13 +88,13 @@ ANSWERS = (
 
 
 def _birthplaces(
-    label: str, minutes: float, public: str, *, model: str | None = None, pretrain: bool = True, home: str = ""
+    label: str, minutes: float | int, public: str, *, model: str | None = None, pretrain: bool = True, home: str = ""
 ) -> Part:
     changes = {} if pretrain else {"data.pretrain": False}
     return Part(label, "birthplaces", model, None, changes, minutes, "birthplaces", public, home)
 
 
-def _cifar(minutes: float) -> Row:
+def _cifar(minutes: float | int) -> Row:
     parts = (
         Part("course", "vit-cifar10", preset="course", minutes=minutes, data="cifar10.npz"),
         Part("ours", "vit-cifar10", minutes=minutes, data="cifar10.npz"),
@@ -103,7 +103,7 @@ def _cifar(minutes: float) -> Row:
     return Row(f"cifar10-{minutes:.0f}", what, parts, (ACCURACY,), "accuracy")
 
 
-def _multi30k(name: str, minutes: float) -> Row:
+def _multi30k(name: str, minutes: float | int) -> Row:
     parts = tuple(
         Part(kind, "translate", kind, minutes=minutes, data="multi30k") for kind in ("seq2seq", "rnn-attention")
     )
