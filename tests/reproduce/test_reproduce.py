@@ -1,5 +1,7 @@
 """A row is trained, measured, kept and drawn; a killed one goes on; a run trained by hand is entered."""
 
+import contextlib
+import io
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,20 +12,26 @@ import pytest
 from qkv.cli.main import run
 from qkv.loop import Report
 from qkv.recipes import open_run, system
+from qkv.recipes.pace import of_steps
 from qkv.reproduce import ROWS, row
 from qkv.reproduce.carry_out import Budget, default_keep, enter, reproduce
 from qkv.reproduce.measured import Measured, keep, read
 from qkv.reproduce.reading import curve, differences, part_recipe, thinned
 
-STEPS = 12
+STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_reports():
+    """Runs without their page: it is tested elsewhere, and takes longer than these runs do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qkv.recipes.report.report_page", lambda run, task, samples: "")
+        yield
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """digits, two seeds of a few steps, by the command; what it printed, and where it was."""
-    import contextlib
-    import io
-
     home = tmp_path_factory.mktemp("reproduce")
     jaxtyping.config.update("jaxtyping_disable", True)
     said = io.StringIO()
@@ -151,8 +159,6 @@ def test_every_part_has_a_recipe_of_its_own_and_differs_from_it_in_nothing(name)
 
 def test_what_minutes_decide_is_no_departure_and_what_a_person_changed_is():
     part = row("cifar10-20").part("course")
-    from qkv.recipes.pace import of_steps
-
     known = system("vit-cifar10")
     recipe = known.recipe({"model.width": 128, "train.optimiser.lr": 0.002}, preset="course")
     fitted = replace(recipe, stages={"train": of_steps(recipe.stages["train"], 200, looks=10)})
