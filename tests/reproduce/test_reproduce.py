@@ -115,11 +115,13 @@ def test_a_run_trained_by_hand_is_entered_with_the_command_that_makes_it_again(d
     words = ["reproduce", "digits", "--from", str(folder), "--keep", str(tmp_path)]
     assert run(words) == 2  # its steps are not the row's
     assert "--label says which: vit" in capsys.readouterr().err
-    assert run([*words, "--label", "vit"]) == 0
+    assert run([*words, "--label", "vit", "--peak", "100"]) == 0
     assert f"train.steps={STEPS}" in capsys.readouterr().out
     (entered,) = read(tmp_path, "digits")
     (_, own) = read(home / "kept", "digits")
     assert entered.command == f"qkv train vit-digits --set train.steps={STEPS} --seed 1"
+    assert entered.peak_gigaflops == 100.0
+    assert (entered.share_of_peak or 0) * 100 == pytest.approx((own.share_of_peak or 0) * own.peak_gigaflops, rel=0.01)
     assert (entered.test, entered.curve, entered.began) == (own.test, own.curve, own.began)
     status = json.loads((folder / "run.json").read_text())
     assert entered.commit == status["commit"]
@@ -186,11 +188,12 @@ def test_curves_are_thin_and_keep_their_end(done):
         (["digits", "--steps", "-3"], "steps are at least 1; got -3"),
         (["digits", "--steps", "3", "--minutes", "1"], "minutes or steps, not both"),
         (["multi30k"], "multi30k reads multi30k: --data FOLDER says which folder has it"),
-        (["cifar10-20", "--data", "no/such"], "--data no/such is not a folder; expected one that has cifar10.npz"),
-        (["cifar10-20", "--data", "."], ". has no cifar10.npz, which cifar10-20 reads"),
+        (["cifar10-20", "--data", "no/such"], "--data no/such is not a folder; expected one that has cifar10.npz or"),
+        (["cifar10-20", "--data", "."], ". has no cifar10.npz or cifar-10-batches-bin, which cifar10-20 reads"),
         (["digits", "--from", "docs"], "docs is not a run: it has no recipe.toml"),
         (["digits", "--from", "docs", "--seeds", "2"], "--seeds is for training one"),
         (["digits", "--label", "vit"], "--label tells about a finished run: it goes with --from RUN"),
+        (["digits", "--peak", "9"], "--peak tells about a finished run"),
         (["--from", "docs"], "--from goes with the name of a row"),
         (["--draw", "--keep", "src"], "src has no results to draw"),
     ],

@@ -26,6 +26,7 @@ def reproduce(
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
     label: str | None = None,
     commit: str | None = None,
+    peak: float | None = None,
     keep: Path | None = None,
     draw: bool = False,
     quiet: bool = False,
@@ -50,7 +51,8 @@ def reproduce(
     name
         Which row; without one, those there are.
     data
-        A folder laid out like the course's: birthplaces/, multi30k/, spoken-digits/, cifar10.npz.
+        A folder laid out like the course's: birthplaces/, multi30k/, spoken-digits/, cifar10.npz (or CIFAR-10's own
+        cifar-10-batches-bin/).
     seeds
         How many seeds, 0 first; one if not given.
     minutes
@@ -65,6 +67,8 @@ def reproduce(
         Which part of the row that run is, if its recipe does not tell.
     commit
         The commit of qkv that trained it, if the run does not tell.
+    peak
+        GFLOPS of a large float32 matrix product with that run's threads; measured now if not given.
     keep
         Where figures are kept as JSON; docs/results in a checkout of qkv, otherwise runs/reproduce/results.
     draw
@@ -75,9 +79,8 @@ def reproduce(
         Print the figures as JSON; progress becomes JSON lines on stderr.
     """
     if name is None:
-        if used := _used(
-            data=data, seeds=seeds, minutes=minutes, steps=steps, label=label, commit=commit, **{"from": from_}
-        ):
+        given = {"data": data, "seeds": seeds, "minutes": minutes, "steps": steps, "folder": folder}
+        if used := _used(**given, **{"from": from_}, label=label, commit=commit, peak=peak):
             raise ValueError(f"--{used} goes with the name of a row; `qkv reproduce` lists them")
         return _drawn(keep, json) if draw else _listed(json)
     from qkv.reproduce.rows import row
@@ -86,9 +89,9 @@ def reproduce(
     if from_ is not None:
         if used := _used(seeds=seeds, minutes=minutes, steps=steps, folder=folder):
             raise ValueError(f"--from enters a run that is finished; --{used} is for training one")
-        found = _entered(chosen, from_, label, data, keep, commit, quiet or json)
+        found = _entered(chosen, from_, label, data, keep, commit, peak, quiet or json)
     else:
-        if used := _used(label=label, commit=commit):
+        if used := _used(label=label, commit=commit, peak=peak):
             raise ValueError(f"--{used} tells about a finished run: it goes with --from RUN")
         found = _run(chosen, data, 1 if seeds is None else seeds, minutes, steps, folder, keep, quiet, json)
     _show(found, json)
@@ -127,10 +130,10 @@ def _run(row, data, seeds, minutes, steps, folder, keep, quiet: bool, json: bool
     )
 
 
-def _entered(row, place, label, data, keep, commit, quiet: bool) -> "Reproduced":
+def _entered(row, place, label, data, keep, commit, peak, quiet: bool) -> "Reproduced":
     from qkv.reproduce.carry_out import enter
 
-    return enter(row, place, label, data=data, kept=keep, commit=commit, note=_note(quiet))
+    return enter(row, place, label, data=data, kept=keep, commit=commit, peak=peak, note=_note(quiet))
 
 
 def _show(found: "Reproduced", json: bool) -> None:
@@ -192,7 +195,7 @@ def _told(row: "Row") -> dict[str, Any]:
         "what": row.what,
         "parts": [part.label for part in row.parts],
         "minutes": sum(part.minutes or 0 for part in row.parts),
-        "needs": list(dict.fromkeys(part.data for part in row.parts if part.data)),
+        "needs": list(dict.fromkeys(part.data[0] for part in row.parts if part.data)),
         "reach": row.reach,
         "aim": row.aim,
     }

@@ -105,19 +105,24 @@ def enter(
     data: Path | None = None,
     kept: Path | None = None,
     commit: str | None = None,
+    peak: float | int | None = None,
     note: Note = lambda text: None,
 ) -> Reproduced:
     """Keep the figures of a run that `qkv train` has finished already.
 
     label: which part of the row it is; found by its recipe if not given. commit: of qkv then, if the run does not tell.
+    peak: GFLOPS of a large float32 matrix product with the run's threads; measured now if not given.
     """
+    if peak is not None and not peak > 0:
+        raise ValueError(f"the peak is above 0 GFLOPS; got {peak}")
     run = open_run(folder)
     if not run.finished:
         raise ValueError(f"{folder} is not finished: `qkv train` with its --folder goes on with it")
     part = row.part(label) if label is not None else matching(row, run)
     differences(run.recipe, part)  # before anything is measured: is it that part at all?
     path = found_data(row, part, data) if data is not None else None
-    told = _measured(run, row, part, path, {}, note, "")
+    known = {} if peak is None else {environment(run)["threads"]: float(peak)}
+    told = _measured(run, row, part, path, known, note, "")
     if told.commit == UNKNOWN:
         if commit is None:
             note(f"{folder} does not tell the commit of qkv that trained it; --commit says it")
@@ -130,14 +135,14 @@ def found_data(row: Row, part: Part, data: Path | None) -> str | None:
     """Where a part's data is; None if it needs none. What is missing is a ValueError."""
     if not part.data:
         return None
+    wanted = " or ".join(part.data)
     if data is None:
-        needs = ", ".join(dict.fromkeys(each.data for each in row.parts))
-        raise ValueError(f"{row.name} reads {needs}: --data FOLDER says which folder has it")
-    path = data / part.data
+        raise ValueError(f"{row.name} reads {wanted}: --data FOLDER says which folder has it")
     if not data.is_dir():
-        raise ValueError(f"--data {data} is not a folder; expected one that has {part.data}")
-    if not path.exists():
-        raise ValueError(f"{data} has no {part.data}, which {row.name} reads; docs/train.md says where to get it")
+        raise ValueError(f"--data {data} is not a folder; expected one that has {wanted}")
+    path = next((data / name for name in part.data if (data / name).exists()), None)
+    if path is None:
+        raise ValueError(f"{data} has no {wanted}, which {row.name} reads; docs/train.md says where to get it")
     return str(path)
 
 

@@ -191,7 +191,7 @@ def train_command(part: Part, seed: int = 0, differs: tuple[str, ...] = (), data
     """The `qkv train` of a part; DATA stands for the data folder."""
     words = [f"qkv train {part.recipe}"]
     words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
-    words += [f"--data {data}/{part.data}"] if part.data else []
+    words += [f"--data {data}/{part.data[0]}"] if part.data else []
     words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
     words += [f"--set {change}" for change in differs]
     words += [f"--minutes {part.minutes:g}"] if part.minutes is not None else []

@@ -33,7 +33,8 @@ class Part:
     """One training of a row.
 
     changes: settings by dotted name. minutes: of training; None takes the recipe's own steps.
-    data: what is read, inside the data folder; "" needs none. public: the figure that others have for it.
+    data: what is read, inside the data folder: the first of these that is there; () needs none.
+    public: the figure that others have for it.
     home: the row in whose folder the run is kept, if another's (two rows then share one training).
     """
 
@@ -43,7 +44,7 @@ class Part:
     preset: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     minutes: float | int | None = None
-    data: str = ""
+    data: tuple[str, ...] = ()
     public: str = ""
     home: str = ""
 
@@ -73,6 +74,7 @@ class Row:
         return self.parts[labels.index(label)]
 
 
+CIFAR = ("cifar10.npz", "cifar-10-batches-bin")
 ACCURACY = Figure("accuracy", "test accuracy [%]", scale=100)
 EXACT = Figure("exact", "exact on dev [%]")
 COMMONEST = Figure("exact_of_commonest", "the commonest answer for all [%]")
@@ -91,13 +93,13 @@ def _birthplaces(
     label: str, minutes: float | int, public: str, *, model: str | None = None, pretrain: bool = True, home: str = ""
 ) -> Part:
     changes = {} if pretrain else {"data.pretrain": False}
-    return Part(label, "birthplaces", model, None, changes, minutes, "birthplaces", public, home)
+    return Part(label, "birthplaces", model, None, changes, minutes, ("birthplaces",), public, home)
 
 
 def _cifar(minutes: float | int) -> Row:
     parts = (
-        Part("course", "vit-cifar10", preset="course", minutes=minutes, data="cifar10.npz"),
-        Part("ours", "vit-cifar10", minutes=minutes, data="cifar10.npz"),
+        Part("course", "vit-cifar10", preset="course", minutes=minutes, data=CIFAR),
+        Part("ours", "vit-cifar10", minutes=minutes, data=CIFAR),
     )
     what = f"CIFAR-10: the course's recipe and ours, {minutes:.0f} minutes each"
     return Row(f"cifar10-{minutes:.0f}", what, parts, (ACCURACY,), "accuracy")
@@ -105,14 +107,14 @@ def _cifar(minutes: float | int) -> Row:
 
 def _multi30k(name: str, minutes: float | int) -> Row:
     parts = tuple(
-        Part(kind, "translate", kind, minutes=minutes, data="multi30k") for kind in ("seq2seq", "rnn-attention")
+        Part(kind, "translate", kind, minutes=minutes, data=("multi30k",)) for kind in ("seq2seq", "rnn-attention")
     )
     what = f"Multi30k, English to German: a transformer and an RNN with attention, {minutes:.0f} minutes each"
     return Row(name, what, parts, (BLEU,), "bleu")
 
 
 def _heard(label: str, model: str, preset: str | None = None) -> Part:
-    return Part(label, "speech", model, preset, {}, 15, "spoken-digits")
+    return Part(label, "speech", model, preset, {}, 15, ("spoken-digits",))
 
 
 _PRETRAINED = "40.4 (RoPE, 41 minutes on a T4)"
