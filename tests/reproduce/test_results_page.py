@@ -58,6 +58,7 @@ def test_pictures_are_svg_and_the_same_each_time():
     drawn = picture(row("cifar10-20"), PARTS)
     assert drawn == picture(row("cifar10-20"), PARTS)
     assert drawn is not None and ElementTree.fromstring(drawn).tag.endswith("svg")
+    assert {"width", "height", "viewBox"} <= set(ElementTree.fromstring(drawn).attrib)
     assert "currentColor" not in drawn and drawn.count(">ours<") == drawn.count(">course<") == 1
     assert picture(row("cifar10-20"), [replace(COURSE, curve=())]) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from qkv.reproduce.rows import ROWS, Figure, Row
 from qkv.show.files import write_whole
 from qkv.show.picture import INK, Curves, draw
 
+SCALE = 1.8  # pixels of a picture for each of its points
 BEGINNING = """# Results
 
 Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is measured by the command that it names.
@@ -151,8 +153,18 @@ def picture(row: Row, parts: Sequence[Measured]) -> str | None:
     if not series:
         return None
     panel = Curves(f"{row.name}: {row.curve.replace('_', ' ')} in validation", "minutes of training", series=series)
-    svg = draw([panel], name=row.name).replace("currentColor", INK)
-    return svg.replace('style="width:100%', 'style="background:#ffffff;width:100%', 1) + "\n"
+    return standing(draw([panel], name=row.name)) + "\n"
+
+
+def standing(svg: str) -> str:
+    """A picture as a file of its own: its own size, ink and paper, whatever page shows it."""
+    sized = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert sized is not None
+    width, height = (round(SCALE * float(size)) for size in sized.groups())
+    svg = re.sub(
+        r'style="width:100%[^"]*"', f'width="{width}" height="{height}" style="background:#ffffff"', svg, count=1
+    )
+    return svg.replace("currentColor", INK)
 
 
 def read_all(folder: Path) -> dict[str, list[Measured]]:
