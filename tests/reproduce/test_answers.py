@@ -6,9 +6,13 @@ import pytest
 
 from qkv.data.biographies import biographies
 from qkv.data.questions import Question
-from qkv.recipes import train
+from qkv.recipes import open_run
 from qkv.recipes.answering import Answer
+from qkv.recipes.use import Tool
+from qkv.reproduce import Part, Row
 from qkv.reproduce.answers import asked, precision_at, strangers
+from qkv.reproduce.carry_out import Budget, reproduce
+from qkv.reproduce.rows import ANSWERS
 
 
 def test_precision_at_a_coverage_is_that_of_the_surest_answers():
@@ -52,14 +56,18 @@ def test_a_trained_model_is_asked_and_refuses_by_its_own_threshold(tmp_path, unc
         "model.layers": 1,
         "model.heads": 2,
     }
-    run = train("birthplaces", changes, steps=10, folder=tmp_path / "run")
-    told = asked(run, run.recipe)
-    assert set(told) >= {"precision_at_50", "precision_at_90", "answered", "precision_of_answered", "refused"}
+    part = Part("small", "birthplaces", changes=changes)
+    row = Row("trust", "Trust", (part,), ANSWERS, "exact", measure="answers")
+    (kept,) = reproduce(row, budget=Budget(steps=10), home=tmp_path / "runs", kept=tmp_path / "kept").parts
+    told = kept.test
+    assert {figure.name for figure in ANSWERS} <= set(told)
     assert all(0 <= value <= 100 for name, value in told.items() if name != "threshold")
     if told["threshold"] > 1:  # never right nine times in ten: it answers nothing
         assert told["answered"] == 0 and told["refused"] == 100
-    digits = train(
-        "vit-digits", {"model.width": 16, "model.layers": 1, "model.heads": 2}, steps=1, folder=tmp_path / "d"
-    )
+    assert [stage.stage for stage in kept.stages] == ["pretrain", "finetune"]
+    assert kept.steps == 10 and kept.share_of_peak is not None
+    assert kept.curve[0][0] > kept.stages[0].steps, "validation comes after pretraining, in steps and in minutes"
+    run = open_run(tmp_path / "runs" / "trust" / "small-10steps-seed0")
+    monkeypatch.setattr("qkv.reproduce.answers.open_tool", lambda folder: Tool(None, {"task": "classify"}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is for classify; questions are answered by a run of birthplaces"):
-        asked(digits, digits.recipe)
+        asked(run, run.recipe)
