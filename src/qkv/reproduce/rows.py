@@ -79,8 +79,8 @@ ACCURACY = Figure("accuracy", "test accuracy [%]", scale=100)
 EXACT = Figure("exact", "exact on dev [%]")
 COMMONEST = Figure("exact_of_commonest", "the commonest answer for all [%]")
 BLEU = Figure("bleu", "BLEU on test2016")
-SEEN = Figure("word_error_rate_seen", "word error rate, speakers heard in training [%]", scale=100)
-UNSEEN = Figure("word_error_rate_unseen", "word error rate, the speaker left out [%]", scale=100)
+SEEN = Figure("word_error_rate_seen", "word errors, known speakers [%]", scale=100)
+UNSEEN = Figure("word_error_rate_unseen", "word errors, speaker left out [%]", scale=100)
 ANSWERS = (
     Figure("precision_at_50", "right among the surest half [%]"),
     Figure("precision_at_90", "right among the surest nine tenths [%]"),
