@@ -122,8 +122,11 @@ def _processor() -> str:
 
 def for_report() -> dict[str, object]:
     """The machine as a report of benchmarks describes it: no names of hosts, measured peak and bandwidth."""
-    device = torch.device("cpu")
-    speed = matrix_speed(torch.float32, device, seconds=1.0)
+    return {**about(), "peak_gigaflops": peak_gigaflops(), "bandwidth": round(memory_bandwidth() / 1e9, 1)}
+
+
+def about() -> dict[str, object]:
+    """What the machine is, nothing measured."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -132,9 +135,13 @@ def for_report() -> dict[str, object]:
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
         "memory_gib": round(_memory() / 2**30, 1),
-        "peak_gigaflops": 0.0 if speed is None else speed.gigaflops,
-        "bandwidth": round(memory_bandwidth() / 1e9, 1),
     }
+
+
+def peak_gigaflops(seconds: float = 1.0) -> float:
+    """The speed of a large matrix product in float32 with the threads in use, best of the repeats."""
+    speed = matrix_speed(torch.float32, torch.device("cpu"), seconds=seconds)
+    return 0.0 if speed is None else speed.gigaflops
 
 
 def memory_bandwidth(size: int = 2**28, seconds: float = 0.6) -> float:

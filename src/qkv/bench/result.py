@@ -106,7 +106,7 @@ def markdown(report: Report) -> str:
     for result in report.results:
         lines += ["", f"## {result.name}", "", result.about]
         for table in result.tables:
-            lines += ["", f"**{table.title}**", "", *_table_lines(table)]
+            lines += ["", f"**{table.title}**", "", *table_lines(table)]
         lines += ["", *(f"{note}\n" for note in result.notes)] if result.notes else []
         if result.absent:
             lines += ["", f"Not installed, so not measured: {', '.join(result.absent)}."]
@@ -133,7 +133,9 @@ def machine_line(machine: dict[str, Any]) -> str:
     )
 
 
-def _table_lines(table: Table) -> Iterable[str]:
+def table_lines(table: Table) -> Iterable[str]:
+    """A table as markdown, line by line."""
+
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 

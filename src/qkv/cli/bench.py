@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table as Grid
 from rich.text import Text
 
 from qkv.cli.console import err, out, print_json
+from qkv.cli.tables import grid
 
 if TYPE_CHECKING:
     from qkv.bench.result import Report
@@ -69,13 +69,8 @@ def _show(report: "Report") -> None:
         out().print(Text(f"\n{part.name}", style="bold"), Text(f"({part.seconds} s)", style="dim"))
         out().print(Text(part.about))
         for table in part.tables:
-            grid = Grid(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-            for index, column in enumerate(table.columns):
-                grid.add_column(column.heading, justify="left" if index == 0 else "right")
-            for row in table.shown():
-                grid.add_row(*row)
             out().print()
-            out().print(grid)
+            out().print(grid(table))
         for note in part.notes:
             out().print(Text(note))
         if part.absent:

@@ -25,6 +25,7 @@ COMMANDS = {
     "studio": ("qkv.cli.studio:studio", "The page where all of it comes together, on this machine alone."),
     "convert": ("qkv.cli.convert:convert", "A checkpoint from one format to another: Hugging Face, llama2.c, qkv."),
     "bench": ("qkv.cli.bench:bench", "Speed and memory beside the peers, measured in one run."),
+    "reproduce": ("qkv.cli.reproduce:reproduce", "Rerun a row of the results table: trained, tested, timed."),
     "doctor": ("qkv.cli.doctor:doctor", "What this machine has, and what it is fast at (measured)."),
 }
 

@@ -23,6 +23,7 @@ from qkv.loop import train as train_stage
 from qkv.models import Model, folder
 from qkv.recipes import pace
 from qkv.recipes.plain import difference, read_toml, to_toml
+from qkv.recipes.source import commit
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 from qkv.show.files import write_whole
@@ -117,6 +118,7 @@ def begin(place: Path, task: Task) -> None:
         raise ValueError(f"{place} holds other files ({others[0]}, …); a run wants a folder of its own")
     described = {
         "qkv": __version__,
+        "commit": commit(),
         "recipe": task.recipe.system,
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "parameters": task.model.size,

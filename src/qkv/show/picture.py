@@ -50,6 +50,13 @@ class Lines(Panel):
 
 
 @dataclass(frozen=True)
+class Curves(Panel):
+    """Curves that each have an x of their own: for each label one or several (x, y), all in its colour."""
+
+    series: Mapping[str, Sequence[tuple[Sequence[Real], Sequence[Real]]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Bars(Panel):
     """Groups of bars: a group for each label, a bar in it for each series. level: a line across, as of pure chance."""
 
@@ -121,6 +128,8 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.set_ylabel(panel.ylabel)
     if isinstance(panel, Lines):
         _lines(axes, panel)
+    elif isinstance(panel, Curves):
+        _curves(axes, panel)
     elif isinstance(panel, Bars):
         _bars(axes, panel)
     elif isinstance(panel, Map):
@@ -150,6 +159,21 @@ def _lines(axes: Any, panel: Lines) -> None:
         )
     axes.set_xscale("log" if panel.logx else "linear")
     axes.set_yscale("log" if panel.logy else "linear")
+
+
+def _curves(axes: Any, panel: Curves) -> None:
+    for index, (label, curves) in enumerate(panel.series.items()):
+        for number, (x, y) in enumerate(curves):
+            axes.plot(
+                x,
+                y,
+                label=None if number else label,
+                color=_colour(panel, label, panel.series),
+                linewidth=1.4,
+                marker=MARKS[index % len(MARKS)],
+                markersize=4,
+                markevery=max(1, len(x) // 8),
+            )
 
 
 def _bars(axes: Any, panel: Bars) -> None:

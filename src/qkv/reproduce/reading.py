@@ -1,0 +1,208 @@
+"""What a finished run's folder tells: its speed, its curve, and in which settings it differs from a row's part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from qkv.bench import machine
+from qkv.loop import Settings
+from qkv.loop.journal import NAME as JOURNAL
+from qkv.loop.journal import read as read_metrics
+from qkv.loop.snapshot import read_state
+from qkv.loop.store import Store
+from qkv.recipes import Recipe, Run, Task, system
+from qkv.recipes.pace import of_steps
+from qkv.recipes.run import read_status
+from qkv.recipes.source import UNKNOWN
+from qkv.reproduce.measured import Measured, Pace, Point, rounded
+from qkv.reproduce.rows import Part, Row
+from qkv.reproduce.work import operations_of_item
+
+POINTS = 60  # of a curve
+GIVEN = ("vocab", "classes", "image", "channels", "length", "labels", "features")  # by the data, not by the recipe
+
+
+def read_run(
+    run: Run, row: Row, part: Part, *, task: Task | None, test: dict[str, Any], peak: float, command: str = ""
+) -> Measured:
+    """A finished run as a measured part. task: its recipe built; without it operations are not counted.
+
+    command: how it was made; the `qkv train` that makes it again if not given.
+    """
+    status, settled = read_status(run.folder), environment(run)
+    paces = [_pace(name, folder, task, peak) for name, folder in stage_folders(run)]
+    seconds = max(sum(pace.minutes for pace in paces), 1e-9)
+    shares = [pace.share_of_peak for pace in paces]
+    differs = differences(run.recipe, part)
+    told = Measured(
+        label=part.label,
+        seed=run.recipe.seed,
+        command=command or train_command(part, run.recipe.seed, differs),
+        commit=str(status.get("commit", UNKNOWN)),
+        began=str(status.get("began", "")),
+        machine={**_about(), "torch": settled["torch"]},
+        threads=settled["threads"],
+        peak_gigaflops=peak,
+        parameters=run.parameters,
+        minutes=run.seconds / 60,
+        steps=sum(pace.steps for pace in paces),
+        items_per_second=sum(pace.items_per_second * pace.minutes for pace in paces) / seconds,
+        share_of_peak=None
+        if None in shares
+        else sum((pace.share_of_peak or 0.0) * pace.minutes for pace in paces) / seconds,
+        stages=tuple(paces),
+        test={name: value for name, value in test.items() if isinstance(value, int | float | str)},
+        curve=tuple(curve(run, row.curve)),
+        differs=differs,
+    )
+    return rounded(told)
+
+
+def stage_folders(run: Run) -> list[tuple[str, Path]]:
+    """The stages that were carried out, each with the folder of its metrics."""
+    names = list(run.recipe.stages)
+    if (run.folder / JOURNAL).is_file():
+        return [(names[-1], run.folder)]
+    found = [(name, run.folder / name) for name in names if (run.folder / name / JOURNAL).is_file()]
+    if not found:
+        raise ValueError(f"{run.folder} has no {JOURNAL}: what was measured on the way is lost")
+    return found
+
+
+def environment(run: Run) -> dict[str, Any]:
+    """Threads and version of torch that the run had, as its newest checkpoint tells; of now if none is left."""
+    store = Store(stage_folders(run)[-1][1])
+    now = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {**now, **read_state(store.place(store.steps()[-1]))["environment"]} if store.steps() else now
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """With so many threads; afterwards with those there were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _pace(name: str, folder: Path, task: Task | None, peak: float) -> Pace:
+    lines = [line for line in read_metrics(folder) if "timing" in line]
+    speeds = [line["timing"]["items_per_second"] for line in lines if line["timing"]["items_per_second"] > 0]
+    speed = len(speeds) / sum(1 / each for each in speeds) if speeds else 0.0  # as many items in each line
+    stage = None if task is None else next((stage for stage in task.stages if stage.name == name), None)
+    share = None
+    if task is not None and stage is not None and peak > 0:
+        share = operations_of_item(task.model, stage.objective, stage.batches) * speed / (peak * 1e9)
+    last = lines[-1] if lines else {"step": 0, "timing": {"seconds": 0.0}}
+    return Pace(
+        name, last["step"], round(last["timing"]["seconds"] / 60, 3), round(speed, 1), share and round(share, 4)
+    )
+
+
+def curve(run: Run, name: str) -> list[Point]:
+    """A number of validation over the steps and minutes of all stages, in at most POINTS points; the last one stays."""
+    points: list[Point] = []
+    steps, minutes = 0, 0.0
+    for _, folder in stage_folders(run):
+        lines = read_metrics(folder)
+        timed = [(0, 0.0), *((line["step"], line["timing"]["seconds"] / 60) for line in lines if "timing" in line)]
+        at = [step for step, _ in timed], [time for _, time in timed]
+        looked = [(line["step"], line["evaluation"].get(name)) for line in lines if "evaluation" in line]
+        points += [
+            (steps + step, minutes + float(np.interp(step, *at)), float(value))
+            for step, value in looked
+            if value is not None
+        ]
+        steps, minutes = steps + timed[-1][0], minutes + timed[-1][1]
+    return thinned(points)
+
+
+def thinned(points: list[Point]) -> list[Point]:
+    """
+    >>> [step for step, *_ in thinned([(step, 0.0, 0.0) for step in range(100)])][-3:]
+    [96, 98, 99]
+    """
+    every = -(-len(points) // POINTS) if points else 1
+    kept = points[::every]
+    return kept if not points or kept[-1] == points[-1] else [*kept[: POINTS - 1], points[-1]]
+
+
+def part_recipe(part: Part, seed: int) -> Recipe:
+    """The recipe of a part, where its data is left open."""
+    return system(part.recipe).recipe(part.changes, preset=part.preset, model=part.model, seed=seed)
+
+
+def differences(recipe: Recipe, part: Part) -> tuple[str, ...]:
+    """Settings of a run that are not the part's, as NAME=VALUE; what data and minutes decide is left out."""
+    own, wanted = flat(recipe.to_table()), flat(_expected(part, recipe).to_table())
+    if recipe.system != part.recipe or own["model.kind"] != wanted["model.kind"]:
+        raise ValueError(
+            f"{part.label} is a run of {part.recipe}, {wanted['model.kind']}; this one is of {recipe.system}, "
+            f"{own['model.kind']}"
+        )
+    free = {"seed", "data.path", *(f"model.{name}" for name in GIVEN)}
+    return tuple(
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in own.items()
+        if value != wanted.get(name) and name not in free
+    )
+
+
+def _expected(part: Part, recipe: Recipe) -> Recipe:
+    """The part's recipe, fitted to as many steps as a run has made."""
+    wanted = part_recipe(part, recipe.seed)
+    if wanted.stages.keys() != recipe.stages.keys():
+        return wanted
+    free = part.minutes is not None
+    return replace(
+        wanted, stages={name: _fitted(wanted.stages[name], own, free) for name, own in recipe.stages.items()}
+    )
+
+
+def _fitted(settings: Settings, own: Settings, free: bool) -> Settings:
+    counts = {name: getattr(own.saving, name) for name in ("log_every", "evaluate_every", "checkpoint_every")}
+    short = of_steps(settings, own.steps)
+    return replace(short, steps=own.steps if free else settings.steps, saving=replace(short.saving, **counts))
+
+
+def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested tables as dotted names.
+
+    >>> flat({"seed": 0, "train": {"optimiser": {"lr": 0.1}}})
+    {'seed': 0, 'train.optimiser.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return found
+
+
+def train_command(part: Part, seed: int = 0, differs: tuple[str, ...] = (), data: str = "DATA") -> str:
+    """The `qkv train` of a part; DATA stands for the data folder."""
+    words = [f"qkv train {part.recipe}"]
+    words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
+    words += [f"--data {data}/{part.data[0]}"] if part.data else []
+    words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
+    words += [f"--set {change}" for change in differs]
+    words += [f"--minutes {part.minutes:g}"] if part.minutes is not None else []
+    return " ".join([*words, f"--seed {seed}"])
+
+
+def with_data(recipe: Recipe, path: str | None) -> Recipe:
+    """The recipe with its data found at another place."""
+    return recipe if path is None else replace(recipe, data=replace(recipe.data, path=path))
+
+
+def _about() -> dict[str, Any]:
+    told = machine.about()
+    return {name: told[name] for name in ("processor", "cores", "memory_gib", "python", "torch")}
