@@ -159,14 +159,13 @@ DIGITS = System(
     build=build,
 )
 
-_OURS = {"crop": 4, "flip": True, "mix": "either"}
 _COURSE = {
     "data.batch": 256,
-    "data.augment": _OURS,
+    "data.augment": {"crop": 4, "flip": True, "mix": "either"},
     "train.steps": 17_600,  # 100 epochs of 45,000 pictures
     "train.clip": "none",
     # the course's Adam adds the decay to the gradient; here it is decoupled
-    "train.optimiser": {"lr": 1e-3, "weight_decay": 1e-4},
+    "train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4},
     "train.schedule": {"warmup": 0},
     "train.saving": {"evaluate_every": 1760, "checkpoint_every": 1760},
     "model.head": "class",
@@ -184,13 +183,15 @@ def _cifar(name: str, classes: int, summary: str) -> System:
     return System(
         name=name,
         summary=summary,
-        data=PictureData(path="cifar10" if classes == 10 else "cifar100", batch=128, augment=Augment(**_OURS)),
+        data=PictureData(
+            path="cifar10" if classes == 10 else "cifar100", batch=128, augment=Augment(crop=4, flip=True)
+        ),
         models={
-            "vit": ViTConfig(image=32, patch=4, classes=classes, width=128, layers=6, heads=4, head="mean"),
+            "vit": ViTConfig(image=32, patch=4, classes=classes, width=128, layers=4, heads=4, hidden=256, head="mean"),
             "cnn": CNNConfig(image=32, classes=classes),
             "mlp": MLPConfig(image=32, classes=classes, widths=(1024, 1024), dropout=0.1),
         },
-        stages={"train": _settings(7_000, 1e-3, warmup=200)},
+        stages={"train": _settings(7_000, 3e-3, warmup=200, muon=0.02)},
         presets={"course": _COURSE},
         build=build,
     )
