@@ -6,12 +6,13 @@ It learns by CTC: no word's time is given, only the words in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from qkv.data.disguise import Disguise
 from qkv.data.mel import Mel
 from qkv.data.spoken import WORDS, SpokenParts, SpokenStrings, read_spoken
 from qkv.loop import Optimiser, Saving, Schedule, Settings, ctc
@@ -31,7 +32,8 @@ class SpeechData:
     path: a folder of digit_speaker_number.wav; "tones" are machine-made digits.
     left_out: speakers that are not trained on; the last by name if none is given.
     fewest, most: digits in a string. strings: how many an epoch has; judged: how many validation and test have.
-    bands: of the log-mel features.
+    bands: of the log-mel features. noise: the loudest hiss in every string, as a share of full volume.
+    alike: whether the strings of a training batch have equally many digits. disguise: how voices are changed in training.
     """
 
     path: str = "tones"
@@ -43,6 +45,8 @@ class SpeechData:
     batch: int = 32
     bands: int = 40
     noise: float = 0.003
+    alike: bool = True
+    disguise: Disguise = field(default_factory=Disguise)
     skip_bad: bool = False
 
 
@@ -52,7 +56,8 @@ def build(recipe: Recipe) -> Task:
     parts = opened(data)
     mel = Mel(rate=parts.rate, bands=data.bands)
     joined: dict[str, Any] = {"digits": (data.fewest, data.most), "noise": data.noise}
-    train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, seed=recipe.seed, **joined)
+    changed: dict[str, Any] = {"alike": data.alike, "disguise": data.disguise, "seed": recipe.seed}
+    train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, **changed, **joined)
     apart = {**joined, "scale": train.scale, "strings": data.judged, "fresh": False, "seed": 7}
     validation = SpokenStrings(parts.validation, mel, 50, **apart)
     config = replace(recipe.model, features=data.bands, labels=len(WORDS) + 1)
