@@ -74,7 +74,7 @@ class Disguise:
         return between(*self.warp, generator) if self.warp != (1.0, 1.0) else 1.0
 
     def tint(self, bands: int, generator: torch.Generator) -> Float[Tensor, " f"]:
-        """What the energy of each band is multiplied by: 10^(Σⱼ aⱼ cos(πj(f + ½)/bands)/10), |aⱼ| ≤ colour, j = 1 … 3."""
+        """What the energy of each band is multiplied by: 10^(Σⱼ aⱼ cos(πj(f + ½)/bands) / 10), j = 1 … 3."""
         if not self.colour:
             return torch.ones(bands)
         heights = self.colour * (2 * torch.rand(WAVES, generator=generator) - 1)

@@ -33,7 +33,8 @@ class SpeechData:
     left_out: speakers that are not trained on; the last by name if none is given.
     fewest, most: digits in a string. strings: how many an epoch has; judged: how many validation and test have.
     bands: of the log-mel features. noise: the loudest hiss in every string, as a share of full volume.
-    alike: whether the strings of a training batch have equally many digits. disguise: how voices are changed in training.
+    alike: whether the strings of a training batch have equally many digits.
+    disguise: how voices are changed in training.
     """
 
     path: str = "tones"
