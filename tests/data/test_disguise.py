@@ -47,6 +47,15 @@ def test_a_warped_filterbank_hears_a_tone_as_one_of_the_frequency_times_the_warp
         assert abs(int(bands.argmax()) - int(plain.argmax())) <= (warp != 1)
 
 
+def test_a_faster_tempo_gives_fewer_frames_of_the_same_pitch():
+    paced = Disguise(tempo=(1.25, 1.25)).pace(Mel(), generator_for(0))
+    assert paced.step == 100 and paced.frames(8000) == (8000 - 200) // 100 + 1
+    assert paced(tone(900.0)).mean(0).argmax() == Mel()(tone(900.0)).mean(0).argmax()
+    assert Disguise().pace(Mel(), generator_for(0)) == Mel()
+    drawn = [Disguise(tempo=(0.8, 1.3)).pace(Mel(), generator_for(seed)).step for seed in range(50)]
+    assert 64 <= min(drawn) < 72 and 96 < max(drawn) <= 104
+
+
 def test_warping_keeps_order_and_both_ends():
     hertz = torch.linspace(0, 4000, 200, dtype=torch.float64)
     for ratio in (0.7, 1.0, 1.4):
@@ -91,7 +100,15 @@ def test_what_is_not_heard_covers_the_share_that_is_stated():
 
 
 FULL = Disguise(
-    speed=(0.9, 1.1), warp=(0.9, 1.1), gain=(-6.0, 6.0), wobble=2.0, colour=3.0, hiss=0.2, time_masks=2.0, band_masks=1
+    speed=(0.9, 1.1),
+    tempo=(0.8, 1.3),
+    warp=(0.9, 1.1),
+    gain=(-6.0, 6.0),
+    wobble=2.0,
+    colour=3.0,
+    hiss=0.2,
+    time_masks=2.0,
+    band_masks=1,
 )
 
 

@@ -4,11 +4,13 @@ Axes: b batch · n samples · t frames · f bands.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from qkv.data.mel import Mel
 
 QUICK, STEP = 256, 32  # what the lengths of Fourier transforms are multiples of
 WAVES = 3  # how many waves over the bands a microphone's colour is made of
@@ -19,6 +21,7 @@ class Disguise:
     """How far a sound may be changed; as it stands, not at all. What is drawn is drawn evenly.
 
     speed: the slowest and the fastest that a recording is played; pitch and length move with it.
+    tempo: the slowest and the fastest that a batch is spoken: length moves, pitch does not.
     warp: by how much the frequencies of a string are stretched, least and most, as by a shorter or longer throat.
     gain: the softest and the loudest, in decibels, that a string is made. wobble: decibels between its recordings.
     colour: decibels of each of three waves over the bands, at most: a microphone's, for each string.
@@ -28,6 +31,7 @@ class Disguise:
     """
 
     speed: tuple[float, float] = (1.0, 1.0)
+    tempo: tuple[float, float] = (1.0, 1.0)
     warp: tuple[float, float] = (1.0, 1.0)
     gain: tuple[float, float] = (0.0, 0.0)
     wobble: float = 0.0
@@ -39,7 +43,7 @@ class Disguise:
     band_width: float = 0.15
 
     def __post_init__(self) -> None:
-        for name in ("speed", "warp"):
+        for name in ("speed", "tempo", "warp"):
             low, high = getattr(self, name)
             if not 0.5 <= low <= high <= 2:
                 raise ValueError(f"{name} runs from less to more, between 0.5 and 2; got {low} and {high}")
@@ -68,6 +72,10 @@ class Disguise:
         if self.gain != (0.0, 0.0):
             samples = samples * 10 ** (between(*self.gain, generator) / 20)
         return samples
+
+    def pace(self, mel: Mel, generator: torch.Generator) -> Mel:
+        """The features of a batch: frames that lie wider apart make it faster."""
+        return replace(mel, hop=mel.hop * between(*self.tempo, generator)) if self.tempo != (1.0, 1.0) else mel
 
     def stretch(self, generator: torch.Generator) -> float:
         """What the frequencies of a string are multiplied by."""

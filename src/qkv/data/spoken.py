@@ -20,6 +20,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 BLANK = 0  # CTC's; digit d is label d + 1
 STRINGS = 11  # the stream of randomness that joins recordings
 BANDS = 13  # … that changes their bands
+PACE = 15  # … that sets the tempo of a batch
 SIZES = 14  # … that says how many digits the strings of a batch have
 NAME = re.compile(r"(\d)_([A-Za-z][\w-]*?)_(\d+)\.wav")
 
@@ -152,10 +153,12 @@ class SpokenStrings:
             raise IndexError(f"this epoch has batches 0 … {self.count(epoch) - 1}; got {index}")
         numbers = range(index * self.rows, min((index + 1) * self.rows, self.strings))
         made = [self.string(epoch, number) for number in numbers]
-        lengths = torch.tensor([self.mel.frames(len(samples)) for samples, _ in made])
+        mel = self.disguise.pace(self.mel, generator_for(self.seed, PACE, epoch if self.fresh else 0, index))
+        lengths = torch.tensor([mel.frames(len(samples)) for samples, _ in made])
         labels = [torch.tensor([digit + 1 for digit in digits]) for _, digits in made]
         pad = torch.nn.utils.rnn.pad_sequence
-        features = self.features(pad([samples for samples, _ in made], batch_first=True), lengths, epoch, numbers)
+        sounds = pad([samples for samples, _ in made], batch_first=True)
+        features = self.features(mel, sounds, lengths, epoch, numbers)
         present = torch.arange(features.shape[1]) < lengths[:, None]
         return {
             "features": features.masked_fill_(~present[..., None], 0.0),
@@ -164,9 +167,9 @@ class SpokenStrings:
             "label_lengths": torch.tensor([len(row) for row in labels]),
         }
 
-    def features(self, samples: Tensor, lengths: Tensor, epoch: int, numbers: range) -> Tensor:
+    def features(self, mel: Mel, samples: Tensor, lengths: Tensor, epoch: int, numbers: range) -> Tensor:
         """The scaled bands of strings, disguised; what is not heard is as the mean."""
-        mel, banks, unheard = self.mel, [], []
+        banks, unheard = [], []
         for number, length in zip(numbers, lengths.tolist(), strict=True):
             generator = generator_for(self.seed, BANDS, epoch if self.fresh else 0, number)
             bank = filterbank(mel.rate, mel.size, mel.bands, self.disguise.stretch(generator))

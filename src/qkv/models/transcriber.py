@@ -27,6 +27,7 @@ class TranscriberConfig:
     context: how many frames before its own a token hears as well; it hears none after them.
     labels: how many there are, the blank (0) included.
     chunk, left_chunks, ahead: how far attention sees, in tokens and chunks; see EncoderConfig. chunk=None hears it all.
+    attention_dropout: on the weights of attention, if not `dropout`.
     """
 
     features: int = 40
@@ -43,6 +44,7 @@ class TranscriberConfig:
     left_chunks: int | None = None
     ahead: int = 0
     dropout: float = 0.1
+    attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
         if self.labels < 2 or self.stack < 1 or self.context < 0:
@@ -66,6 +68,7 @@ class TranscriberConfig:
             left_chunks=self.left_chunks,
             ahead=self.ahead,
             dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
         )
 
 

@@ -17,12 +17,23 @@ from qkv.data.mel import Mel
 from qkv.data.spoken import WORDS, SpokenParts, SpokenStrings, read_spoken
 from qkv.loop import Optimiser, Saving, Schedule, Settings, ctc
 from qkv.models import TranscriberConfig
+from qkv.models.folder import to_plain
 from qkv.models.transcriber import read_out
 from qkv.recipes.building import drawn
 from qkv.recipes.measure import epoch_of, judging, measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
 SHOWN = 16
+DISGUISE = Disguise(
+    speed=(0.85, 1.15),
+    warp=(0.85, 1.18),
+    gain=(-20.0, 6.0),
+    wobble=3.0,
+    colour=6.0,
+    hiss=0.4,
+    time_masks=1.0,
+    band_masks=2,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class SpeechData:
     bands: int = 40
     noise: float = 0.003
     alike: bool = True
-    disguise: Disguise = field(default_factory=Disguise)
+    disguise: Disguise = field(default_factory=lambda: DISGUISE)
     skip_bad: bool = False
 
 
@@ -166,6 +177,9 @@ SPEECH = System(
             saving=Saving(evaluate_every=200, checkpoint_every=200, best="word_error_rate", larger=False),
         )
     },
-    presets={f"ahead-{n}": {"model.ahead": n} for n in range(3)},
+    presets={
+        **{f"ahead-{n}": {"model.ahead": n} for n in range(3)},
+        "undisguised": {"data.disguise": to_plain(Disguise())},
+    },
     build=build,
 )
