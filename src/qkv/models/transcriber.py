@@ -146,7 +146,7 @@ class Transcriber(Model):
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where a stream stands: the encoder's state, and frames that wait for their token, with the context before them."""
+    """Where a stream stands: the encoder's state, and frames that wait for their token, after their context."""
 
     encoder: EncoderState
     frames: Tensor
