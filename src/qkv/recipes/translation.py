@@ -38,7 +38,7 @@ class PairData:
     source: str = "en"
     target: str = "de"
     vocab: int = 4000
-    tokens: int = 4096
+    tokens: int = 2048
     length: int = 128
     smoothing: float = 0.1
     beams: int = 4
@@ -138,24 +138,47 @@ def bleu(said: list[str], pairs: list[Pair]) -> float:
     return sacrebleu.corpus_bleu(said, [[pair.target for pair in pairs]]).score
 
 
+_PUBLISHED: dict[str, Any] = {  # the order and the optimiser of 2017, in a smaller size
+    "model.order": "post",
+    "model.width": 256,
+    "model.hidden": 1024,
+    "model.heads": 8,
+    "model.encoder_layers": 3,
+    "model.decoder_layers": 3,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "data.tokens": 4096,
+    "train.optimiser": {"name": "adamw", "lr": 7e-4, "weight_decay": 0.01},
+    "train.schedule": {"warmup": 1000},
+}
 TRANSLATE = System(
     name="translate",
     summary="An encoder–decoder on line-aligned pairs (--data FOLDER); without them on numbers in two languages.",
     data=PairData(),
     models={
         "seq2seq": Seq2SeqConfig(
-            vocab=1, width=256, encoder_layers=3, decoder_layers=3, heads=8, hidden=1024, order="pre"
+            vocab=1,
+            width=128,
+            encoder_layers=4,
+            decoder_layers=4,
+            heads=4,
+            hidden=512,
+            order="pre",
+            dropout=0.2,
+            attention_dropout=0.0,
         ),
         "rnn-attention": RNNSeq2SeqConfig(vocab=1, width=256, hidden=512),
     },
     stages={
         "train": Settings(
-            steps=3_000,
-            optimiser=Optimiser(lr=1e-3, weight_decay=0.01, betas=(0.9, 0.98)),
+            steps=6_000,
+            average=0.995,
+            optimiser=Optimiser(name="muon", lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)),
             schedule=Schedule(warmup=300),
             saving=Saving(evaluate_every=500, checkpoint_every=500, best="loss", larger=False),
         )
     },
-    presets={"2017": {"model.order": "post", "train.optimiser": {"lr": 7e-4}, "train.schedule": {"warmup": 1000}}},
+    presets={"2017": _PUBLISHED},
+    habits={"rnn-attention": {"train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
     build=build,
 )
