@@ -26,6 +26,7 @@ from qkv.recipes.system import Recipe, Stage, System, Task
 SHOWN = 16
 DISGUISE = Disguise(
     speed=(0.85, 1.15),
+    tempo=(0.8, 1.3),
     warp=(0.85, 1.18),
     gain=(-20.0, 6.0),
     wobble=3.0,
