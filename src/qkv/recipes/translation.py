@@ -178,7 +178,10 @@ TRANSLATE = System(
             saving=Saving(evaluate_every=500, checkpoint_every=500, best="loss", larger=False),
         )
     },
-    presets={"2017": _PUBLISHED},
+    presets={
+        "2017": _PUBLISHED,
+        "long": {"model.dropout": 0.3, "train.steps": 16_000, "train.schedule": {"warmup": 800}},
+    },
     habits={"rnn-attention": {"train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
     build=build,
 )
