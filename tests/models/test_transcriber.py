@@ -4,7 +4,8 @@ import pytest
 import torch
 from model_zoo import assert_close, randomised
 
-from qkv.models import TranscriberConfig
+from qkv.layers import MultiHeadAttention
+from qkv.models import Transcriber, TranscriberConfig
 from qkv.models.transcriber import read_out
 
 SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
@@ -56,3 +57,11 @@ def test_a_frame_of_another_width_is_refused_by_name(device):
     model = randomised(TranscriberConfig(**SIZES), device)
     with pytest.raises(ValueError, match=r"frames of shape \(batch, frames, 3\)"):
         model(torch.zeros(1, 5, 4, dtype=torch.float64, device=device))
+
+
+def test_dropout_of_attention_is_that_of_the_rest_unless_set_apart():
+    for given, expected in ((None, 0.3), (0.0, 0.0), (0.1, 0.1)):
+        model = Transcriber(TranscriberConfig(**SIZES, dropout=0.3, attention_dropout=given))
+        parts = list(model.modules())
+        assert {part.dropout for part in parts if isinstance(part, MultiHeadAttention)} == {expected}
+        assert {part.p for part in parts if isinstance(part, torch.nn.Dropout)} == {0.3}
