@@ -4,16 +4,18 @@ import pytest
 import torch
 from model_zoo import assert_close, randomised
 
-from qkv.models import TranscriberConfig
+from qkv.layers import MultiHeadAttention
+from qkv.models import Transcriber, TranscriberConfig
 from qkv.models.transcriber import read_out
 
 SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
 
 
+@pytest.mark.parametrize("context", [0, 1, 4])
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @torch.no_grad()
-def test_a_stream_of_sound_equals_the_whole(ahead, device):
-    model = randomised(TranscriberConfig(**SIZES, chunk=2, left_chunks=2, ahead=ahead), device)
+def test_a_stream_of_sound_equals_the_whole(ahead, context, device):
+    model = randomised(TranscriberConfig(**SIZES, context=context, chunk=2, left_chunks=2, ahead=ahead), device)
     frames = torch.randn(2, 40, 3, dtype=torch.float64, device=device)
     for size in (1, 5, 6, 40):
         state, parts = None, []
@@ -24,9 +26,18 @@ def test_a_stream_of_sound_equals_the_whole(ahead, device):
         assert_close(torch.cat(parts, dim=1), model(frames))
 
 
+def test_a_token_is_its_frames_and_the_context_before_them(device):
+    model = randomised(TranscriberConfig(**SIZES, context=2), device)
+    frames = torch.randn(1, 7, 3, dtype=torch.float64, device=device)
+    heard = torch.cat((torch.zeros(2, 3).to(frames), frames[0], torch.zeros(2, 3).to(frames)))
+    expected = torch.stack([heard[start : start + 5].flatten() for start in (0, 3, 6)])
+    assert torch.equal(model.stacked(frames, None)[0], expected)
+
+
+@pytest.mark.parametrize("context", [0, 4])
 @torch.no_grad()
-def test_padding_changes_nothing(device):
-    model = randomised(TranscriberConfig(**SIZES), device)
+def test_padding_changes_nothing(context, device):
+    model = randomised(TranscriberConfig(**SIZES, context=context), device)
     frames = torch.randn(2, 20, 3, dtype=torch.float64, device=device)
     lengths = torch.tensor([20, 13], device=device)
     together = model(frames, torch.arange(20, device=device) < lengths[:, None])
@@ -46,3 +57,11 @@ def test_a_frame_of_another_width_is_refused_by_name(device):
     model = randomised(TranscriberConfig(**SIZES), device)
     with pytest.raises(ValueError, match=r"frames of shape \(batch, frames, 3\)"):
         model(torch.zeros(1, 5, 4, dtype=torch.float64, device=device))
+
+
+def test_dropout_of_attention_is_that_of_the_rest_unless_set_apart():
+    for given, expected in ((None, 0.3), (0.0, 0.0), (0.1, 0.1)):
+        model = Transcriber(TranscriberConfig(**SIZES, dropout=0.3, attention_dropout=given))
+        parts = list(model.modules())
+        assert {part.dropout for part in parts if isinstance(part, MultiHeadAttention)} == {expected}
+        assert {part.p for part in parts if isinstance(part, torch.nn.Dropout)} == {0.3}

@@ -118,6 +118,7 @@ SMALL = {
         "train.optimiser.lr": 1e-2,
     },
     "speech": {
+        **system("speech").presets["undisguised"],
         "model.width": 32,
         "model.heads": 2,
         "model.layers": 1,

@@ -59,9 +59,14 @@ class Mel:
 
     def __call__(self, samples: Float[Tensor, "*b n"]) -> Float[Tensor, "*b t f"]:
         """log(floor + Σ_k bank[k, f] · |FFT(window · samples)[k]|²) for each frame that the samples complete."""
+        energy = self.energy(samples)
+        return (energy @ filterbank(self.rate, self.size, self.bands).to(energy) + self.floor).log()
+
+    def energy(self, samples: Float[Tensor, "*b n"]) -> Float[Tensor, "*b t k"]:
+        """|FFT(window · samples)[k]|² for each frame that the samples complete."""
         count = self.frames(samples.shape[-1])
         if count == 0:
-            return samples.new_zeros(*samples.shape[:-1], 0, self.bands)
+            return samples.new_zeros(*samples.shape[:-1], 0, self.size // 2 + 1)
         window = torch.hann_window(self.samples, periodic=False, dtype=samples.dtype, device=samples.device)
         spare = self.size - self.samples
         spectrum = torch.stft(
@@ -72,9 +77,8 @@ class Mel:
             center=False,
             return_complex=True,
         )
-        energy = torch.view_as_real(spectrum[..., :count]).square().sum(-1)  # (…, k, t)
-        bank = filterbank(self.rate, self.size, self.bands).to(energy)
-        return (energy.mT @ bank + self.floor).log()
+        kept = spectrum[..., :count]
+        return torch.addcmul(kept.real.square(), kept.imag, kept.imag).mT
 
     def stream(self, waiting: Tensor | None, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Feed a piece of sound of any length; get the frames it completes, and the samples that wait for the next."""
@@ -83,8 +87,10 @@ class Mel:
         return frames, held[..., frames.shape[-2] * self.step :]
 
 
-def filterbank(rate: int, size: int, bands: int) -> Float[Tensor, "k f"]:
+def filterbank(rate: int, size: int, bands: int, warp: float = 1.0) -> Float[Tensor, "k f"]:
     """Triangles, even on the mel scale m = 2595·log₁₀(1 + hertz/700) from 0 to rate/2; each peaks at 1.
+
+    warp: what the triangles' places are divided by (see `warped`), so that a sound seems so many times as high.
 
     >>> filterbank(8000, 256, 40).shape
     torch.Size([129, 40])
@@ -92,9 +98,24 @@ def filterbank(rate: int, size: int, bands: int) -> Float[Tensor, "k f"]:
     hertz = torch.arange(size // 2 + 1, dtype=torch.float64) * rate / size
     top = 2595 * torch.tensor(1 + rate / 2 / 700, dtype=torch.float64).log10()
     edges = 700 * (10 ** (torch.linspace(0, 1, bands + 2, dtype=torch.float64) * top / 2595) - 1)
+    if warp != 1:
+        edges = warped(edges, rate / 2, 1 / warp)
     low, middle, high = edges[:-2], edges[1:-1], edges[2:]
     rising, falling = (hertz[:, None] - low) / (middle - low), (high - hertz[:, None]) / (high - middle)
     return torch.minimum(rising, falling).clamp(min=0).float()
+
+
+def warped(hertz: Tensor, top: float, ratio: float, straight: float = 0.8) -> Tensor:
+    """Frequencies times the ratio; those above a knee on the line that leads to `top`, which stays where it is.
+
+    The knee: neither it nor its image is above `straight` of the top.
+
+    >>> warped(torch.tensor([0.0, 1000.0, 4000.0]), 4000, 1.1).tolist()
+    [0.0, 1100.0, 4000.0]
+    """
+    knee = straight * top / max(ratio, 1.0)
+    above = ratio * knee + (hertz - knee) * (top - ratio * knee) / (top - knee)
+    return torch.where(hertz <= knee, hertz * ratio, above)
 
 
 @dataclass(frozen=True)

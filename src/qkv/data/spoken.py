@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from qkv.data.batches import Batch, drawn, generator_for
-from qkv.data.mel import FeatureScale, Mel
+from qkv.data.disguise import Disguise
+from qkv.data.mel import FeatureScale, Mel, filterbank
 from qkv.data.problems import BadItems, Problems, one_line
 from qkv.data.wav import read_sound
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 BLANK = 0  # CTC's; digit d is label d + 1
 STRINGS = 11  # the stream of randomness that joins recordings
+BANDS = 13  # … that changes their bands
+PACE = 15  # … that sets the tempo of a batch
+SIZES = 14  # … that says how many digits the strings of a batch have
 NAME = re.compile(r"(\d)_([A-Za-z][\w-]*?)_(\d+)\.wav")
 
 
@@ -103,6 +107,8 @@ class SpokenStrings:
     strings: how many an epoch has. digits: fewest and most in a string. pause: shortest and longest, in seconds.
     noise: the loudest hiss, as a share of full volume; each string has its own.
     fresh: whether every epoch has strings of its own; False, as for validation, repeats those of epoch 0.
+    alike: whether the strings of a batch have equally many digits, so that little of it is padding.
+    disguise: how far sounds and bands are changed; for training only.
     """
 
     def __init__(
@@ -118,6 +124,8 @@ class SpokenStrings:
         noise: float = 0.003,
         seed: int = 0,
         fresh: bool = True,
+        alike: bool = False,
+        disguise: Disguise | None = None,
     ) -> None:
         if not recordings or rows < 1 or strings < 1:
             raise ValueError(f"expected recordings, rows and strings; got {len(recordings)}, {rows} and {strings}")
@@ -126,7 +134,8 @@ class SpokenStrings:
                 f"digits and pause run from less to more, noise is 0 or more; got {digits}, {pause}, {noise}"
             )
         self.mel, self.rows, self.strings, self.seed, self.fresh = mel, rows, strings, seed, fresh
-        self.digits, self.pause, self.noise = digits, pause, noise
+        self.digits, self.pause, self.noise, self.alike = digits, pause, noise, alike
+        self.disguise = disguise or Disguise()
         self.by_speaker: dict[str, list[Spoken]] = {}
         for spoken in recordings:
             self.by_speaker.setdefault(spoken.speaker, []).append(spoken)
@@ -144,27 +153,50 @@ class SpokenStrings:
             raise IndexError(f"this epoch has batches 0 … {self.count(epoch) - 1}; got {index}")
         numbers = range(index * self.rows, min((index + 1) * self.rows, self.strings))
         made = [self.string(epoch, number) for number in numbers]
-        features = [self.scale(self.mel(samples)) for samples, _ in made]
+        mel = self.disguise.pace(self.mel, generator_for(self.seed, PACE, epoch if self.fresh else 0, index))
+        lengths = torch.tensor([mel.frames(len(samples)) for samples, _ in made])
         labels = [torch.tensor([digit + 1 for digit in digits]) for _, digits in made]
         pad = torch.nn.utils.rnn.pad_sequence
+        sounds = pad([samples for samples, _ in made], batch_first=True)
+        features = self.features(mel, sounds, lengths, epoch, numbers)
+        present = torch.arange(features.shape[1]) < lengths[:, None]
         return {
-            "features": pad(features, batch_first=True),
-            "lengths": torch.tensor([len(f) for f in features]),
+            "features": features.masked_fill_(~present[..., None], 0.0),
+            "lengths": lengths,
             "labels": pad(labels, batch_first=True, padding_value=BLANK),
             "label_lengths": torch.tensor([len(row) for row in labels]),
         }
 
+    def features(self, mel: Mel, samples: Tensor, lengths: Tensor, epoch: int, numbers: range) -> Tensor:
+        """The scaled bands of strings, disguised; what is not heard is as the mean."""
+        banks, unheard = [], []
+        for number, length in zip(numbers, lengths.tolist(), strict=True):
+            generator = generator_for(self.seed, BANDS, epoch if self.fresh else 0, number)
+            bank = filterbank(mel.rate, mel.size, mel.bands, self.disguise.stretch(generator))
+            banks.append(bank * self.disguise.tint(mel.bands, generator))
+            unheard.append(self.disguise.unheard(length, mel.bands, mel.hop, generator))
+        features = self.scale((mel.energy(samples) @ torch.stack(banks) + mel.floor).log())
+        for row, (times, bands) in zip(features, unheard, strict=True):
+            for stretch in times:
+                row[stretch.start : stretch.stop] = 0.0
+            for stretch in bands:
+                row[:, stretch.start : stretch.stop] = 0.0
+        return features
+
     def string(self, epoch: int, number: int) -> tuple[Tensor, list[int]]:
         """The sound of one string, and its digits."""
-        generator = generator_for(self.seed, STRINGS, epoch if self.fresh else 0, number)
+        epoch = epoch if self.fresh else 0
+        generator = generator_for(self.seed, STRINGS, epoch, number)
         speakers = sorted(self.by_speaker)
         voice = self.by_speaker[speakers[drawn(0, len(speakers) - 1, generator)]]
-        chosen = [voice[drawn(0, len(voice) - 1, generator)] for _ in range(drawn(*self.digits, generator))]
+        sizes = generator_for(self.seed, SIZES, epoch, number // self.rows) if self.alike else generator
+        chosen = [voice[drawn(0, len(voice) - 1, generator)] for _ in range(drawn(*self.digits, sizes))]
         shortest, longest = (round(seconds * self.mel.rate) for seconds in self.pause)
         pieces = [torch.zeros(drawn(shortest, longest, generator))]
         for spoken in chosen:
-            pieces += [spoken.samples, torch.zeros(drawn(shortest, longest, generator))]
-        samples = torch.cat(pieces)
+            sound = self.disguise.recording(spoken.samples, generator)
+            pieces += [sound, torch.zeros(drawn(shortest, longest, generator))]
+        samples = self.disguise.string(torch.cat(pieces), generator)
         hiss = self.noise * float(torch.rand((), generator=generator))
         samples = samples + hiss * torch.randn(len(samples), generator=generator)
         short = self.mel.samples - len(samples)

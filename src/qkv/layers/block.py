@@ -31,6 +31,7 @@ class BlockConfig:
     cross: whether the block also attends to a memory.
     attention_bias: whether attention's projections add a vector, if not as the others do; "qkv": its last does not.
     dropout: on the weights of attention, on the hidden features, and on what each part adds.
+    attention_dropout: on the weights of attention, if not as on the others; without any, fused kernels serve training.
     """
 
     width: int
@@ -43,6 +44,7 @@ class BlockConfig:
     order: Order = "pre"
     epsilon: float = 1e-5
     dropout: float = 0.0
+    attention_dropout: float | None = None
     bias: bool = True
     attention_bias: AttentionBias | None = None
     score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
@@ -151,7 +153,7 @@ def _attention(config: BlockConfig, score: Score, position: Relative | None) -> 
         head_width=config.head_width,
         score=score,
         position=position,
-        dropout=config.dropout,
+        dropout=config.dropout if config.attention_dropout is None else config.attention_dropout,
         bias=config.bias if config.attention_bias is None else config.attention_bias,
     )
 

@@ -32,6 +32,7 @@ class EncoderConfig:
         for so many more, however deep the encoder is.
     final_norm: whether the output is normalised once more; for pre-norm blocks, unless said otherwise.
     embedding_norm: whether what the first block reads is normalised (BERT).
+    attention_dropout: on the weights of attention, if not `dropout`.
     segments: how many parts a text may have, each with a vector of its own (BERT: 2); 0 is none.
     """
 
@@ -56,6 +57,7 @@ class EncoderConfig:
     bias: bool = True
     embedding_norm: bool = False
     segments: int = 0
+    attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=False))

@@ -33,6 +33,7 @@ class Seq2SeqConfig:
     head_bias: whether the output adds a number for each token (BART).
     tied: source, target and output share one table of token vectors, as published.
     scale: token vectors are multiplied by √width, as published.
+    attention_dropout: on the weights of attention, if not `dropout`.
     """
 
     vocab: int
@@ -55,6 +56,7 @@ class Seq2SeqConfig:
     scale: bool = True
     embedding_norm: bool = False
     head_bias: bool = False
+    attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=True))

@@ -24,13 +24,16 @@ class TranscriberConfig:
     """A transcriber's sizes and choices.
 
     features: how wide a frame of sound is. stack: how many frames make a token.
+    context: how many frames before its own a token hears as well; it hears none after them.
     labels: how many there are, the blank (0) included.
     chunk, left_chunks, ahead: how far attention sees, in tokens and chunks; see EncoderConfig. chunk=None hears it all.
+    attention_dropout: on the weights of attention, if not `dropout`.
     """
 
     features: int = 40
     labels: int = 11
     stack: int = 4
+    context: int = 0
     width: int = 128
     layers: int = 4
     heads: int = 4
@@ -41,19 +44,20 @@ class TranscriberConfig:
     left_chunks: int | None = None
     ahead: int = 0
     dropout: float = 0.1
+    attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.labels < 2 or self.stack < 1:
+        if self.labels < 2 or self.stack < 1 or self.context < 0:
             raise ValueError(
-                f"labels are a blank and at least one more, a token is at least one frame; got {self.labels} and "
-                f"{self.stack}"
+                f"labels are a blank and at least one more, a token is at least one frame, its context 0 or more; got "
+                f"{self.labels}, {self.stack} and {self.context}"
             )
         self.encoder  # noqa: B018  (an error in its sizes is told here)
 
     @property
     def encoder(self) -> EncoderConfig:
         return EncoderConfig(
-            features=self.features * self.stack,
+            features=self.features * (self.stack + self.context),
             width=self.width,
             layers=self.layers,
             heads=self.heads,
@@ -64,6 +68,7 @@ class TranscriberConfig:
             left_chunks=self.left_chunks,
             ahead=self.ahead,
             dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
         )
 
 
@@ -100,23 +105,39 @@ class Transcriber(Model):
 
         The logits put together equal one call on the whole, to rounding.
         """
-        waiting = frames if state is None else torch.cat((state.frames, frames), dim=1)
-        whole = waiting.shape[1] if final else waiting.shape[1] // self.config.stack * self.config.stack
+        stack, context = self.config.stack, self.config.context
+        before = self._silence(frames, context) if state is None else state.frames
+        waiting = torch.cat((before, frames), dim=1)
+        new = waiting.shape[1] - context
+        whole = new if final else new // stack * stack
         inner = None if state is None else state.encoder
-        hidden, inner = self.encoder.stream(self.stacked(waiting[:, :whole], None), inner, final=final)
+        tokens = self.stacked(waiting[:, context : context + whole], None, waiting[:, :context])
+        hidden, inner = self.encoder.stream(tokens, inner, final=final)
         return self.head(hidden), StreamState(inner, waiting[:, whole:])
 
-    def stacked(self, frames: Tensor, present: Tensor | None) -> Float[Tensor, "b t stacked"]:
-        """Several frames as one token; what is not there is silence, 0."""
+    def stacked(
+        self, frames: Tensor, present: Tensor | None, before: Tensor | None = None
+    ) -> Float[Tensor, "b t stacked"]:
+        """Several frames as one token, with those before them; what is not there is silence, 0."""
         if frames.ndim != 3 or frames.shape[-1] != self.config.features:
             raise ValueError(
                 f"this transcriber hears frames of shape (batch, frames, {self.config.features}); got "
                 f"{tuple(frames.shape)}"
             )
+        stack, context = self.config.stack, self.config.context
         if present is not None:
             frames = frames.masked_fill(~present[..., None], 0.0)
-        frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % self.config.stack))
-        return frames.unflatten(1, (-1, self.config.stack)).flatten(2)
+        frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % stack))
+        if context == 0:
+            return frames.unflatten(1, (-1, stack)).flatten(2)
+        if frames.shape[1] == 0:
+            return frames.new_zeros(len(frames), 0, (stack + context) * self.config.features)
+        before = self._silence(frames, context) if before is None else before
+        return torch.cat((before, frames), dim=1).unfold(1, stack + context, stack).mT.flatten(2)
+
+    @staticmethod
+    def _silence(frames: Tensor, count: int) -> Tensor:
+        return frames.new_zeros(len(frames), count, frames.shape[-1])
 
     def frames(self, lengths: Tensor) -> Tensor:
         """How many rows of logits so many frames of sound have."""
@@ -125,7 +146,7 @@ class Transcriber(Model):
 
 @dataclass(frozen=True)
 class StreamState:
-    """Where a stream stands: the encoder's state, and frames that wait for their token."""
+    """Where a stream stands: the encoder's state, and frames that wait for their token, after their context."""
 
     encoder: EncoderState
     frames: Tensor

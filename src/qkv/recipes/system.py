@@ -80,6 +80,7 @@ class System:
 
     data: settings of the data; `path` in it is where a person's own data is. models: the first is the default.
     presets: named changes. build: reads the data and builds the model.
+    habits: by model, changes that it comes with under every preset, such as another optimiser for a baseline.
     """
 
     name: str
@@ -89,6 +90,7 @@ class System:
     stages: Mapping[str, Settings]
     build: Callable[[Recipe], Task]
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    habits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def recipe(
         self,
@@ -109,7 +111,7 @@ class System:
         table = Recipe(self.name, 0, self.data, kind, self.models[kind], self.stages).to_table()
         if kind != next(iter(self.models)):  # a preset's sizes are those of the system's own model
             layers[0] = {name: value for name, value in layers[0].items() if not name.startswith("model.")}
-        for layer in layers:
+        for layer in (self.habits.get(kind, {}), *layers):
             kept = {name: value for name, value in layer.items() if name not in ("model.kind", "recipe")}
             table = changed(table, kept, where=f"the settings of {self.name}")
         return self.read(table, seed)

@@ -30,17 +30,19 @@ class PairData:
         numbers in English words and in German ones.
     source, target: the endings of the files. vocab: tokens of the BPE that both languages share.
     tokens: places on the wider side of a batch. length: pairs with a longer side are left out of training.
-    beams: of the search that translates the test. judged: sentences that are translated on the way, for BLEU.
+    beams: of the search that translates the test; length_penalty: how much it likes long sentences (see `beam_search`).
+    judged: sentences that are translated on the way, for BLEU.
     """
 
     path: str = "numbers"
     source: str = "en"
     target: str = "de"
     vocab: int = 4000
-    tokens: int = 4096
+    tokens: int = 2048
     length: int = 128
     smoothing: float = 0.1
     beams: int = 4
+    length_penalty: float = 0.6
     judged: int = 200
 
 
@@ -61,6 +63,11 @@ def build(recipe: Recipe) -> Task:
         train.left_out > 0
     )
 
+    search: dict[str, Any] = {"beams": data.beams, "length_penalty": data.length_penalty}
+
+    def searched(model: nn.Module, pairs: list[Pair]) -> list[str]:
+        return translated(model, tokenizer, pairs, **search)
+
     def validate(model: nn.Module) -> dict[str, float]:
         return {**measured(model, validation, plain), "bleu": bleu(translated(model, tokenizer, watched, 1), watched)}
 
@@ -68,14 +75,12 @@ def build(recipe: Recipe) -> Task:
         recipe=replace(recipe, model=config),
         model=drawn(config, recipe.seed),
         stages=(Stage("train", train, sequence_to_sequence(smoothing=data.smoothing), validate),),
-        test=lambda model: {"bleu": bleu(translated(model, tokenizer, parts["test"], data.beams), parts["test"])},
+        test=lambda model: {"bleu": bleu(searched(model, parts["test"]), parts["test"])},
         samples=lambda model: [
             {"source": pair.source, "translation": said, "reference": pair.target}
-            for pair, said in zip(
-                watched[:SHOWN], translated(model, tokenizer, watched[:SHOWN], data.beams), strict=True
-            )
+            for pair, said in zip(watched[:SHOWN], searched(model, watched[:SHOWN]), strict=True)
         ],
-        purpose=lambda _: {"task": "translate", "start": START, "stop": STOP, "beams": data.beams},
+        purpose=lambda _: {"task": "translate", "start": START, "stop": STOP, **search},
         files={"tokenizer.json": as_file(tokenizer)},
         notes=notes,
     )
@@ -100,8 +105,11 @@ def opened(data: PairData, seed: int) -> dict[str, list[Pair]]:
     return parts
 
 
-def translated(model: nn.Module, tokenizer: Tokenizer, pairs: list[Pair], beams: int, size: int = 50) -> list[str]:
+def translated(
+    model: nn.Module, tokenizer: Tokenizer, pairs: list[Pair], beams: int, length_penalty: float = 0.6, size: int = 50
+) -> list[str]:
     """The sources of these pairs in the model's words; sentences of like length are translated together."""
+    search: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
     ids = all_ids(tokenizer, [pair.source for pair in pairs], "the sources")
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     said = [""] * len(ids)
@@ -114,7 +122,7 @@ def translated(model: nn.Module, tokenizer: Tokenizer, pairs: list[Pair], beams:
             present = torch.arange(source.shape[1], device=device) < lengths[:, None]
             count = 2 * source.shape[1] + 10
             count = count if model.limit is None else min(count, model.limit)  # type: ignore[type-var]
-            found: Any = model.generate(source, count, start=START, stop=STOP, present=present, beams=beams)  # type: ignore[operator]
+            found: Any = model.generate(source, count, start=START, stop=STOP, present=present, **search)  # type: ignore[operator]
             for row, target in zip(rows, found.cpu(), strict=True):
                 ended = (target == STOP).nonzero()
                 said[row] = to_text(tokenizer, target[: int(ended[0])] if len(ended) else target)
@@ -130,24 +138,50 @@ def bleu(said: list[str], pairs: list[Pair]) -> float:
     return sacrebleu.corpus_bleu(said, [[pair.target for pair in pairs]]).score
 
 
+_PUBLISHED: dict[str, Any] = {  # the order and the optimiser of 2017, in a smaller size
+    "model.order": "post",
+    "model.width": 256,
+    "model.hidden": 1024,
+    "model.heads": 8,
+    "model.encoder_layers": 3,
+    "model.decoder_layers": 3,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "data.tokens": 4096,
+    "train.optimiser": {"name": "adamw", "lr": 7e-4, "weight_decay": 0.01},
+    "train.schedule": {"warmup": 1000},
+}
 TRANSLATE = System(
     name="translate",
     summary="An encoder–decoder on line-aligned pairs (--data FOLDER); without them on numbers in two languages.",
     data=PairData(),
     models={
         "seq2seq": Seq2SeqConfig(
-            vocab=1, width=256, encoder_layers=3, decoder_layers=3, heads=8, hidden=1024, order="pre"
+            vocab=1,
+            width=128,
+            encoder_layers=4,
+            decoder_layers=4,
+            heads=4,
+            hidden=512,
+            order="pre",
+            dropout=0.2,
+            attention_dropout=0.0,
         ),
         "rnn-attention": RNNSeq2SeqConfig(vocab=1, width=256, hidden=512),
     },
     stages={
         "train": Settings(
-            steps=3_000,
-            optimiser=Optimiser(lr=1e-3, weight_decay=0.01, betas=(0.9, 0.98)),
+            steps=6_000,
+            average=0.995,
+            optimiser=Optimiser(name="muon", lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)),
             schedule=Schedule(warmup=300),
             saving=Saving(evaluate_every=500, checkpoint_every=500, best="loss", larger=False),
         )
     },
-    presets={"2017": {"model.order": "post", "train.optimiser": {"lr": 7e-4}, "train.schedule": {"warmup": 1000}}},
+    presets={
+        "2017": _PUBLISHED,
+        "long": {"model.dropout": 0.3, "train.steps": 16_000, "train.schedule": {"warmup": 800}},
+    },
+    habits={"rnn-attention": {"train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
     build=build,
 )

@@ -131,7 +131,9 @@ def translate(tool: Tool, given: str, *, beams: int | None = None) -> Used:
     if not given.strip():
         raise ValueError("an empty line has no translation; give a sentence")
     beams = beams or int(tool.purpose.get("beams", 4))
-    return Used("translate", given, translated(tool.model, tokenizer_of(tool.model), [Pair(given, "")], beams)[0])
+    penalty = float(tool.purpose.get("length_penalty", 0.6))
+    said = translated(tool.model, tokenizer_of(tool.model), [Pair(given, "")], beams, penalty)
+    return Used("translate", given, said[0])
 
 
 def transcribe(tool: Tool, given: str) -> Used:
