@@ -30,8 +30,14 @@ class Answer:
 def answered(
     model: nn.Module, tokenizer: Tokenizer, mark: int, questions: Sequence[Question], size: int = 100
 ) -> list[Answer]:
-    """The greedy answer to each question. Questions of one length are answered together, so that nothing is padded."""
-    prompts = [prompt(question.question, tokenizer) for question in questions]
+    """The greedy answer to each question."""
+    return continued(model, tokenizer, mark, [prompt(question.question, tokenizer) for question in questions], size)
+
+
+def continued(
+    model: nn.Module, tokenizer: Tokenizer, mark: int, prompts: Sequence[torch.Tensor], size: int = 100
+) -> list[Answer]:
+    """How each text goes on up to its mark. Texts of one length are gone on with together, so that nothing is padded."""
     alike: dict[int, list[int]] = defaultdict(list)
     for number, tokens in enumerate(prompts):
         alike[len(tokens)].append(number)

@@ -2,11 +2,15 @@
 
 Pretraining and finetuning are two stages of one run. Only the answer of a question is scored; an answer counts when it
 is exact.
+
+With questions of its own the model also learns, while it reads, to answer from a document at hand; then it asks itself
+about everybody nobody asked about, answers from the documents, and learns these answers by heart beside the true ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +18,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 from torch import nn
 
+from qkv.data.batches import Batches
+from qkv.data.mixture import Mixture
 from qkv.data.order import held_out
 from qkv.data.questions import Question, question_examples, read_questions
 from qkv.data.reading import read_lines
@@ -25,6 +31,7 @@ from qkv.loop.objectives import language_model
 from qkv.models import PRESETS, GPTConfig, RNNConfig
 from qkv.recipes.answering import Answer, answered, threshold_for
 from qkv.recipes.building import drawn
+from qkv.recipes.library import Library
 from qkv.recipes.measure import measured
 from qkv.recipes.system import Recipe, Stage, System, Task
 
@@ -41,6 +48,10 @@ class FactData:
     layout: how texts fill a batch; the course pads, "by-length" and "packed" waste less.
     validation: the share of the training questions that is kept apart to choose by; the dev questions are the test.
     pretrain: whether the documents are read at all (the course's control: False).
+    own_questions: whether the model practises with the document at hand and then learns its own answers too.
+    swap: the chance that a practised document tells another place, so that the answer has to be read in it.
+    practice: how often each training question is practised while all documents are read once.
+    least: how sure the model has to be of its own answer to learn it.
     """
 
     path: str = "made-up"
@@ -53,6 +64,10 @@ class FactData:
     layout: Layout = "by-length"
     validation: float = 0.1
     pretrain: bool = True
+    own_questions: bool = True
+    swap: float = 0.8
+    practice: int = 2
+    least: float = 0.0
     corruption: Corruption = field(default_factory=Corruption)
 
 
@@ -71,16 +86,9 @@ def build(recipe: Recipe) -> Task:
     facts = opened(data, recipe.seed)
     tokenizer = _tokenizer(facts, data)
     mark = tokenizer.encode(MARK, add_special_tokens=False).ids[0]
-    kept, apart = held_out(len(facts.train), data.validation, recipe.seed)
-    train, validation = ([facts.train[i] for i in rows.tolist()] for rows in (kept, apart))
+    train, validation = parted(facts.train, data.validation, recipe.seed)
     config = replace(recipe.model, vocab=max(tokenizer.get_vocab_size(), recipe.model.vocab))
     objective = language_model()
-    texts = SpanExamples(all_ids(tokenizer, facts.documents), mark, data.corruption, seed=recipe.seed)
-    batches: dict[str, Any] = {"length": data.length, "layout": data.layout, "seed": recipe.seed}
-    reading = SequenceBatches(texts, rows=data.batch, **batches)
-    asking = SequenceBatches(
-        question_examples(train, tokenizer, data.length), rows=data.finetune_batch, **{**batches, "layout": "by-length"}
-    )
     judged = SequenceBatches(
         question_examples(validation, tokenizer, data.length), length=data.length, rows=100, shuffled=False
     )
@@ -89,11 +97,10 @@ def build(recipe: Recipe) -> Task:
         answers = answered(model, tokenizer, mark, validation)
         return {**measured(model, judged, objective), "exact": share_right(answers, validation)}
 
-    stages = [Stage("pretrain", reading, objective, share=0.85)] if data.pretrain else []
     return Task(
         recipe=replace(recipe, model=config),
         model=drawn(config, recipe.seed),
-        stages=(*stages, Stage("finetune", asking, objective, validate, share=0.15)),
+        stages=stages(facts, train, validation, tokenizer, mark, data, recipe.seed, validate),
         test=lambda model: _test(model, tokenizer, mark, facts),
         samples=lambda model: [
             {"question": q.question, "answer": a.text, "sure": round(a.sure, 3), "right": q.answer}
@@ -107,6 +114,62 @@ def build(recipe: Recipe) -> Task:
         },
         files={"tokenizer.json": as_file(tokenizer)},
     )
+
+
+def stages(
+    facts: Facts,
+    train: list[Question],
+    validation: list[Question],
+    tokenizer: Tokenizer,
+    mark: int,
+    data: FactData,
+    seed: int,
+    validate: Callable[[nn.Module], dict[str, float]],
+) -> tuple[Stage, ...]:
+    """Reading, if documents are read, and answering by heart."""
+    objective = language_model()
+    texts = SpanExamples(all_ids(tokenizer, facts.documents), mark, data.corruption, seed=seed)
+    batches: dict[str, Any] = {"length": data.length, "seed": seed}
+    reading = SequenceBatches(texts, rows=data.batch, layout=data.layout, **batches)
+
+    def asking(questions: list[Question]) -> Batches:
+        examples = question_examples(questions, tokenizer, data.length)
+        return SequenceBatches(examples, rows=data.finetune_batch, layout="by-length", **batches)
+
+    finetune = Stage("finetune", asking(train), objective, validate, share=0.15)
+    if not data.pretrain:
+        return (finetune,)
+    if not data.own_questions:
+        return Stage("pretrain", reading, objective, share=0.85), finetune
+    library = Library(facts.documents, train, tokenizer, mark, data.length)
+    book = library.open_book(train, swap=data.swap, times=data.practice, seed=seed)
+    practice = SequenceBatches(book, rows=data.finetune_batch, layout="by-length", **batches)
+
+    def look_up(model: nn.Module) -> dict[str, float]:
+        answers = library.looked_up(model, [library.form.name(question.question) for question in validation])
+        return {"exact_with_document": share_right(answers, validation)}
+
+    def own(said: dict[str, Any]) -> Batches:
+        return asking([*train, *(Question(q["question"], q["answer"], "its own") for q in said["questions"])])
+
+    known = {question.question for question in train}
+    return (
+        Stage("pretrain", Mixture([reading, practice], seed), objective, look_up, share=0.7),
+        replace(
+            finetune,
+            share=0.3,
+            prepare=lambda model: {"questions": library.own_questions(model, known, data.least)},
+            prepared=own,
+        ),
+    )
+
+
+def parted(questions: list[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
+    """Questions to learn from, and those kept apart to choose by; a question that is put twice is not in both."""
+    _, apart = held_out(len(questions), share, seed)
+    validation = [questions[i] for i in apart.tolist()]
+    asked = {question.question for question in validation}
+    return [question for question in questions if question.question not in asked], validation
 
 
 def opened(data: FactData, seed: int) -> Facts:
@@ -150,7 +213,7 @@ def _tokenizer(facts: Facts, data: FactData) -> Tokenizer:
     special = (PAD_CHARACTER, MARK)
     if data.tokens == "characters":
         return character_tokenizer([*facts.documents, *asked], special)
-    return bpe_tokenizer(facts.documents, data.vocab, special)
+    return bpe_tokenizer(facts.documents, data.vocab, special, spaced=True)
 
 
 def _stages(pretrain: int, finetune: int, lr: float, finetune_lr: float) -> dict[str, Settings]:

@@ -3,6 +3,7 @@
 recipe.toml      what is done, resolved
 run.json         when it began, what it ended with
 metrics.jsonl    what was measured on the way (in a folder for each stage, if there are several), and checkpoints/
+prepared.json    what the model of the stage before said, in the folder of a stage that learns from it
 model/           the trained model, as `qkv.load`, `qkv use` and `qkv look` read it
 report.html      curves, numbers and samples
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qkv import __version__
+from qkv.data.batches import Batches
 from qkv.loop import Outcome, Report, Settings, World, alone, restored
 from qkv.loop import train as train_stage
 from qkv.models import Model, folder
@@ -28,6 +30,7 @@ from qkv.recipes.systems import system
 from qkv.show.files import write_whole
 
 RECIPE, STATUS, MODEL, REPORT, PURPOSE = "recipe.toml", "run.json", "model", "report.html", "purpose.json"
+PREPARED = "prepared.json"
 Listener = Callable[[Stage, Settings], Report]
 
 
@@ -137,7 +140,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
         home = stage_folder(place, task, stage)
         outcome = train_stage(
             model,
-            stage.batches,
+            learned_from(stage, model, home, note),
             stage.objective,
             settings,
             home,
@@ -149,6 +152,23 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
             return Run(place, task.recipe, False, outcome.stopped, seconds, model.size, notes=task.notes)
     assert outcome is not None
     return finish(place, task, outcome, seconds, note)
+
+
+def learned_from(stage: Stage, model: Model, home: Path, note: Callable[[str], None]) -> Batches:
+    """The batches of a stage. What the model has to say for them is said once: it stands in the folder, whole, before
+    the first step, and is read from there whenever the run goes on."""
+    if stage.prepare is None or stage.prepared is None:
+        return stage.batches
+    prepare, path = stage.prepare, home / PREPARED
+
+    def said() -> str:
+        if not path.is_file():
+            note(f"{stage.name}: the model prepares what is learned from")
+            home.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(prepare(model), ensure_ascii=False, indent=1) + "\n")
+        return json.dumps(folder.read_json(path, f"what {stage.name} learns from; remove it to have it made again"))
+
+    return stage.prepared(json.loads(World.here().agreed(said)))
 
 
 def finish(place: Path, task: Task, outcome: Outcome, seconds: float, note: Callable[[str], None]) -> Run:
