@@ -1,4 +1,7 @@
-"""Questions with the document at hand: `document ⁇ question ⁇ answer ⁇`, of which only the answer counts.
+"""Questions with the document at hand: `document ⁇ question ⁇ answer ⁇`, of which question and answer count.
+
+The name in a question stands in the document too: saying it is the first thing that copying is good for, and answers
+that are copied come soon after.
 
 What the document says can be changed for another place, in the text and in the answer: who only remembers whom a
 document is about is then wrong, and the answer has to be read.
@@ -146,7 +149,7 @@ class OpenBook:
                 document, answer = changed, other
         asked = prompt(Page(document, page.question), self.mark, self.length, self.room)
         tokens = torch.cat((asked, answer, asked.new_tensor([self.mark])))[: self.length]
-        return Example(tokens, torch.arange(len(tokens)) >= len(asked))
+        return Example(tokens, torch.arange(len(tokens)) > len(asked) - 2 - len(page.question))
 
 
 def prompt(page: Page, mark: int, length: int, room: int) -> Int64[Tensor, " n"]:

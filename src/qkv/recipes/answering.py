@@ -35,7 +35,12 @@ def answered(
 
 
 def continued(
-    model: nn.Module, tokenizer: Tokenizer, mark: int, prompts: Sequence[torch.Tensor], size: int = 100
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    mark: int,
+    prompts: Sequence[torch.Tensor],
+    size: int = 100,
+    longest: int = LONGEST,
 ) -> list[Answer]:
     """How each text goes on up to its mark. Texts of one length are gone on with together, so that nothing is padded."""
     alike: dict[int, list[int]] = defaultdict(list)
@@ -48,7 +53,7 @@ def continued(
                 rows = numbers[begin : begin + size]
                 asked = torch.stack([prompts[row] for row in rows]).to(device)
                 limit: Any = model.limit
-                count = LONGEST if limit is None else min(LONGEST, limit - length + 1)
+                count = longest if limit is None else min(longest, limit - length + 1)
                 told = model.generate(asked, count, stop=mark)[:, length:] if count > 0 else asked[:, :0]  # type: ignore[operator]
                 for row, answer in zip(rows, _judged(model, tokenizer, mark, asked, told), strict=True):
                     answers[row] = answer

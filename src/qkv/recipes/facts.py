@@ -56,17 +56,17 @@ class FactData:
 
     path: str = "made-up"
     people: int = 1000
-    tokens: Literal["characters", "bpe"] = "characters"
+    tokens: Literal["characters", "bpe"] = "bpe"
     vocab: int = 2048
     length: int = 128
-    batch: int = 128
-    finetune_batch: int = 64
+    batch: int = 32
+    finetune_batch: int = 32
     layout: Layout = "by-length"
     validation: float = 0.1
     pretrain: bool = True
     own_questions: bool = True
     swap: float = 0.8
-    practice: int = 2
+    practice: int = 4
     least: float = 0.0
     corruption: Corruption = field(default_factory=Corruption)
 
@@ -141,6 +141,8 @@ def stages(
         return (finetune,)
     if not data.own_questions:
         return Stage("pretrain", reading, objective, share=0.85), finetune
+    asked = {question.question for question in validation}
+    train = [question for question in train if question.question not in asked]  # some are put twice
     library = Library(facts.documents, train, tokenizer, mark, data.length)
     book = library.open_book(train, swap=data.swap, times=data.practice, seed=seed)
     practice = SequenceBatches(book, rows=data.finetune_batch, layout="by-length", **batches)
@@ -165,11 +167,9 @@ def stages(
 
 
 def parted(questions: list[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Questions to learn from, and those kept apart to choose by; a question that is put twice is not in both."""
-    _, apart = held_out(len(questions), share, seed)
-    validation = [questions[i] for i in apart.tolist()]
-    asked = {question.question for question in validation}
-    return [question for question in questions if question.question not in asked], validation
+    """Questions to learn from, and those kept apart to choose by."""
+    kept, apart = ([questions[i] for i in rows.tolist()] for rows in held_out(len(questions), share, seed))
+    return kept, apart
 
 
 def opened(data: FactData, seed: int) -> Facts:
@@ -216,32 +216,27 @@ def _tokenizer(facts: Facts, data: FactData) -> Tokenizer:
     return bpe_tokenizer(facts.documents, data.vocab, special, spaced=True)
 
 
-def _stages(pretrain: int, finetune: int, lr: float, finetune_lr: float) -> dict[str, Settings]:
-    adam = {"betas": (0.9, 0.95), "weight_decay": 0.1}
-    return {
-        "pretrain": Settings(
-            steps=pretrain,
-            optimiser=Optimiser(lr=lr, **adam),
-            schedule=Schedule(warmup=pretrain // 20, floor=0.1),
-            saving=Saving(checkpoint_every=max(pretrain // 10, 1)),
-        ),
-        "finetune": Settings(
-            steps=finetune,
-            optimiser=Optimiser(lr=finetune_lr, **adam),
-            schedule=Schedule(warmup=finetune // 20, floor=0.1),
-            saving=Saving(evaluate_every=max(finetune // 5, 1), checkpoint_every=max(finetune // 5, 1), best="exact"),
-        ),
-    }
+def _settings(steps: int, lr: float, best: str) -> Settings:
+    return Settings(
+        steps=steps,
+        optimiser=Optimiser(name="muon", lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
+        schedule=Schedule(warmup=steps // 20, floor=0.1),
+        saving=Saving(evaluate_every=max(steps // 5, 1), checkpoint_every=max(steps // 10, 1), best=best),
+    )
 
 
 _COURSE: dict[str, Any] = {
+    "data.tokens": "characters",
+    "data.own_questions": False,
     "data.layout": "padded",
     "data.batch": 128,
     "data.finetune_batch": 256,
     "pretrain.steps": 14_950,  # 650 epochs of 2,937 documents
-    "pretrain.optimiser": {"lr": 6e-3},
+    "pretrain.optimiser": {"name": "adamw", "lr": 6e-3},
+    "pretrain.schedule": {"warmup": 200},
+    "pretrain.saving": {"evaluate_every": 0, "checkpoint_every": 400},
     "finetune.steps": 80,  # 10 epochs of 2,000 questions
-    "finetune.optimiser": {"lr": 6e-4},
+    "finetune.optimiser": {"name": "adamw", "lr": 6e-4},
     "finetune.schedule": {"warmup": 4},
     "finetune.saving": {"evaluate_every": 16, "checkpoint_every": 16},
 }
@@ -255,10 +250,10 @@ BIRTHPLACES = System(
         "vanilla": PRESETS["course-gpt"],
         "synthesizer": PRESETS["course-gpt-synthesizer"],
         "perceiver": PRESETS["course-perceiver"],
-        "small": GPTConfig(vocab=2, width=128, layers=2, heads=4, position="rope"),
+        "small": GPTConfig(vocab=2, width=128, layers=2, heads=4, position="rope", tied=True),
         "rnn": RNNConfig(vocab=2, width=256, hidden=512, layers=2, dropout=0.1),
     },
-    stages=_stages(4_000, 600, 2e-3, 5e-4),
+    stages={"pretrain": _settings(4_000, 4e-3, ""), "finetune": _settings(3_000, 3e-3, "exact")},
     presets={"course": _COURSE},
     build=build,
 )

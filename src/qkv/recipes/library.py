@@ -66,7 +66,7 @@ class Library:
         asked = [(row, page) for row, name in enumerate(names) for page in self.pages(name)]
         prompts = [prompt(page, self.mark, self.length, self.room) for _, page in asked]
         answers = [Answer("", 0.0)] * len(names)
-        told = continued(model, self.tokenizer, self.mark, prompts)
+        told = continued(model, self.tokenizer, self.mark, prompts, longest=self.room)
         for (row, _), answer in zip(asked, told, strict=True):
             if answer.text in self.texts[names[row]]:
                 answers[row] = max(answers[row], answer, key=lambda known: known.sure)
