@@ -44,7 +44,9 @@ def test_a_word_has_the_same_tokens_wherever_it_stands_and_texts_come_back(told)
         assert to_text(tokenizer, place) == question.answer
         assert to_text(tokenizer, to_ids(tokenizer, document)) == document
         if f" {question.answer}" in document:
-            assert len(swapped(to_ids(tokenizer, document), place, place.new_empty(0))) < len(to_ids(tokenizer, document))
+            assert len(swapped(to_ids(tokenizer, document), place, place.new_empty(0))) < len(
+                to_ids(tokenizer, document)
+            )
 
 
 def test_without_swaps_an_open_book_holds_the_documents_questions_and_answers_as_they_are(told):

@@ -8,7 +8,7 @@ import torch
 
 from qkv.loop import Report
 from qkv.recipes import system, train
-from qkv.recipes.run import PREPARED
+from qkv.recipes.prepared import PREPARED
 
 SMALL = {
     "data.people": 30,
@@ -29,7 +29,7 @@ SMALL = {
 }
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -41,7 +41,7 @@ class Killer(Report):
 
     def progress(self, progress):
         if progress.step >= self.at:
-            raise Killed
+            raise KilledError
 
 
 def weights(run):
@@ -64,7 +64,7 @@ def test_a_run_killed_before_or_after_the_model_has_prepared_a_stage_ends_with_t
         return Killer(step) if here.name == stage else Report()
 
     place = tmp_path / "run"
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         train("birthplaces", SMALL, folder=place, listen=listen)
     said = place / "finetune" / PREPARED
     assert said.is_file() == (stage == "finetune")
@@ -88,7 +88,7 @@ def test_what_was_prepared_is_what_is_learned_from(whole, tmp_path, unchecked):
 
 
 def test_nobody_who_is_asked_about_in_training_is_asked_about_again_and_answers_stand_in_documents(whole):
-    from qkv.recipes.facts import opened, parted
+    from qkv.recipes.fact_data import opened, parted
 
     said = json.loads((whole.folder / "finetune" / PREPARED).read_text(encoding="utf-8"))["questions"]
     facts = opened(whole.recipe.data, whole.recipe.seed)

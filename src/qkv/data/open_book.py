@@ -59,8 +59,8 @@ def form_of(questions: Sequence[Question]) -> Form:
     after = after[: after.rfind(" ") + 1][::-1]
     if not before or not after:
         raise ValueError(
-            "questions of its own are put as the training questions are, `Where was X born?`: all must begin and end with "
-            f"the same words; these share {before!r} and {after!r}. Or set data.own_questions=false"
+            "questions of its own are put as the training questions are, `Where was X born?`: all must begin and end "
+            f"with the same words; these share {before!r} and {after!r}. Or set data.own_questions=false"
         )
     return Form(before, after)
 

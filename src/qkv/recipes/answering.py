@@ -42,7 +42,7 @@ def continued(
     size: int = 100,
     longest: int = LONGEST,
 ) -> list[Answer]:
-    """How each text goes on up to its mark. Texts of one length are gone on with together, so that nothing is padded."""
+    """How each text goes on up to its mark. Texts of one length go on together, so that nothing is padded."""
     alike: dict[int, list[int]] = defaultdict(list)
     for number, tokens in enumerate(prompts):
         alike[len(tokens)].append(number)

@@ -11,26 +11,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import nn
 
 from qkv.data.batches import Batches
 from qkv.data.mixture import Mixture
-from qkv.data.order import held_out
-from qkv.data.questions import Question, question_examples, read_questions
-from qkv.data.reading import read_lines
-from qkv.data.sequences import Layout, SequenceBatches
-from qkv.data.spans import MARK, PAD_CHARACTER, Corruption, SpanExamples
-from qkv.data.tokens import all_ids, as_file, bpe_tokenizer, character_tokenizer
+from qkv.data.open_book import form_of
+from qkv.data.questions import Question, question_examples
+from qkv.data.sequences import SequenceBatches
+from qkv.data.spans import MARK, SpanExamples
+from qkv.data.tokens import all_ids, as_file
 from qkv.loop import Optimiser, Saving, Schedule, Settings
 from qkv.loop.objectives import language_model
 from qkv.models import PRESETS, GPTConfig, RNNConfig
 from qkv.recipes.answering import Answer, answered, threshold_for
 from qkv.recipes.building import drawn
+from qkv.recipes.fact_data import FactData, Facts, opened, parted, tokenizer_for
 from qkv.recipes.library import Library
 from qkv.recipes.measure import measured
 from qkv.recipes.system import Recipe, Stage, System, Task
@@ -38,53 +37,11 @@ from qkv.recipes.system import Recipe, Stage, System, Task
 SHOWN = 16
 
 
-@dataclass(frozen=True)
-class FactData:
-    """Documents and questions.
-
-    path: a folder with wiki.txt (a document a line), birth_places_train.tsv and birth_dev.tsv (question ⇥ answer);
-        "made-up" are biographies that qkv makes up, of `people` people.
-    tokens: "characters", or "bpe" of `vocab` tokens. length: tokens of a text. batch: texts in a batch.
-    layout: how texts fill a batch; the course pads, "by-length" and "packed" waste less.
-    validation: the share of the training questions that is kept apart to choose by; the dev questions are the test.
-    pretrain: whether the documents are read at all (the course's control: False).
-    own_questions: whether the model practises with the document at hand and then learns its own answers too.
-    swap: the chance that a practised document tells another place, so that the answer has to be read in it.
-    practice: how often each training question is practised while all documents are read once.
-    least: how sure the model has to be of its own answer to learn it.
-    """
-
-    path: str = "made-up"
-    people: int = 1000
-    tokens: Literal["characters", "bpe"] = "bpe"
-    vocab: int = 2048
-    length: int = 128
-    batch: int = 32
-    finetune_batch: int = 32
-    layout: Layout = "by-length"
-    validation: float = 0.1
-    pretrain: bool = True
-    own_questions: bool = True
-    swap: float = 0.8
-    practice: int = 4
-    least: float = 0.0
-    corruption: Corruption = field(default_factory=Corruption)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What there is to read, and what is asked about it."""
-
-    documents: list[str]
-    train: list[Question]
-    dev: list[Question]
-
-
 def build(recipe: Recipe) -> Task:
     """Read documents and questions, make the tokenizer, build the model."""
     data: FactData = recipe.data
     facts = opened(data, recipe.seed)
-    tokenizer = _tokenizer(facts, data)
+    tokenizer = tokenizer_for(facts, data)
     mark = tokenizer.encode(MARK, add_special_tokens=False).ids[0]
     train, validation = parted(facts.train, data.validation, recipe.seed)
     config = replace(recipe.model, vocab=max(tokenizer.get_vocab_size(), recipe.model.vocab))
@@ -111,6 +68,7 @@ def build(recipe: Recipe) -> Task:
             "mark": mark,
             "threshold": threshold_for(answered(model, tokenizer, mark, validation), validation),
             "documents": facts.documents,
+            **({"form": form_of(train)} if data.pretrain and data.own_questions else {}),
         },
         files={"tokenizer.json": as_file(tokenizer)},
     )
@@ -166,31 +124,6 @@ def stages(
     )
 
 
-def parted(questions: list[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Questions to learn from, and those kept apart to choose by."""
-    kept, apart = ([questions[i] for i in rows.tolist()] for rows in held_out(len(questions), share, seed))
-    return kept, apart
-
-
-def opened(data: FactData, seed: int) -> Facts:
-    """The documents and questions that the settings name."""
-    if data.path == "made-up":
-        from qkv.data.biographies import biographies
-
-        told = biographies(data.people, seed=seed)
-        return Facts(list(told.documents), [*told.train, *told.validation], list(told.test))
-    folder = Path(data.path)
-    if not folder.is_dir():
-        raise ValueError(
-            f"{folder} is not a folder; expected one with wiki.txt, birth_places_train.tsv and birth_dev.tsv"
-        )
-    return Facts(
-        documents=[line for line in read_lines(folder / "wiki.txt") if line.strip()],
-        train=read_questions(folder / "birth_places_train.tsv"),
-        dev=read_questions(folder / "birth_dev.tsv"),
-    )
-
-
 def share_right(answers: list[Answer], questions: list[Question]) -> float:
     """The share of answers that are exact, in percent."""
     right = sum(answer.text == question.answer for answer, question in zip(answers, questions, strict=True))
@@ -206,14 +139,6 @@ def _test(model: nn.Module, tokenizer: Tokenizer, mark: int, facts: Facts) -> di
         "exact_of_commonest": share_right(always, facts.dev),
         "commonest": common,
     }
-
-
-def _tokenizer(facts: Facts, data: FactData) -> Tokenizer:
-    asked = [text for q in (*facts.train, *facts.dev) for text in (q.question, q.answer or "")]
-    special = (PAD_CHARACTER, MARK)
-    if data.tokens == "characters":
-        return character_tokenizer([*facts.documents, *asked], special)
-    return bpe_tokenizer(facts.documents, data.vocab, special, spaced=True)
 
 
 def _settings(steps: int, lr: float, best: str) -> Settings:

@@ -49,8 +49,8 @@ class Library:
                 pages += self.pages(name, question.answer)
         if not pages:
             raise ValueError(
-                "no training question is about somebody whose document holds the answer: documents begin with a name and "
-                "a full stop. Or set data.own_questions=false"
+                "no training question is about somebody whose document holds the answer: documents begin with a name "
+                "and a full stop. Or set data.own_questions=false"
             )
         settings: dict[str, Any] = {"length": self.length, "room": self.room, "seed": seed}
         return OpenBook(pages, self.others, self.mark, swap=swap, times=times, **settings)

@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qkv import __version__
-from qkv.data.batches import Batches
 from qkv.loop import Outcome, Report, Settings, World, alone, restored
 from qkv.loop import train as train_stage
 from qkv.models import Model, folder
 from qkv.recipes import pace
 from qkv.recipes.plain import difference, read_toml, to_toml
+from qkv.recipes.prepared import learned_from
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 from qkv.show.files import write_whole
 
 RECIPE, STATUS, MODEL, REPORT, PURPOSE = "recipe.toml", "run.json", "model", "report.html", "purpose.json"
-PREPARED = "prepared.json"
 Listener = Callable[[Stage, Settings], Report]
 
 
@@ -152,23 +151,6 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
             return Run(place, task.recipe, False, outcome.stopped, seconds, model.size, notes=task.notes)
     assert outcome is not None
     return finish(place, task, outcome, seconds, note)
-
-
-def learned_from(stage: Stage, model: Model, home: Path, note: Callable[[str], None]) -> Batches:
-    """The batches of a stage. What the model has to say for them is said once: it stands in the folder, whole, before
-    the first step, and is read from there whenever the run goes on."""
-    if stage.prepare is None or stage.prepared is None:
-        return stage.batches
-    prepare, path = stage.prepare, home / PREPARED
-
-    def said() -> str:
-        if not path.is_file():
-            note(f"{stage.name}: the model prepares what is learned from")
-            home.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(prepare(model), ensure_ascii=False, indent=1) + "\n")
-        return json.dumps(folder.read_json(path, f"what {stage.name} learns from; remove it to have it made again"))
-
-    return stage.prepared(json.loads(World.here().agreed(said)))
 
 
 def finish(place: Path, task: Task, outcome: Outcome, seconds: float, note: Callable[[str], None]) -> Run:
