@@ -6,6 +6,7 @@ import jaxtyping
 import pytest
 import torch
 
+from qkv.data.sequences import SequenceBatches
 from qkv.loop import Report
 from qkv.recipes import system, train
 from qkv.recipes.prepared import PREPARED
@@ -82,9 +83,12 @@ def test_what_was_prepared_is_what_is_learned_from(whole, tmp_path, unchecked):
     stage = system("birthplaces").build(whole.recipe).stages[-1]
     assert stage.prepared is not None
     own = {"questions": [{"question": "Where was Zo Zed born?", "answer": "Zedburg", "sure": 0.5}]}
-    with_own, without = stage.prepared(own), stage.prepared({"questions": []})
+    with_own, without, stand_in = stage.prepared(own), stage.prepared({"questions": []}), stage.batches
+    assert isinstance(with_own, SequenceBatches)
+    assert isinstance(without, SequenceBatches)
+    assert isinstance(stand_in, SequenceBatches)
     assert len(with_own.examples) == len(without.examples) + 1
-    assert len(without.examples) == len(stage.batches.examples)
+    assert len(without.examples) == len(stand_in.examples)
 
 
 def test_nobody_who_is_asked_about_in_training_is_asked_about_again_and_answers_stand_in_documents(whole):
