@@ -114,10 +114,10 @@ def stages(
 
     known = {question.question for question in train}
     return (
-        Stage("pretrain", Mixture([reading, practice], seed), objective, look_up, share=0.7),
+        Stage("pretrain", Mixture([reading, practice], seed), objective, look_up, share=0.6),
         replace(
             finetune,
-            share=0.3,
+            share=0.4,
             prepare=lambda model: {"questions": library.own_questions(model, known, data.least)},
             prepared=own,
         ),
@@ -178,7 +178,7 @@ BIRTHPLACES = System(
         "small": GPTConfig(vocab=2, width=128, layers=2, heads=4, position="rope", tied=True),
         "rnn": RNNConfig(vocab=2, width=256, hidden=512, layers=2, dropout=0.1),
     },
-    stages={"pretrain": _settings(4_000, 4e-3, ""), "finetune": _settings(3_000, 3e-3, "exact")},
+    stages={"pretrain": _settings(2_000, 4e-3, ""), "finetune": _settings(2_000, 3e-3, "exact")},
     presets={"course": _COURSE},
     build=build,
 )
