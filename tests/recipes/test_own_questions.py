@@ -100,3 +100,14 @@ def test_nobody_who_is_asked_about_in_training_is_asked_about_again_and_answers_
     assert not {question.question for question in trained} & {row["question"] for row in said}
     texts = "\n".join(facts.documents)
     assert all(row["answer"] in texts for row in said)
+
+
+def test_a_person_of_the_corpus_is_answered_about_and_a_stranger_is_not_however_sure_the_model_is(whole, unchecked):
+    from qkv.recipes.fact_data import opened
+    from qkv.recipes.use import open_tool
+
+    tool = open_tool(whole.folder)
+    asked = opened(whole.recipe.data, whole.recipe.seed).dev[0].question
+    assert tool(asked, threshold=0.0).more["from"] == "the model"
+    stranger = tool("Where was Xxyz Qqvw born?", threshold=0.0)
+    assert (stranger.result, stranger.more["from"]) == ("I do not know.", "nothing found")
