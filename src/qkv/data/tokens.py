@@ -42,8 +42,12 @@ def character_tokenizer(texts: Iterable[str], special: Sequence[str] = ()) -> To
     return tokenizer
 
 
-def bpe_tokenizer(texts: Iterable[str], vocab: int, special: Sequence[str] = SPECIAL) -> Tokenizer:
+def bpe_tokenizer(
+    texts: Iterable[str], vocab: int, special: Sequence[str] = SPECIAL, *, spaced: bool = False
+) -> Tokenizer:
     """Byte-level BPE: `vocab` numbers for the `special` ones, the 256 bytes and the most frequent pairs; any text fits.
+
+    spaced: read every text as if a space stood before it, so that a word has the same numbers wherever it stands.
 
     >>> tokenizer = bpe_tokenizer(["low lower lowest"] * 9, vocab=270)
     >>> to_text(tokenizer, to_ids(tokenizer, "naïve ⁇ 雪"))
@@ -56,8 +60,9 @@ def bpe_tokenizer(texts: Iterable[str], vocab: int, special: Sequence[str] = SPE
     if vocab < least:
         raise ValueError(f"BPE begins with {least} tokens (bytes and {len(special)} special ones); got vocab={vocab}")
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)  # pyright: ignore[reportAttributeAccessIssue]
+    plain = decoders.ByteLevel()
+    tokenizer.decoder = decoders.Sequence([plain, decoders.Strip(" ", 1, 0)]) if spaced else plain  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         special_tokens=list(special),

@@ -30,8 +30,19 @@ class Answer:
 def answered(
     model: nn.Module, tokenizer: Tokenizer, mark: int, questions: Sequence[Question], size: int = 100
 ) -> list[Answer]:
-    """The greedy answer to each question. Questions of one length are answered together, so that nothing is padded."""
-    prompts = [prompt(question.question, tokenizer) for question in questions]
+    """The greedy answer to each question."""
+    return continued(model, tokenizer, mark, [prompt(question.question, tokenizer) for question in questions], size)
+
+
+def continued(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    mark: int,
+    prompts: Sequence[torch.Tensor],
+    size: int = 100,
+    longest: int = LONGEST,
+) -> list[Answer]:
+    """How each text goes on up to its mark. Texts of one length go on together, so that nothing is padded."""
     alike: dict[int, list[int]] = defaultdict(list)
     for number, tokens in enumerate(prompts):
         alike[len(tokens)].append(number)
@@ -42,7 +53,7 @@ def answered(
                 rows = numbers[begin : begin + size]
                 asked = torch.stack([prompts[row] for row in rows]).to(device)
                 limit: Any = model.limit
-                count = LONGEST if limit is None else min(LONGEST, limit - length + 1)
+                count = longest if limit is None else min(longest, limit - length + 1)
                 told = model.generate(asked, count, stop=mark)[:, length:] if count > 0 else asked[:, :0]  # type: ignore[operator]
                 for row, answer in zip(rows, _judged(model, tokenizer, mark, asked, told), strict=True):
                     answers[row] = answer

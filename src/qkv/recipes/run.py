@@ -3,6 +3,7 @@
 recipe.toml      what is done, resolved
 run.json         when it began, what it ended with
 metrics.jsonl    what was measured on the way (in a folder for each stage, if there are several), and checkpoints/
+prepared.json    what the model of the stage before said, in the folder of a stage that learns from it
 model/           the trained model, as `qkv.load`, `qkv use` and `qkv look` read it
 report.html      curves, numbers and samples
 """
@@ -23,6 +24,7 @@ from qkv.loop import train as train_stage
 from qkv.models import Model, folder
 from qkv.recipes import pace
 from qkv.recipes.plain import difference, read_toml, to_toml
+from qkv.recipes.prepared import learned_from
 from qkv.recipes.source import commit
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
@@ -139,7 +141,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
         home = stage_folder(place, task, stage)
         outcome = train_stage(
             model,
-            stage.batches,
+            learned_from(stage, model, home, note),
             stage.objective,
             settings,
             home,

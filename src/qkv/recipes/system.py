@@ -42,8 +42,12 @@ class Recipe:
 class Stage:
     """A part of a run: what is learned from, and what for.
 
+    batches: what is learned from; where that is made by the model that the stage begins with, a stand-in of the same
+        size, by which the speed is measured.
     share: its part of the time when a run is given minutes.
     validate: numbers on data kept from training, watched on the way; None watches nothing.
+    prepare: what the model that the stage begins with says beforehand, as JSON; it is kept in the run's folder, so that
+        a run that goes on learns from the same. prepared: the batches that this makes.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Stage:
     objective: Objective
     validate: Callable[[nn.Module], dict[str, float]] | None = None
     share: float = 1.0
+    prepare: Callable[[nn.Module], Any] | None = None
+    prepared: Callable[[Any], Batches] | None = None
 
 
 @dataclass(frozen=True)

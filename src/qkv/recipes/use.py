@@ -197,12 +197,18 @@ def delay(tool: Tool) -> float:
 
 
 def answer(tool: Tool, given: str, *, threshold: float | None = None) -> Used:
-    """An answer, if the model is sure enough of it; otherwise the line of the corpus that fits the question best."""
+    """An answer, if the model is sure enough of it; otherwise the line of the corpus that fits the question best.
+
+    Of somebody whom no document is about a model knows nothing, however sure it is.
+    """
+    from qkv.data.open_book import Form, title
     from qkv.data.questions import Question
 
     told = answered(tool.model, tokenizer_of(tool.model), tool.purpose["mark"], [Question(given, None, "")])[0]
     threshold = float(tool.purpose["threshold"] if threshold is None else threshold)
-    if told.sure >= threshold:
+    form = tool.purpose.get("form")
+    known = form is None or Form(*form).name(given) in map(title, tool.purpose["documents"])
+    if known and told.sure >= threshold:
         return Used("answer", given, told.text, round(told.sure, 4), {"from": "the model", "threshold": threshold})
     line = found_line(tool.purpose["documents"], given)
     result = line or "I do not know."

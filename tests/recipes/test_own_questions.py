@@ -1,0 +1,129 @@
+"""A stage may learn from what the model of the stage before said: that is said once, kept whole, and read back."""
+
+import json
+
+import jaxtyping
+import pytest
+import torch
+
+from qkv.data.sequences import SequenceBatches
+from qkv.loop import Report
+from qkv.recipes import system, train
+from qkv.recipes.answering import Answer
+from qkv.recipes.library import Library
+from qkv.recipes.prepared import PREPARED
+
+SMALL = {
+    "data.people": 30,
+    "data.batch": 16,
+    "data.finetune_batch": 8,
+    "model.kind": "small",
+    "model.width": 32,
+    "model.layers": 1,
+    "model.heads": 2,
+    "pretrain.steps": 12,
+    "pretrain.schedule.warmup": 0,
+    "pretrain.saving.checkpoint_every": 5,
+    "finetune.steps": 10,
+    "finetune.schedule.warmup": 0,
+    "finetune.saving.checkpoint_every": 4,
+    "finetune.saving.evaluate_every": 5,
+    "finetune.saving.log_every": 1,
+}
+
+
+class KilledError(Exception):
+    pass
+
+
+class Killer(Report):
+    """Ends a run at a step as a power cut would: nothing is saved after it."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def progress(self, progress):
+        if progress.step >= self.at:
+            raise KilledError
+
+
+def weights(run):
+    return {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+
+
+def some_word(library, model, names):
+    """A word of each document, and which one hangs on the model's weights: so few steps teach no reading."""
+    total = sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
+    return [Answer(library.texts[name].split()[int(total * 1e6) % 5], 0.5) for name in names]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _labelled():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Library, "looked_up", some_word)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        return train("birthplaces", SMALL, folder=tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.mark.parametrize(("stage", "step"), [("pretrain", 10), ("finetune", 7)])
+def test_a_run_killed_before_or_after_the_model_has_prepared_a_stage_ends_with_the_same_bits(
+    stage, step, whole, tmp_path, unchecked
+):
+    def listen(here, settings):
+        return Killer(step) if here.name == stage else Report()
+
+    place = tmp_path / "run"
+    with pytest.raises(KilledError):
+        train("birthplaces", SMALL, folder=place, listen=listen)
+    said = place / "finetune" / PREPARED
+    assert said.is_file() == (stage == "finetune")
+    before = said.stat().st_mtime_ns if said.is_file() else None
+    run = train("birthplaces", SMALL, folder=place)
+    assert run.finished
+    assert before in (None, said.stat().st_mtime_ns)  # read back, not made again
+    assert said.read_bytes() == (whole.folder / "finetune" / PREPARED).read_bytes()
+    one, other = weights(run), weights(whole)
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    assert run.result == whole.result
+
+
+def test_what_was_prepared_is_what_is_learned_from(whole, tmp_path, unchecked):
+    stage = system("birthplaces").build(whole.recipe).stages[-1]
+    assert stage.prepared is not None
+    own = {"questions": [{"question": "Where was Zo Zed born?", "answer": "Zedburg", "sure": 0.5}]}
+    with_own, without, stand_in = stage.prepared(own), stage.prepared({"questions": []}), stage.batches
+    assert isinstance(with_own, SequenceBatches)
+    assert isinstance(without, SequenceBatches)
+    assert isinstance(stand_in, SequenceBatches)
+    assert len(with_own.examples) == len(without.examples) + 1
+    assert len(without.examples) == len(stand_in.examples)
+
+
+def test_nobody_who_is_asked_about_in_training_is_asked_about_again_and_answers_stand_in_documents(whole):
+    from qkv.recipes.fact_data import opened, parted
+
+    said = json.loads((whole.folder / "finetune" / PREPARED).read_text(encoding="utf-8"))["questions"]
+    assert said
+    facts = opened(whole.recipe.data, whole.recipe.seed)
+    trained, _ = parted(facts.train, whole.recipe.data.validation, whole.recipe.seed)
+    assert not {question.question for question in trained} & {row["question"] for row in said}
+    texts = "\n".join(facts.documents)
+    assert all(row["answer"] in texts for row in said)
+
+
+def test_a_person_of_the_corpus_is_answered_about_and_a_stranger_is_not_however_sure_the_model_is(whole, unchecked):
+    from qkv.recipes.fact_data import opened
+    from qkv.recipes.use import open_tool
+
+    tool = open_tool(whole.folder)
+    asked = opened(whole.recipe.data, whole.recipe.seed).dev[0].question
+    assert tool(asked, threshold=0.0).more["from"] == "the model"
+    stranger = tool("Where was Xxyz Qqvw born?", threshold=0.0)
+    assert (stranger.result, stranger.more["from"]) == ("I do not know.", "nothing found")
