@@ -95,8 +95,8 @@ class Room:
                 result = {**_reproduced(asked), **message["result"], "wrong": asked["wrong"]}
                 if not quiet:
                     job.say(measured=result)
-            if "svg" in message:
-                result = {**result, "svg": message["svg"]}
+            if "pictures" in message:
+                result = {**result, "pictures": message["pictures"]}
         with self._lock:
             self._kept[_key(asked)] = result
             for key in list(self._kept)[: max(len(self._kept) - KEPT, 0)]:
@@ -158,7 +158,7 @@ def _seed(said: Any) -> int:
         seed = int(said)
     except (TypeError, ValueError, OverflowError):
         seed = -1
-    if isinstance(said, bool) or seed != said and not isinstance(said, str) or not 0 <= seed < MOST:
+    if isinstance(said, bool) or (seed != said and not isinstance(said, str)) or not 0 <= seed < MOST:
         raise ValueError(f"a seed is a whole number from 0 to {MOST - 1}; got {said!r}")
     return seed
 

@@ -1,18 +1,41 @@
-// A claim's picture as a document that stands alone: its size is written into it, and its ink is the page's.
+// A claim's pictures as documents that stand alone: their size is written into them, and their ink is the page's.
 
-export function inked(svg: string, ink: string): string {
+const SCALE = 1.3; // pixels a point
+
+interface Sized {
+  width: number;
+  height: number;
+  text: string;
+}
+
+export function inked(svg: string, ink: string): Sized {
   const end = svg.indexOf(">");
-  const [, , , width, height] = /viewBox="([-\d.]+) ([-\d.]+) ([\d.]+) ([\d.]+)"/.exec(svg.slice(0, end)) ?? ["", "0", "0", "270", "200"];
-  const head = svg.slice(0, end).replace(/ style="[^"]*"/, "");
-  const size = `width="${1.35 * Number(width)}" height="${1.35 * Number(height)}"`;
-  return `${head} ${size} style="color: ${ink}; font-family: sans-serif">${svg.slice(end + 1)}`;
+  const head = svg.slice(0, end);
+  const box = /viewBox="[-\d.]+ [-\d.]+ ([\d.]+) ([\d.]+)"/.exec(head) ?? ["", "270", "200"];
+  const [width, height] = [Math.round(SCALE * Number(box[1])), Math.round(SCALE * Number(box[2]))];
+  const plain = head.replace(/ style="[^"]*"/, "");
+  return { width, height, text: `${plain} width="${width}" height="${height}" style="color: ${ink}">${svg.slice(end + 1)}` };
+}
+
+// All panels side by side in one document.
+export function joined(svgs: string[], ink: string): string {
+  const parts = svgs.map((svg) => inked(svg, ink));
+  const width = parts.reduce((sum, part) => sum + part.width, 0);
+  const height = Math.max(...parts.map((part) => part.height));
+  let place = 0;
+  const placed = parts.map((part) => {
+    const text = part.text.replace("<svg", `<svg x="${place}"`);
+    place += part.width;
+    return text;
+  });
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${placed.join("")}</svg>`;
 }
 
 export function address(svg: string): string {
   return `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
 }
 
-// The picture as pixels, on the page's paper.
+// A picture as pixels, on the page's paper.
 export async function pixels(svg: string, paper: string, scale = 2): Promise<Blob | null> {
   const picture = new Image();
   picture.src = address(svg);

@@ -60,5 +60,5 @@ export interface Result {
   predicates: Tested[];
   command: string;
   python: string;
-  svg?: string;
+  pictures?: string[]; // one for each panel
 }
