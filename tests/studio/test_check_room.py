@@ -8,7 +8,7 @@ import pytest
 
 from qkv import check
 from qkv.check.zoo import MUTANTS, checked
-from qkv.studio.jobs import Job
+from qkv.studio.jobs import CancelledError, Job
 from qkv.studio.rooms.check import REFUSED, SOUND
 from qkv.studio.work.post import EndedError, Post
 from qkv.studio.work.worker import _done
@@ -29,7 +29,7 @@ class Leaking(nn.Module):
         self.project = nn.Linear(width, width)
 
     def forward(self, x):
-        if x.shape[0] == 2:
+        if torch.is_grad_enabled():
             raise RuntimeError("{HOSTILE}")
         return self.project(x + x.mean(1, keepdim=True))
 '''
@@ -118,20 +118,27 @@ def _asked(place, session, body):
             return problem.code, json.load(problem)
 
 
-def test_code_that_ends_its_process_or_never_ends_leaves_a_sentence(tmp_path):
-    post = Post("check")
+def test_work_that_ends_its_process_or_never_ends_leaves_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "tiny_task.py").write_text("def work(request, say): exec(request['code'])\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    post = Post("tiny_task")
     try:
-        for text, words, seconds in (
-            ("import sys; sys.exit(3)", "sys.exit(3)", 60.0),
-            ("print('spam ' * 10**6); raise KeyError('gone')", "KeyError: 'gone'", 60.0),
-            ("while True: pass", "ended after 0.5 seconds", 0.5),
-            ("import os; print('last words', flush=True); os._exit(4)", "exit code 4", 60.0),
+        for code, words in (
+            ("import sys; sys.exit(3)", r"sys\.exit\(3\)"),
+            ("print('spam ' * 10**6); raise KeyError('gone')", "KeyError: 'gone'"),
+            ("while True: pass", "ended after 0.5 seconds"),
+            ("say(large='x' * (20 << 20))", "larger than 16 MB"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "signal 11 \\(SIGSEGV"),
+            ("import os; print('last words', flush=True); os._exit(4)", "exit code 4"),
         ):
-            (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-            asked = {"target": f"{tmp_path}/mine.py:X", "contract": {}, "arguments": {}, "call": "", "like": ""}
-            with pytest.raises(EndedError, match=words.replace("(", r"\(").replace(")", r"\)")):
-                list(post.ask(asked, Job("1", "check"), seconds=seconds))
+            with pytest.raises(EndedError, match=words):
+                list(post.ask({"code": code}, Job("1", "check"), seconds=0.5 if "while" in code else 60.0))
         assert post.printed == "last words"
+        gone = Job("2", "check")
+        gone.cancel.set()
+        with pytest.raises(CancelledError):
+            list(post.ask({"code": "while True: pass"}, gone))
+        assert list(post.ask({"code": "say(fine=True)"}, Job("3", "check"))) == [{"begun": True}, {"fine": True}]
     finally:
         post.close()
 

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,8 @@ def _asked(place, session, path, body):
 @pytest.mark.parametrize("name", sorted(BREAKS))
 def test_what_is_offered_to_break_a_claim_breaks_it(name):
     for knob, value, _ in BREAKS[name]:
-        assert claims.run(name, **{knob: value}).verdict != claims.find(name).expected
+        knobs: dict[str, Any] = {knob: value}
+        assert claims.run(name, **knobs).verdict != claims.find(name).expected
 
 
 def test_every_wrong_implementation_has_words():

@@ -36,6 +36,7 @@ REFUSED = (
     "qkv studio --allow-code; the built-in examples can be checked without"
 )
 LONGEST = 500  # letters of a name
+WORK = "qkv.studio.work.check"
 SECONDS = (1.0, 60.0, 600.0)  # that a check may take: at least, if not said, at most
 
 
@@ -53,7 +54,7 @@ class Room:
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
-        self.ours, self.theirs = Post("check"), Post("check")
+        self.ours, self.theirs = Post(WORK), Post(WORK)
         studio.ending.append(self.close)
 
     def close(self) -> None:

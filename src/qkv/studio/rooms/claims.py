@@ -20,6 +20,7 @@ from qkv.studio.work.post import Post
 
 KEPT = 300  # results that are remembered
 MOST = 2**31  # seeds are below
+WORK = "qkv.studio.work.claim"
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
@@ -37,7 +38,7 @@ class Room:
 
     def __init__(self, studio: Studio) -> None:
         self.jobs = studio.jobs
-        self.one, self.many = Post("claim"), Post("claim")
+        self.one, self.many = Post(WORK), Post(WORK)
         studio.ending += [self.one.close, self.many.close]
         self._kept: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()

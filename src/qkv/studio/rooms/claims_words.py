@@ -1,7 +1,25 @@
 """Ways to break a claim, in words: conditions that overturn it, and wrong implementations."""
 
 # claim: (knob, value, what the change means); each of them changes the verdict
-BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {}
+BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
+    "scale": (("mean", 1.0, "with means of 1 the variance is 3d"),),
+    "copy": (("beta", 1.0, "too soft to single out one key"),),
+    "diffuse": (("beta", 0.1, "any β but 0 prefers some keys"),),
+    "hard-soft": (("beta", 100.0, "not yet the limit"),),
+    "perturb-key": (("sigma", 1.0, "the noise is as large as the keys"),),
+    "perturb-query": (("m", 1, "a single key has all the weight, whatever is asked"),),
+    "scale-key": (("alpha", 0.5, "a factor below 1 shrinks the key"),),
+    "calm-head": (("alpha", 1e-6, "a hundred times the variance"),),
+    "one-head-variance": (("alpha", 1.0, "α is no longer small"),),
+    "two-heads": (("beta", 1.0, "too soft for a head to choose"),),
+    "two-heads-wrong": (("beta", 1.0, "too soft for the counter-example"),),
+    "values-only": (("beta", 0.1, "too soft to choose a value"),),
+    "kqv": (("beta", 0.1, "too soft to choose a value"),),
+    "identity": (("beta", 1.0, "each token sees the others, too"),),
+    "convolution": (("beta", 4.0, "too soft: a head sees more than one place"),),
+    "receptive-field": (("kernel", 9, "the kernel is as wide as the picture"),),
+    "worked-example": (("scale", 2.0, "the scores are not those of the example"),),
+}
 
 # a wrong implementation of qkv.claims.mutants: what is wrong with it
 WRONG = {

@@ -27,7 +27,10 @@ class EndedError(ValueError):
 
 
 class Post:
-    """One process for one kind of work; it is started when it is first needed, and replaced after it ended."""
+    """One process for one kind of work; it is started when it is first needed, and replaced after it ended.
+
+    task: the module whose `work(request, say)` does it, such as qkv.studio.work.claim.
+    """
 
     def __init__(self, task: str) -> None:
         self.task = task
@@ -89,7 +92,7 @@ class Post:
                 self.end()
 
     def _messages(self, line: socket.socket, job: Job, seconds: float | None) -> Iterator[dict[str, Any]]:
-        came, until = b"", None
+        came, until = bytearray(), None
         line.settimeout(TICK)
         while True:
             if job.cancel.is_set():
@@ -105,9 +108,12 @@ class Post:
             if not more:
                 raise EndedError(self._why())
             came += more
-            *whole, came = came.split(b"\n")
-            if len(came) > LONGEST or any(len(text) > LONGEST for text in whole):
+            if len(came) > LONGEST:
                 raise EndedError(f"its answer is larger than {LONGEST >> 20} MB")
+            if b"\n" not in more:
+                continue
+            *whole, rest = bytes(came).split(b"\n")
+            came = bytearray(rest)
             for text in whole:
                 message = _read(text)
                 if message.get("begun") is True and seconds is not None:

@@ -16,16 +16,15 @@ import time
 from typing import Any
 
 MEMORY = 8 << 30  # bytes of address space
-TASKS = {"claim": "qkv.studio.work.claim", "check": "qkv.studio.work.check"}
 
 
 def main() -> None:
-    """Answer until nobody asks any more: worker FILE-NUMBER TASK."""
+    """Answer until nobody asks any more: worker FILE-NUMBER MODULE, whose `work` does it."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)
     _bounded()
-    task = importlib.import_module(TASKS[sys.argv[2]])
+    task = importlib.import_module(sys.argv[2])
     lock = threading.Lock()
 
     def say(**message: Any) -> None:
