@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qkv import claims
-from qkv.claims.mutants import ATTENTIONS
+from qkv.claims.mutants import replacing
 from qkv.claims.report import WORDS, shown
 from qkv.studio.rooms.claims_words import BREAKS, WRONG
 
@@ -48,7 +48,8 @@ def test_a_claim_is_shown_as_the_library_measures_it_and_broken_by_a_knob(studio
     expect(verdict).to_contain_text("holds if", timeout=SOON)
     page.get_by_label("Put something wrong in its place").select_option("uniform")
     expect(page.get_by_test_id("broken")).to_be_visible(timeout=SOON)
-    _numbers_are(page, claims.run("copy", seed=3, attention=ATTENTIONS["uniform"]))
+    _numbers_are(page, claims.run("copy", seed=3, **replacing("uniform")))
+    expect(reproduce).to_contain_text("qkv claims run copy --seed 3 --wrong uniform")
 
 
 def _numbers_are(page, found):

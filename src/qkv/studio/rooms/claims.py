@@ -42,6 +42,7 @@ class Room:
         studio.ending += [self.one.close, self.many.close]
         self._kept: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self._all: Job | None = None
 
     def listed(self, request: Request) -> dict[str, Any]:
         """All claims by family, with the verdicts that this server has found for a seed."""
@@ -52,7 +53,8 @@ class Room:
         families: dict[str, list[dict[str, Any]]] = {}
         for claim in CLAIMS.values():
             families.setdefault(claim.family, []).append({**_about(claim), "found": self._found(_asked(claim, seed))})
-        return {"families": [{"name": name, "claims": claims} for name, claims in families.items()]}
+        going = self._all.id if self._all is not None and self._all.state == "running" else ""
+        return {"families": [{"name": name, "claims": claims} for name, claims in families.items()], "many": going}
 
     def run(self, body: dict[str, Any]) -> dict[str, Any]:
         """One claim, under conditions: its result if it is known, else the job that finds it."""
@@ -82,10 +84,11 @@ class Room:
                 job.say(claim=one["name"], at=place, of=len(asked))
                 if self._known(one) is None:
                     self._run(one, job, self.many, quiet=True)
-                job.say(claim=one["name"], at=place + 1, of=len(asked), found=self._found(one))
+                job.say(claim=one["name"], at=place + 1, of=len(asked), seed=one["seed"], found=self._found(one))
             return {"count": len(asked)}
 
-        return {"job": self.jobs.start("claims", work, lane="claims").id}
+        self._all = self.jobs.start("claims", work, lane="claims")
+        return {"job": self._all.id}
 
     def _run(self, asked: dict[str, Any], job: Job, post: Post, *, quiet: bool = False) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -169,9 +172,8 @@ def _key(asked: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _reproduced(asked: dict[str, Any]) -> dict[str, str]:
-    """The command and the Python that give the same numbers; the wrong parts are Python's alone."""
+    """The command and the Python that give the same numbers."""
     from qkv.claims import find
-    from qkv.claims.mutants import ATTENTIONS
 
     defaults = {knob.name: knob.default for knob in find(asked["name"]).knobs}
     changed = {name: value for name, value in asked["knobs"].items() if value != defaults[name]}
@@ -180,9 +182,9 @@ def _reproduced(asked: dict[str, Any]) -> dict[str, str]:
     given = "".join(f", {name}={value!r}" for name, value in changed.items())
     lines = ["from qkv import claims"]
     if asked["wrong"]:
-        table, part = ("ATTENTIONS", "attention") if asked["wrong"] in ATTENTIONS else ("PARTS", "part")
-        lines.append(f"from qkv.claims.mutants import {table}")
-        given += f', {part}={table}["{asked["wrong"]}"]'
+        command += f" --wrong {asked['wrong']}"
+        lines.append("from qkv.claims.mutants import replacing")
+        given += f', **replacing("{asked["wrong"]}")'
     lines += ["", f'result = claims.run("{asked["name"]}", seed={asked["seed"]}{given})']
     lines.append("print(result.verdict, result.numbers)")
-    return {"command": "" if asked["wrong"] else command, "python": "\n".join(lines)}
+    return {"command": command, "python": "\n".join(lines)}

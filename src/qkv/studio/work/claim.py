@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from qkv.claims import ClaimResult, run
-from qkv.claims.mutants import ATTENTIONS, PARTS
+from qkv.claims.mutants import replacing
 from qkv.claims.predicates import Predicate
 from qkv.claims.report import PARTS as TITLES
 from qkv.claims.report import WORDS, shown
@@ -17,10 +17,7 @@ OUTCOMES = {True: "yes", False: "no", None: "cannot tell"}
 
 def work(request: dict[str, Any], say: Callable[..., None]) -> None:
     """Says notes, then the result, then its picture, a panel at a time, so that a page can set them as it has room."""
-    wrong = request["wrong"]
-    parts: dict[str, Any] = {}
-    if wrong:
-        parts = {"attention": ATTENTIONS[wrong]} if wrong in ATTENTIONS else {"part": PARTS[wrong]}
+    parts = replacing(request["wrong"]) if request["wrong"] else {}
     result = run(request["name"], request["seed"], note=lambda words: say(said=words), **parts, **request["knobs"])
     say(result=plain(result))
     say(pictures=[draw((panel,), name=f"{result.name}-{i}") for i, panel in enumerate(result.panels)])
