@@ -44,6 +44,11 @@ def test_a_slip_that_fails_as_it_should_is_exit_code_0(capsys):
     assert "¾ v_a + ¼ v_b" in shown
 
 
+def test_a_wrong_implementation_overturns_a_claim(capsys):
+    assert run(["claims", "run", "copy", "--wrong", "uniform", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] != "holds-if"
+
+
 def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
     assert run(["claims", "run", "copy", "--set", "beta=1"]) == 1
     assert "own conditions: holds if" in " ".join(capsys.readouterr().out.split())
@@ -57,6 +62,8 @@ def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
         (["claims", "run", "copy", "--all"], "name the claims to run, or say --all"),
         (["claims", "copy"], "to run one, say: qkv claims run copy"),
         (["claims", "run", "copy", "--set", "gamma=3"], "copy has no knob 'gamma'"),
+        (["claims", "run", "copy", "--wrong", "unmasked"], "copy is tried with --wrong uniform"),
+        (["claims", "run", "equivariance", "--set", "n=1"], "n is 2 tokens or more"),
         (["claims", "run", "copy", "--set", "beta"], "such as beta=30; got 'beta'"),
         (["claims", "run", "copy", "--set", "beta=much"], "such as beta=30; got 'beta=much'"),
         (["claims", "run", "copy", "--report", "no/such/folder/r.html"], "there is no folder"),

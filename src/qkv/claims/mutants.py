@@ -172,3 +172,16 @@ PARTS: dict[str, Any] = {
     "learned-positions": "learned",
     "frozen-positions": ShuffledTable,
 }
+
+
+def replacing(name: str) -> dict[str, Any]:
+    """The arguments of `qkv.claims.run` that put this wrong implementation in the place of the right one.
+
+    >>> list(replacing("uniform")), list(replacing("linear-feed-forward"))
+    (['attention'], ['part'])
+    """
+    if name in ATTENTIONS:
+        return {"attention": ATTENTIONS[name]}
+    if name in PARTS:
+        return {"part": PARTS[name]}
+    raise ValueError(f"there is no wrong implementation {name!r}; there are {', '.join([*ATTENTIONS, *PARTS])}")

@@ -15,6 +15,8 @@ FAMILY = "self-attention"
 
 
 def equivariance(lab: Lab, n: int, d: int) -> Measured:
+    if n < 2:
+        raise ValueError(f"n is 2 tokens or more: fewer have no other order; got {n}")
     x, w_q, w_k, w_v = lab.draw(n, d), *(lab.draw(d, d) / d**0.5 for _ in range(3))
     order = torch.randperm(n, generator=lab.generator)
     while torch.equal(order, torch.arange(n)):

@@ -21,6 +21,7 @@ def claims(
     every: Annotated[bool, Parameter(name="--all")] = False,
     seed: int = 0,
     knobs: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    wrong: str | None = None,
     long: bool = False,
     report: str | None = None,
     json: bool = False,
@@ -40,6 +41,8 @@ def claims(
         Another seed, other random numbers.
     knobs
         A condition of the experiment, such as --set beta=30: break it and see where. May be given several times.
+    wrong
+        A wrong implementation in place of the right one, such as --wrong no-scale: the verdict should change.
     long
         Train longer, where a claim trains.
     report
@@ -59,7 +62,7 @@ def claims(
     if every == bool(names):
         raise ValueError("name the claims to run, or say --all: qkv claims lists them")
     names = room.names() if every else list(dict.fromkeys(names))
-    setting = _setting(knobs or [], names)
+    setting = {**_setting(knobs or [], names), **_wrong(wrong, names)}
     if report is not None and not Path(report).resolve().parent.is_dir():
         raise ValueError(f"there is no folder {Path(report).resolve().parent} for the report")
     results = _run(names, seed, setting, long)
@@ -121,6 +124,19 @@ def _setting(knobs: list[str], names: list[str]) -> dict[str, Any]:
         for name in names:
             settings(find(name), setting)
     return setting
+
+
+def _wrong(wrong: str | None, names: list[str]) -> dict[str, Any]:
+    """What stands in for the right one; each claim that is run must be one that it is meant to overturn."""
+    if wrong is None:
+        return {}
+    from qkv.claims import find
+    from qkv.claims.mutants import replacing
+
+    for name in names:
+        if wrong not in find(name).mutants:
+            raise ValueError(f"{name} is tried with --wrong {', '.join(find(name).mutants)}; got {wrong!r}")
+    return replacing(wrong)
 
 
 def _run(names: list[str], seed: int, setting: dict[str, Any], long: bool) -> "list[ClaimResult]":

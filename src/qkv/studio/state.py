@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ class Studio:
 
     runs: the folder of a person's runs. models: checkpoint folders that were named on the command line.
     allow_code: whether the Check room may import a person's own modules.
+    ending: what else is done when the studio closes, such as ending the processes that work for a room.
     """
 
     runs: Path = Path("runs")
     models: tuple[Path, ...] = ()
     allow_code: bool = False
     jobs: Jobs = field(default_factory=Jobs)
+    ending: list[Callable[[], None]] = field(default_factory=list)
 
     def about(self) -> dict[str, Any]:
         """What the page asks first."""
@@ -31,3 +34,5 @@ class Studio:
     def stop(self) -> None:
         """Work ends."""
         self.jobs.stop()
+        for end in self.ending:
+            end()

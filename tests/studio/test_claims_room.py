@@ -1,0 +1,115 @@
+"""The Claims room: what the page shows of a claim is what the library measures, also when somebody breaks it."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from qkv import claims
+from qkv.claims.mutants import replacing
+from qkv.claims.report import WORDS, shown
+from qkv.studio.rooms.claims_words import BREAKS, WRONG
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+SOON = 60_000  # milliseconds: the process that runs claims imports torch first
+
+
+@pytest.fixture(scope="module")
+def studio(serving):
+    return serving()
+
+
+def test_a_claim_is_shown_as_the_library_measures_it_and_broken_by_a_knob(studio, visit):
+    visitor = visit(studio)
+    page = visitor.go("claims?name=copy&seed=3")
+    verdict = page.get_by_test_id("verdict")
+    found = claims.run("copy", seed=3)
+    expect(verdict).to_contain_text(WORDS[found.verdict], timeout=SOON)
+    expect(verdict).to_contain_text(found.condition)
+    _numbers_are(page, found)
+    expect(page.locator("figure img")).to_have_count(len(found.panels), timeout=SOON)
+    assert page.locator("figure img").first.evaluate("each => each.naturalWidth") > 100
+
+    page.get_by_label("beta, typed").fill("1")
+    page.get_by_label("beta, typed").press("Enter")
+    broken = claims.run("copy", seed=3, beta=1.0)
+    assert broken.verdict == "fails"
+    expect(verdict).to_contain_text("fails", timeout=SOON)
+    expect(page.get_by_test_id("broken")).to_contain_text("holds if")
+    _numbers_are(page, broken)
+    assert "set.beta=1" in page.url
+    reproduce = page.get_by_test_id("reproduce")
+    expect(reproduce).to_contain_text("qkv claims run copy --seed 3 --set beta=1.0")
+    expect(reproduce).to_contain_text('claims.run("copy", seed=3, beta=1.0)')
+
+    page.get_by_role("button", name="as claimed").click()
+    expect(verdict).to_contain_text("holds if", timeout=SOON)
+    page.get_by_label("Put something wrong in its place").select_option("uniform")
+    expect(page.get_by_test_id("broken")).to_be_visible(timeout=SOON)
+    _numbers_are(page, claims.run("copy", seed=3, **replacing("uniform")))
+    expect(reproduce).to_contain_text("qkv claims run copy --seed 3 --wrong uniform")
+
+
+def _numbers_are(page, found):
+    """Every number of the library's, in its own words and with all its digits."""
+    rows = page.get_by_test_id("numbers").locator("tr")
+    expect(rows).to_have_count(len(found.numbers))
+    for place, (name, number) in enumerate(found.numbers.items()):
+        value = number["value"] if isinstance(number, dict) else number
+        expect(rows.nth(place).locator("th")).to_have_text(name)
+        expect(rows.nth(place).locator("td")).to_have_attribute("data-exact", repr(value))
+        expect(rows.nth(place).locator("td")).to_have_text(shown(number))
+
+
+def test_many_claims_are_run_one_after_the_other_and_can_be_cancelled(studio, visit):
+    page = visit(studio).go("claims?name=copy")
+    page.get_by_label("Search the claims").fill("values-only")
+    page.get_by_role("button", name="run 1", exact=True).click()
+    expect(page.locator("button.claim", has_text="values-only")).to_contain_text("holds", timeout=SOON)
+    page.get_by_label("Search the claims").fill("two-uses")
+    page.get_by_label("Which claims are run").select_option("all")
+    page.get_by_role("button", name="run 1", exact=True).click()
+    going = page.locator(".tools")
+    expect(going).to_contain_text("start 1 of 1", timeout=SOON)  # it trains
+    going.get_by_role("button", name="cancel").click()
+    expect(going.get_by_role("button", name="run 1")).to_be_visible(timeout=SOON)
+    expect(page.locator("button.claim", has_text="two-uses")).to_contain_text("minutes")
+
+
+def test_what_cannot_be_asked_is_answered_with_a_sentence(studio):
+    session = studio.entry.exchange(studio.entry._token)
+    for body, words in (
+        ({"name": "<b>no</b>"}, "there is no claim '<b>no</b>'"),
+        ({"name": "copy", "knobs": {"beta": 1e400}}, "beta is a number; got inf"),
+        ({"name": "copy", "knobs": {"m": 2.5}}, "m is a whole number; got 2.5"),
+        ({"name": "copy", "knobs": {"gamma": 1}}, "copy has no knob 'gamma'"),
+        ({"name": "copy", "wrong": "unmasked"}, "copy is tried with"),
+        ({"name": "copy", "seed": -1}, "a seed is a whole number from 0"),
+        ({}, "the request lacks 'name'"),
+    ):
+        status, said = _asked(studio, session, "/api/claims/run", body)
+        assert (status, words in said["error"]) == (400, True), said
+
+
+def _asked(place, session, path, body):
+    request = urllib.request.Request(place.address + path, json.dumps(body).encode(), {"Origin": place.address})
+    request.add_header("Cookie", f"qkv-{place.address.rpartition(':')[2]}={session}")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, json.load(problem)
+
+
+@pytest.mark.parametrize("name", sorted(BREAKS))
+def test_what_is_offered_to_break_a_claim_breaks_it(name):
+    for knob, value, _ in BREAKS[name]:
+        knobs: dict[str, Any] = {knob: value}
+        assert claims.run(name, **knobs).verdict != claims.find(name).expected
+
+
+def test_every_wrong_implementation_has_words():
+    assert set(WRONG) == {mutant for claim in claims.CLAIMS.values() for mutant in claim.mutants}
