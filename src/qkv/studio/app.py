@@ -21,7 +21,10 @@ from qkv.studio.state import Studio
 
 EVENTS = "text/event-stream"
 PAGE = Path(__file__).parent / "page"
-ENTERED = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>qkv</title>'
+ENTERED = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
+    '<link rel="icon" href="/icon.svg"><title>qkv</title>'  # without one, browsers ask for an icon that is not there
+)
 REFUSED = "This way in was used already: open the file that qkv studio names once more."
 
 

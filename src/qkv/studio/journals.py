@@ -15,7 +15,7 @@ TAIL = 16 * 2**10  # bytes in which the last whole lines are looked for
 KNOWN = 512  # bytes before a mark by which a journal is known again
 PLAIN = ("rate", "gradient_norm")  # of training, beside its losses; and how fast it goes
 
-Series = dict[str, dict[str, list[float]]]
+Series = dict[str, dict[str, list[int | float]]]
 
 
 def since(folder: Path, mark: str = "") -> dict[str, Any]:

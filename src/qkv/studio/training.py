@@ -165,7 +165,9 @@ def _word(asked: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _number(asked: Mapping[str, Any], name: str, least: float, most: float, *, whole: bool = False) -> float | None:
+def _number(
+    asked: Mapping[str, Any], name: str, least: int | float, most: int, *, whole: bool = False
+) -> int | float | None:
     value = asked.get(name)
     if value is None or value == "":
         return None
