@@ -52,17 +52,20 @@ def test_the_slider_is_measured_on_sixty_four_tokens():
 
 def test_moves_are_timed_in_a_browser_and_a_page_without_pictures_says_so(tmp_path):
     browser = pytest.importorskip("browser")
-    page_of = """<input type="range" min="0" max="10" aria-label="β, the inverse temperature">
+    page_of = """<!doctype html><meta charset="utf-8">
+      <input type="range" min="0" max="10" aria-label="β, the inverse temperature">
       <div data-testid="weights" %s></div><script>
       const picture = document.querySelector("div"); let count = 0;
       document.querySelector("input").oninput = () => setTimeout(() => { if (%s) picture.dataset.shown = ++count }, 20);
       </script>"""
-    (tmp_path / "told.html").write_text(page_of % ('data-shown="0"', "true"))
-    (tmp_path / "silent.html").write_text(page_of % ("", "false"))
+    (tmp_path / "told.html").write_text(page_of % ('data-shown="0"', "true"), encoding="utf-8")
+    (tmp_path / "silent.html").write_text(page_of % ("", "false"), encoding="utf-8")
     with browser.chromium() as found:
         page = found.new_page()
         page.add_init_script(studio.WATCH)
-        times, why = studio.slid(page, (tmp_path / "told.html").as_uri(), 3)
+        page.goto((tmp_path / "told.html").as_uri())
+        times, why = studio.slid(page, 3)
         assert why == "" and len(times) == 3 and min(times) >= 20  # no sooner than the page takes
-        times, why = studio.slid(page, (tmp_path / "silent.html").as_uri(), 3)
+        page.goto((tmp_path / "silent.html").as_uri())
+        times, why = studio.slid(page, 3, patience=200)
         assert (times, why) == ([], "the Playground does not tell when its picture is drawn")

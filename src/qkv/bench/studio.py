@@ -168,7 +168,9 @@ def _visited(
         found.append(Measured("first picture of weights", tuple(drawn), PAINT))
     with _entered(browser, place) as page:
         note("moving the slider")
-        times, why = slid(page, place["address"], moves)
+        page.goto(f"{place['address']}/#/playground?{link()}")
+        page.reload()
+        times, why = slid(page, moves)
     if times:
         found.append(Measured(f"a slider, {TOKENS} tokens", tuple(times), SLIDE))
     else:
@@ -213,11 +215,9 @@ def _painted(page: Any) -> float:
     return float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
 
 
-def slid(page: Any, address: str, moves: int) -> tuple[list[float], str]:
+def slid(page: Any, moves: int, patience: int = 10_000) -> tuple[list[float], str]:
     """Milliseconds from each move of the slider to its picture; or why there are none."""
-    page.goto(f"{address}/#/playground?{link()}")
-    page.reload()
-    _settled(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=10_000))
+    _settled(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=patience))
     if page.locator(SLIDER).count() == 0:
         return [], "the Playground has no slider of β"
     if page.locator(f"{PICTURE}[data-shown]").count() == 0:
