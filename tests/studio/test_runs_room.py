@@ -1,11 +1,8 @@
-"""The Runs room: what it tells is what the library and the files say; a run begun here survives, stops and goes on."""
+"""The Runs room: what it tells is what the library and the files say, number by number."""
 
 import json
 import os
-import signal
-import time
 import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from qkv.loop.lock import process
-from qkv.recipes import open_run, system, train
+from qkv.recipes import open_run, system
 from qkv.recipes.pictures import data_uri
 from qkv.recipes.plain import differing, to_toml
 from qkv.recipes.report import figure
@@ -21,7 +18,7 @@ from qkv.studio import journals
 from qkv.studio.answers import UnknownError
 from qkv.studio.journals import since
 from qkv.studio.rooms.runs import Room
-from qkv.studio.training import HOLDER, LOG, Training, options_of
+from qkv.studio.training import HOLDER, options_of
 
 RESULT = {
     "validation": {"loss": 0.1, "accuracy": 0.95},
@@ -171,49 +168,6 @@ def test_one_run_at_a_time_is_begun(tmp_path):
     assert room.described(place)["state"] == "stopped"  # the number belongs to another process now
     with pytest.raises(ValueError, match="is not running"):
         room.stop({"run": "vit-digits-1"})
-
-
-def test_a_run_that_cannot_begin_says_why_and_leaves_no_folder(tmp_path):
-    training = Training(tmp_path)
-    training.start({"recipe": "gpt-text", "data": str(tmp_path / "none.txt"), "steps": 5})
-    _until(lambda: not training.beginning())
-    assert "none.txt" in training.problem and "Traceback" not in training.problem
-    assert list(tmp_path.iterdir()) == []
-
-
-def _until(true: Any, seconds: float = 90) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)
-
-
-def test_a_run_begun_stopped_and_gone_on_with_has_the_bits_of_one_never_stopped(tmp_path):
-    room, steps = Room(tmp_path / "runs"), 600
-    begun = room.training.start({"recipe": "vit-digits", "model": "mlp", "steps": steps, "seed": 5})
-    name, place = begun["id"], tmp_path / "runs" / begun["id"]
-    assert begun["command"] == f"qkv train vit-digits --model=mlp --seed=5 --steps={steps} --folder {place}"
-    assert oct((place / LOG).stat().st_mode & 0o777) == "0o600"
-    try:
-        _until(lambda: place.joinpath("metrics.jsonl").is_file() and room.described(place)["step"] >= 20)
-        assert room.described(place)["state"] == "running"
-        assert os.getsid(json.loads((place / HOLDER).read_text())["pid"]) != os.getsid(
-            0
-        )  # Ctrl-C here does not reach it
-        room.stop({"run": name})
-        _until(lambda: room.described(place)["state"] != "running")
-        stopped = room.described(place)
-        assert stopped["state"] == "stopped" and 0 < stopped["step"] < steps
-        room.resume({"run": name})
-        _until(lambda: room.described(place)["state"] == "finished")
-    finally:
-        for trained in room.training._processes.values():
-            trained.send_signal(signal.SIGKILL)
-            trained.wait()
-    whole = train("vit-digits", folder=tmp_path / "whole", steps=steps, model="mlp", seed=5)
-    file = Path("model/model.safetensors")
-    assert (place / file).read_bytes() == (whole.folder / file).read_bytes()
-    assert open_run(place).result == whole.result
 
 
 # in a browser
