@@ -209,6 +209,7 @@ def test_a_curve_grows_while_the_run_trains_and_begins_anew_when_it_goes_back(se
     (place / "metrics.jsonl").write_text(written(line(10), line(20)))
     _shows(page, path, 2)
     assert page.get_by_role("button", name="Stop").is_enabled()
+    assert page.get_by_role("button", name="Begin").is_disabled()  # one at a time
 
 
 def _shows(page: Any, path: Any, points: int) -> None:

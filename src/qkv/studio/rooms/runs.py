@@ -78,11 +78,13 @@ class Room:
             return {"id": place.name, "state": "unreadable", "problem": run}
         stages = [(name, stage_place(run, name)) for name in run.recipe.stages]
         steps = [last_step(folder) for _, folder in stages]
-        running = any(holder(folder) for _, folder in stages) or self.training.running(place)
+        here = self.training.running(place)
+        running = here or any(holder(folder) for _, folder in stages)
         state = "finished" if run.finished else "running" if running else "stopped"
         return {
             "id": place.name,
             "state": state,
+            "here": here,
             "recipe": run.recipe.system,
             "model": run.recipe.kind,
             "seed": run.recipe.seed,
