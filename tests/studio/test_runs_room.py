@@ -1,6 +1,7 @@
 """The Runs room: what it tells is what the library and the files say, number by number."""
 
 import json
+import math
 import os
 import urllib.parse
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from starlette.requests import Request
 
 from qkv.loop.lock import process
 from qkv.recipes import open_run, system
@@ -84,6 +86,16 @@ def test_runs_are_listed_with_what_the_library_says_of_them(runs):
     }
     assert "there is no recipe" in broken["problem"]
     assert Room(runs / "none").listed()["runs"] == []
+
+
+def test_numbers_that_are_none_are_shown_and_break_nothing(tmp_path):
+    place = made(tmp_path / "vit-digits-1")
+    (place / "run.json").write_text(json.dumps({"finished": True, "result": {"test": {"loss": math.nan}}}))
+    (place / "samples.json").write_text(json.dumps([{"sure": math.inf, "said": None}, 3]))
+    room = Room(tmp_path)
+    assert json.loads(json.dumps(room.listed(), allow_nan=False))["runs"][0]["figures"][0]["shown"] == "nan"
+    request = Request({"type": "http", "path_params": {"run": "vit-digits-1"}})
+    assert room.samples(request) == {"samples": [{"sure": "inf", "said": "None"}]}
 
 
 @pytest.mark.parametrize("name", ["..", "../elsewhere", "elsewhere", "", ".", "vit-digits-1/../broken", "/etc"])

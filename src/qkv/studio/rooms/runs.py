@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
+from qkv.loop.journal import plain
 from qkv.loop.lock import holder
 from qkv.recipes import SYSTEMS, Run, open_run, system
 from qkv.recipes.plain import differing, to_toml
@@ -206,7 +208,7 @@ def stage_place(run: Run, stage: str) -> Path:
 def figures(run: Run) -> list[dict[str, Any]]:
     """The numbers that a run ended with."""
     return [
-        {"part": part, "name": name.replace("_", " "), "value": value, "shown": figure(name, value)}
+        {"part": part, "name": name.replace("_", " "), "value": plain(value), "shown": figure(name, value)}
         for part, numbers in run.result.items()
         for name, value in numbers.items()
         if isinstance(value, int | float)
@@ -226,7 +228,7 @@ def _order(place: Path) -> tuple[float, str]:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, int | float | bool):
+    if isinstance(value, int | float | bool) and math.isfinite(value):
         return value
     text = str(value)
     return text[: LONGEST_PICTURE if text.startswith(PICTURE) else LONGEST_CELL]
