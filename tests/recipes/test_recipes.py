@@ -169,6 +169,7 @@ def test_each_recipe_runs_end_to_end_and_learns(name, tmp_path, unchecked):
     )
     assert run.finished
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert json.loads((folder / "samples.json").read_text())
     assert run.model.size == run.parameters
     first = folder / "pretrain" if name == "birthplaces" else folder
     last = losses(first)[-1]

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "load": "qkv.bench.load:run",
     "train": "qkv.bench.train:run",
     "look": "qkv.bench.look:run",
+    "studio": "qkv.bench.studio:run",
 }
 
 Benchmark = Callable[[bool, Note], Result]

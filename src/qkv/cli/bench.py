@@ -18,7 +18,8 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, json: bo
     attention: ours, PyTorch's kernel and the written formula, over lengths. models: forward pass and training step of a
     ViT and a GPT beside transformers, torch.nn.TransformerEncoder and x-transformers. generate: tokens a second beside
     transformers on the same weights. load: time to load a checkpoint. train: what the training loop costs over the bare
-    step. look: pages of attention beside BertViz, recording, long texts. Peers that are not installed are named.
+    step. look: pages of attention beside BertViz, recording, long texts. studio: how soon the page and its pictures are
+    there, and its size. Peers that are not installed are named.
 
     All take some eight minutes, with --quick about one. Nothing else should run on the machine meanwhile.
 

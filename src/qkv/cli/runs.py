@@ -67,24 +67,14 @@ def _show(found: list[Any]) -> None:
 
 
 def _differences(found: list[Any]) -> None:
-    tables = [_flat(run.recipe.to_table()) for run in found]
-    names = [
-        name
-        for name in dict.fromkeys(n for table in tables for n in table)
-        if len({str(t.get(name)) for t in tables}) > 1
-    ]
-    if not names:
+    from qkv.recipes.plain import differing
+
+    differences = differing([run.recipe.to_table() for run in found])
+    if not differences:
         out().print("\nThe same recipe.")
         return
     rows = Table("setting", *(run.folder.name for run in found), box=None, padding=(0, 2))
-    for name in names:
-        rows.add_row(name, *(str(table.get(name, "–")) for table in tables))
+    for name, values in differences.items():
+        rows.add_row(name, *(str(value) for value in values))
     out().print()
     out().print(rows)
-
-
-def _flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        flat |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
-    return flat

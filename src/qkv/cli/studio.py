@@ -1,8 +1,14 @@
 """`qkv studio`: the local page."""
 
+import contextlib
+import os
+import signal
 import sys
+import threading
 import webbrowser
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from qkv.cli.console import err, out, print_json
 
@@ -30,7 +36,7 @@ def studio(
     allow_code
         Let the Check room import and run Python modules that you name in it, in a process of their own.
     browser
-        Whether a browser is opened; by default if this is a terminal.
+        Whether a browser is opened; by default if this is a terminal with a screen.
     json
         Print the address, and the file that lets a browser in, as JSON.
     """
@@ -42,15 +48,70 @@ def studio(
     for model in models:
         if not model.is_dir():
             raise ValueError(f"{model} is not a folder; a model is a folder with config.json and safetensors")
-    with opened(Studio(runs=runs, models=tuple(models), allow_code=allow_code), port) as place:
-        if json:
-            print_json({"address": place.address, "open": str(place.entry.file)})
-            sys.stdout.flush()
-        else:
-            out().print(f"qkv studio is at [bold]{place.address}[/bold]. Ctrl-C ends it.")
-            out().print(f"A browser is let in by this file: {place.entry.file}", highlight=False)
-        if sys.stdout.isatty() if browser is None else browser:
-            webbrowser.open(place.entry.file.as_uri())
-        place.run()
+    code = 0
+    try:
+        with _endable(), opened(Studio(runs=runs, models=tuple(models), allow_code=allow_code), port) as place:
+            _announce(place, json)
+            if _has_screen() and sys.stdout.isatty() if browser is None else browser:
+                # in a thread: some browsers are waited for until they are closed
+                uri = place.entry.file.as_uri()
+                threading.Thread(target=webbrowser.open, args=(uri,), daemon=True).start()
+            place.run()
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except EndedError as ended:
+        code = 128 + ended.signal
     err().print("ended", style="dim")
-    return 0
+    _leave(code)
+    return code
+
+
+class EndedError(BaseException):
+    """A signal asked the process to end; what is open is closed on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+def _announce(place: Any, json: bool) -> None:
+    if json:
+        print_json({"address": place.address, "open": str(place.entry.file)})
+    else:
+        out().print(f"qkv studio is at [bold]{place.address}[/bold]. Ctrl-C ends it.")
+        out().print("A browser is let in by this file:")
+        out().print(str(place.entry.file), highlight=False, markup=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _endable() -> Iterator[None]:
+    """Being told to end, or losing the terminal, is an exception: the file that lets browsers in goes with it."""
+
+    def end(number: int, _: object) -> None:
+        raise EndedError(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window: without one, a text browser would take the terminal over."""
+    if sys.platform in ("darwin", "win32") or "BROWSER" in os.environ:
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
+
+
+def _leave(code: int) -> None:
+    """End at once if an answer is still being computed: its thread would keep the process for as long as it takes."""
+    others = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
+    for thread in others:
+        thread.join(0.5 / len(others))
+    if any(thread.is_alive() for thread in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

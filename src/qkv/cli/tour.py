@@ -1,5 +1,10 @@
-"""`qkv tour`: attention on paper, a transformer that learns to read digits, a look inside it, and a layer checked."""
+"""`qkv tour`: attention on paper, a transformer that learns to read digits, a look inside it, and a layer checked.
 
+A person at a terminal then finds the studio open.
+"""
+
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,15 @@ NEXT_STEPS = {
     "qkv check FILE.py:YourLayer": "what holds of your own attention, what not, and why",
     'qkv look FOLDER "a text"': "the attention inside any checkpoint",
     "qkv train": "what else can be trained here",
+    "qkv studio": "all of it on one page, on this machine alone",
 }
 LAYER = "torch.nn:MultiheadAttention"
 
 
 def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
     """Meet qkv in about a minute: work an example, train a vision transformer, look inside it, check a layer.
+
+    At a terminal it ends by opening the studio, with the run in it; Ctrl-C ends that.
 
     Parameters
     ----------
@@ -47,7 +55,22 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
         return 0
     _show_checked(checked)
     _show_next_steps(learned)
-    return 0
+    return open_studio(learned) if somebody_is_here() else 0
+
+
+def somebody_is_here() -> bool:
+    """Whether a person sits at a terminal: neither end is a pipe or a file, and nobody builds or tests."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("CI", "") in ("", "0", "false")
+
+
+def open_studio(learned: dict[str, Any] | None) -> int:
+    """The studio with the folder that the run is in; the tour is over when it is closed."""
+    from qkv.cli.studio import studio
+
+    runs = Path(learned["folder"]).parent if learned is not None and learned["folder"] else Path("runs")
+    out().print("\n[bold]5. The studio.[/bold] Everything on one page: play with attention, see your run, and go on.")
+    code = studio(runs=runs)
+    return 0 if code == 130 else code  # Ctrl-C is how it is closed
 
 
 def work_example() -> dict[str, list[list[float]]]:

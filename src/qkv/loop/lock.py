@@ -16,13 +16,13 @@ NAME = "lock"
 def claimed(folder: Path) -> Iterator[None]:
     """Hold the folder; a ValueError if another live process does."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, me = folder / NAME, _process(os.getpid())
+    path, me = folder / NAME, process(os.getpid())
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # for the moment of looking and writing only: workers would inherit it
-        holder = _read(file)
-        if holder and _alive(holder):
+        found = _read(file)
+        if found and alive(found):
             raise ValueError(
-                f"{folder} is being written to by process {holder['pid']} on {holder['host']}; wait for it, stop it, "
+                f"{folder} is being written to by process {found['pid']} on {found['host']}; wait for it, stop it, "
                 f"or choose another folder (if it is gone for certain, delete {path})"
             )
         _write(file, json.dumps(me))
@@ -35,7 +35,17 @@ def claimed(folder: Path) -> Iterator[None]:
                 _write(file, "")
 
 
-def _process(pid: int) -> dict[str, Any]:
+def holder(folder: Path) -> dict[str, Any] | None:
+    """The live process that writes to a folder; None if there is none."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            found = _read(file)
+    except OSError:
+        return None
+    return found if found and alive(found) else None
+
+
+def process(pid: int) -> dict[str, Any]:
     """Who a process is, so that a later one with the same number is not taken for it."""
     return {"pid": pid, "host": socket.gethostname(), "began": _began(pid)}
 
@@ -50,7 +60,8 @@ def _began(pid: int) -> str:
         return ""
 
 
-def _alive(holder: dict[str, Any]) -> bool:
+def alive(holder: dict[str, Any]) -> bool:
+    """Whether a process that `process` described is still there."""
     if holder.get("host") != socket.gethostname():
         return True  # nothing can be known of it from here
     try:

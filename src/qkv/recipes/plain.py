@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -122,6 +122,30 @@ def difference(before: Table, after: Table, prefix: str = "") -> str | None:
         elif one != other:
             return f"{prefix}{name} was {one!r} and is now {other!r}"
     return None
+
+
+def flat(table: Table, path: str = "") -> Table:
+    """Nested tables as one, by dotted names.
+
+    >>> flat({"seed": 0, "model": {"width": 32}})
+    {'seed': 0, 'model.width': 32}
+    """
+    found: Table = {}
+    for name, value in table.items():
+        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return found
+
+
+def differing(tables: Sequence[Table]) -> dict[str, list[Any]]:
+    """The settings in which several tables differ, by dotted name: one value of each; "–" where one has none.
+
+    >>> differing([{"seed": 0, "model": {"width": 32}}, {"seed": 1, "model": {"width": 32}}])
+    {'seed': [0, 1]}
+    """
+    flats = [flat(table) for table in tables]
+    names = dict.fromkeys(name for table in flats for name in table)
+    found = {name: [table.get(name, "–") for table in flats] for name in names}
+    return {name: values for name, values in found.items() if len({str(value) for value in values}) > 1}
 
 
 def _value(value: Any) -> str:

@@ -5,6 +5,7 @@ run.json         when it began, what it ended with
 metrics.jsonl    what was measured on the way (in a folder for each stage, if there are several), and checkpoints/
 prepared.json    what the model of the stage before said, in the folder of a stage that learns from it
 model/           the trained model, as `qkv.load`, `qkv use` and `qkv look` read it
+samples.json     what the trained model does with a few inputs
 report.html      curves, numbers and samples
 """
 
@@ -31,6 +32,7 @@ from qkv.recipes.systems import system
 from qkv.show.files import write_whole
 
 RECIPE, STATUS, MODEL, REPORT, PURPOSE = "recipe.toml", "run.json", "model", "report.html", "purpose.json"
+SAMPLES = "samples.json"
 Listener = Callable[[Stage, Settings], Report]
 
 
@@ -177,7 +179,9 @@ def _tested(run: Run, task: Task, best: Model, note: Callable[[str], None]) -> R
     best.save(place / MODEL)
     run = replace(run, result=result)
     status = {**read_status(place), "finished": True, "seconds": round(seconds, 1), "result": result}
-    write_whole(place / REPORT, report_page(run, task, task.samples(best)))
+    samples = task.samples(best)
+    write_whole(place / SAMPLES, json.dumps(samples, ensure_ascii=False) + "\n")
+    write_whole(place / REPORT, report_page(run, task, samples))
     write_status(
         place, {**status, "testing_seconds": round(time.perf_counter() - tested, 1), "notes": list(task.notes)}
     )

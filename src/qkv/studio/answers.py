@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
-from starlette.concurrency import run_in_threadpool
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -52,7 +52,7 @@ def reading(path: str, answer: Callable[[Request], Any]) -> Route:
     """GET: `answer` runs in a thread and returns plain data or a response."""
 
     async def endpoint(request: Request) -> Response:
-        return await _answered(lambda: run_in_threadpool(answer, request))
+        return await _answered(lambda: _in_thread(answer, request))
 
     return Route(path, endpoint, methods=["GET"])
 
@@ -62,11 +62,16 @@ def asking(path: str, answer: Callable[[dict[str, Any]], Any], method: str = "PO
 
     async def endpoint(request: Request) -> Response:
         async def answered() -> Any:
-            return await run_in_threadpool(answer, {**await asked(request), **request.path_params})
+            return await _in_thread(answer, {**await asked(request), **request.path_params})
 
         return await _answered(answered)
 
     return Route(path, endpoint, methods=[method])
+
+
+async def _in_thread(answer: Callable[[Any], Any], what: Any) -> Any:
+    # abandoned when the server ends: no answer is worth waiting for then
+    return await to_thread.run_sync(answer, what, abandon_on_cancel=True)
 
 
 async def _answered(answer: Callable[[], Awaitable[Any]]) -> Response:
@@ -76,10 +81,14 @@ async def _answered(answer: Callable[[], Awaitable[Any]]) -> Response:
         return JSONResponse({"error": str(problem)}, 404)
     except (ValueError, KeyError, TypeError) as problem:
         return JSONResponse({"error": _sentence(problem)}, 400)
+    except OSError as problem:
+        return JSONResponse({"error": _sentence(problem)}, 500)
     return found if isinstance(found, Response) else JSONResponse(found)
 
 
 def _sentence(problem: Exception) -> str:
     if isinstance(problem, KeyError):
         return f"the request lacks {problem.args[0]!r}"
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
     return str(problem)

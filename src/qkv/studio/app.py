@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -19,8 +19,12 @@ from qkv.studio.guard import ENTER, Guard, cookie_name
 from qkv.studio.jobs import stream
 from qkv.studio.state import Studio
 
+EVENTS = "text/event-stream"
 PAGE = Path(__file__).parent / "page"
-ENTERED = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>qkv</title>'
+ENTERED = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
+    '<link rel="icon" href="/icon.svg"><title>qkv</title>'  # without one, browsers ask for an icon that is not there
+)
 REFUSED = "This way in was used already: open the file that qkv studio names once more."
 
 
@@ -35,7 +39,12 @@ def application(studio: Studio, entry: Entry, hosts: tuple[str, ...], largest: i
         Route("/{path:path}", _file, methods=["GET"]),
     ]
     bound = {} if largest is None else {"largest": largest}
-    return Guard(Starlette(routes=routes), entry, hosts, **bound)
+    return Guard(Starlette(routes=routes, exception_handlers={500: _failed}), entry, hosts, **bound)
+
+
+def _failed(request: Request, problem: Exception) -> Response:
+    """A bug: the page is told its kind; the terminal shows where it happened."""
+    return JSONResponse({"error": f"{type(problem).__name__}: {problem}. This is a bug in qkv"}, 500)
 
 
 def rooms() -> list[Callable[[Studio], list[BaseRoute]]]:
@@ -50,7 +59,7 @@ def _enter(entry: Entry, cookie: str):
         body = (await request.body()).decode("utf-8", "replace")
         session = entry.exchange(parse_qs(body).get("token", [""])[0])
         if session is None:
-            return HTMLResponse(REFUSED, 403)
+            return PlainTextResponse(REFUSED, 403)
         # not a redirect: a browser that comes from a file would not send a strict cookie along with one
         answer = HTMLResponse(ENTERED)
         answer.set_cookie(cookie, session, httponly=True, samesite="strict", path="/")
@@ -78,8 +87,11 @@ def _jobs(studio: Studio) -> list[BaseRoute]:
             job = found(request)
         except UnknownError as problem:
             return JSONResponse({"error": str(problem)}, 404)
+        if request.method == "HEAD":
+            return Response(media_type=EVENTS)
         after = request.headers.get("last-event-id", "0")
-        return StreamingResponse(stream(job, int(after) if after.isdigit() else 0), media_type="text/event-stream")
+        place = int(after) if after.isascii() and after.isdigit() and len(after) < 12 else 0
+        return StreamingResponse(stream(job, place), media_type=EVENTS)
 
     return [
         reading("/api/jobs/{job}", lambda request: found(request).as_plain()),

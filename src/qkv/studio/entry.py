@@ -14,6 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+SESSIONS = 32  # browsers that are let in at a time; the first of them are forgotten then
 FORM = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>qkv studio</title></head>
 <body><form method="post" action="{address}/enter"><input type="hidden" name="token" value="{token}">
@@ -26,12 +27,19 @@ class Entry:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.folder = Path(tempfile.mkdtemp(prefix="qkv-studio-"))  # mkdtemp makes it private (0700)
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="qkv-studio-"))  # mkdtemp makes it private (0700)
+        except OSError as problem:
+            raise ValueError(_unwritten(problem)) from None
         self.file = self.folder / "open.html"
         self._token = ""
-        self._sessions: set[str] = set()
+        self._sessions: dict[str, None] = {}  # digests, oldest first
         self._lock = threading.Lock()
-        self._renew()
+        try:
+            self._renew()
+        except OSError as problem:
+            self.close()
+            raise ValueError(_unwritten(problem)) from None
 
     def _renew(self) -> None:
         self._token = secrets.token_urlsafe(32)
@@ -47,8 +55,13 @@ class Entry:
             if not hmac.compare_digest(token.encode(), self._token.encode()):
                 return None
             session = secrets.token_urlsafe(32)
-            self._sessions.add(_digest(session))
-            self._renew()
+            self._sessions[_digest(session)] = None
+            for old in list(self._sessions)[:-SESSIONS]:
+                del self._sessions[old]
+            try:
+                self._renew()
+            except OSError:  # a full disk: this browser is let in, the next one cannot be
+                self.file.unlink(missing_ok=True)
             return session
 
     def knows(self, session: str) -> bool:
@@ -56,8 +69,14 @@ class Entry:
         return _digest(session) in self._sessions
 
     def close(self) -> None:
-        """Nothing stays behind."""
+        """Nothing stays behind; nobody is let in any more."""
+        self._sessions, self._token = {}, secrets.token_urlsafe(32)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _unwritten(problem: OSError) -> str:
+    why = problem.strerror or str(problem)
+    return f"the file that lets a browser in cannot be written ({why}); TMPDIR names another folder for it"
 
 
 def _digest(session: str) -> str:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KEPT = 64  # finished jobs that are remembered
+RUNNING = 32  # jobs that may be under way, or wait for their turn
+EVENTS = 5000  # events of a job that are remembered
 BEAT = 15.0  # seconds after which a quiet stream says that it is alive
+LOOK = 0.05  # seconds between two looks at a job
 
 
 class CancelledError(Exception):
@@ -20,24 +23,49 @@ class CancelledError(Exception):
 
 @dataclass
 class Job:
-    """One piece of work. state: running, done, failed or cancelled."""
+    """One piece of work. state: running, done, failed or cancelled.
+
+    events: the last of them; `forgotten` were before. left: set when the server ends.
+    """
 
     id: str
     kind: str
     state: str = "running"
     events: list[dict[str, Any]] = field(default_factory=list)
+    forgotten: int = 0
     result: Any = None
     error: str = ""
     cancel: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    left: threading.Event = field(default_factory=threading.Event)
 
     def say(self, **event: Any) -> None:
         """A word of progress; raises `CancelledError` when nobody wants to know any more."""
         if self.cancel.is_set():
             raise CancelledError
         with self.changed:
-            self.events.append(event)
+            self._add(event)
             self.changed.notify_all()
+
+    def end(self, state: str, result: Any, error: str) -> None:
+        """The last word."""
+        with self.changed:
+            self.result, self.error = result, error
+            self._add({"state": state, "error": error})
+            self.state = state  # after its event, so that a stream that sees the state has sent the event
+            self.changed.notify_all()
+
+    def since(self, place: int) -> tuple[int, list[dict[str, Any]]]:
+        """The events after a place that are still known, and the place after them."""
+        with self.changed:
+            return self.forgotten + len(self.events), self.events[max(place - self.forgotten, 0) :]
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        if len(self.events) > EVENTS:
+            half = EVENTS // 2
+            del self.events[:half]
+            self.forgotten += half
 
     def as_plain(self) -> dict[str, Any]:
         """For the page."""
@@ -55,11 +83,14 @@ class Jobs:
         self._numbers = itertools.count(1)
         self._lanes: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._left = threading.Event()
 
     def start(self, kind: str, work: Work, *, lane: str = "") -> Job:
         """Begin; `work` gets its job, says progress with it, and returns plain data."""
         with self._lock:
-            job = Job(str(next(self._numbers)), kind)
+            if sum(each.state == "running" for each in self._jobs.values()) >= RUNNING:
+                raise ValueError(f"{RUNNING} pieces of work are under way already; wait for one, or cancel it")
+            job = Job(str(next(self._numbers)), kind, left=self._left)
             self._jobs[job.id] = job
             ended = [name for name, each in self._jobs.items() if each.state != "running"]
             for name in ended[: max(len(self._jobs) - KEPT, 0)]:
@@ -70,42 +101,47 @@ class Jobs:
 
     def _run(self, job: Job, work: Work, gate: threading.Lock) -> None:
         try:
-            with gate:
+            while not gate.acquire(timeout=LOOK):
+                if job.cancel.is_set():  # before its turn came
+                    raise CancelledError
+            try:
                 job.say(state="running")
                 result = work(job)
-            state, error = "done", ""
+            finally:
+                gate.release()
+            job.end("done", result, "")
         except CancelledError:
-            result, state, error = None, "cancelled", ""
+            job.end("cancelled", None, "")
         except Exception as problem:
-            result, state, error = None, "failed", str(problem) or type(problem).__name__
-        with job.changed:
-            job.result, job.state, job.error = result, state, error
-            job.events.append({"state": state, "error": error})
-            job.changed.notify_all()
+            job.end("failed", None, str(problem) or type(problem).__name__)
 
     def get(self, name: str) -> Job | None:
         """A job by its id."""
         return self._jobs.get(name)
 
     def stop(self) -> None:
-        """Everything is cancelled."""
+        """Everything is cancelled, and nobody is told any more."""
+        self._left.set()
         for job in list(self._jobs.values()):
             job.cancel.set()
 
 
 async def stream(job: Job, after: int = 0) -> AsyncIterator[bytes]:
-    """The events of a job as they come (server-sent), from a place on, until it ends."""
+    """The events of a job as they come (server-sent), from a place on, until it ends or the server does."""
     place, quiet = after, 0.0
-    while True:
-        events = job.events[place:]
-        for event in events:
-            place += 1
-            yield f"id: {place}\ndata: {json.dumps(event)}\n\n".encode()
-        if not events:
-            if job.state != "running":
-                return
-            await asyncio.sleep(0.05)
-            quiet += 0.05
-            if quiet >= BEAT:
-                quiet = 0.0
-                yield b": alive\n\n"
+    while not job.left.is_set():
+        ended = job.state != "running"
+        new, events = job.since(place)
+        for number, event in enumerate(events, start=new - len(events) + 1):
+            yield f"id: {number}\ndata: {json.dumps(event)}\n\n".encode()
+        place = max(new, place)
+        if ended:
+            return
+        if events:
+            quiet = 0.0
+            continue
+        await asyncio.sleep(LOOK)
+        quiet += LOOK
+        if quiet >= BEAT:
+            quiet = 0.0
+            yield b": alive\n\n"

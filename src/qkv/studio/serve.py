@@ -14,6 +14,19 @@ from qkv.studio.entry import Entry
 from qkv.studio.state import Studio
 
 HOME = "127.0.0.1"
+WAITING = 128  # connections that may wait to be accepted
+
+
+class _Server(uvicorn.Server):
+    """Work and its event streams end first, so that no open stream delays the end."""
+
+    def __init__(self, config: uvicorn.Config, studio: Studio) -> None:
+        super().__init__(config)
+        self._studio = studio
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._studio.stop()
+        await super().shutdown(sockets)
 
 
 @dataclass(frozen=True)
@@ -35,23 +48,33 @@ class Open:
 
 
 @contextlib.contextmanager
-def opened(studio: Studio, port: int = 0) -> Iterator[Open]:
-    """A place to listen on 127.0.0.1 (any free port for 0), with a way in; all of it is gone afterwards."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((HOME, port))
-    except OSError as problem:
-        listening.close()
-        raise ValueError(f"port {port} cannot be listened on ({problem.strerror}); --port 0 takes a free one") from None
-    port = listening.getsockname()[1]
-    address = f"http://{HOME}:{port}"
-    entry = Entry(address)
-    app = application(studio, entry, (f"{HOME}:{port}", f"localhost:{port}"))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    try:
-        yield Open(address, entry, uvicorn.Server(config), [listening])
-    finally:
-        studio.stop()
-        entry.close()
-        listening.close()
+def opened(studio: Studio, port: int = 0, largest: int | None = None) -> Iterator[Open]:
+    """A place to listen on 127.0.0.1 (any free port for 0), with a way in; all of it is gone afterwards.
+
+    largest: how many bytes a request may have, if not as many as usual.
+    """
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOME, port))
+            listening.listen(WAITING)  # now, so that nobody else can take the place before the server answers
+        except OSError as problem:
+            told = f"port {port} cannot be listened on ({problem.strerror}); --port 0 takes a free one"
+            raise ValueError(told) from None
+        port = listening.getsockname()[1]
+        entry = Entry(f"http://{HOME}:{port}")
+        stack.callback(entry.close)
+        stack.callback(studio.stop)
+        app = application(studio, entry, (f"{HOME}:{port}", f"localhost:{port}"), largest)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,  # nobody stands between: what such headers say is not believed
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        yield Open(entry.address, entry, _Server(config, studio), [listening])

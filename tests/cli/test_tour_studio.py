@@ -1,0 +1,64 @@
+"""The tour ends in the studio where a person sits at a terminal, and by itself everywhere else."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qkv.cli import tour
+
+
+@pytest.mark.parametrize(
+    ("stdin", "stdout", "environment", "here"),
+    [
+        (True, True, {}, True),
+        (True, True, {"CI": "false"}, True),
+        (True, True, {"CI": "true"}, False),
+        (False, True, {}, False),
+        (True, False, {}, False),
+    ],
+)
+def test_a_person_is_somebody_at_both_ends_of_a_terminal(monkeypatch, stdin, stdout, environment, here):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: stdin, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout, raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert tour.somebody_is_here() is here
+
+
+def test_at_a_terminal_the_tour_opens_the_studio_and_ctrl_c_ends_both(tmp_path):
+    heard = tmp_path / "heard"
+    fake = tmp_path / "browser"
+    fake.write_text(f'#!/bin/sh\nprintf "%s" "$1" > {heard}\n')
+    fake.chmod(0o755)
+    environment = {**os.environ, "BROWSER": f"{fake} %s", "TMPDIR": str(tmp_path), "COLUMNS": "80", "TERM": "dumb"}
+    environment.pop("CI", None)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qkv", "tour", "--steps", "0"],
+        stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    said = b""
+    try:
+        until = time.monotonic() + 90
+        while b"open.html" not in said and time.monotonic() < until:
+            said += os.read(master, 4096)
+        while not (heard.exists() and heard.read_text()) and time.monotonic() < until:
+            time.sleep(0.05)
+        file = Path(heard.read_text().removeprefix("file://"))
+        assert file.is_file() and "5. The studio." in said.decode()
+        time.sleep(0.5)  # it answers by now
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert not file.exists()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
