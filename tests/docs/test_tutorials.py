@@ -1,0 +1,56 @@
+"""What the tutorials and the README show is what the commands print; the notebooks are the tutorials, and they run."""
+
+import doctest
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from page_blocks import commands
+from page_shell import Shell
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+CELLS = "import json, sys\nhere = {}\nfor cell in json.load(sys.stdin): exec(compile(cell, '<cell>', 'exec'), here)"
+
+
+@pytest.fixture(scope="module")
+def shells(tmp_path_factory):
+    """Makes shells in a copy of what a clone has; one process stands behind all of them."""
+    home = tmp_path_factory.mktemp("shell")
+    shell = Shell(home, home)
+
+    def make(name: str) -> Shell:
+        shell.folder = tmp_path_factory.mktemp(name)
+        shutil.copytree(ROOT / "docs", shell.folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", shell.folder)
+        return shell
+
+    yield make
+    shell.close()
+
+
+def check_page(page: Path, shell: Shell, *, long: bool) -> None:
+    for command in commands(page):
+        if command.long and not long:
+            continue
+        code, printed = shell.run(command.line)
+        shown = f"$ {command.line}\n{printed}"
+        assert "Traceback" not in printed, shown
+        assert code == 0 or command.shown, shown
+        assert doctest.OutputChecker().check_output(command.shown, printed, ALIKE), f"{shown}\n— but —\n{command.shown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_quick_commands_print_what_the_page_shows(page, shells):
+    check_page(page, shells(page.stem), long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_all_commands_print_what_the_page_shows(page, shells):
+    check_page(page, shells(page.stem), long=True)
