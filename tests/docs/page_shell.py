@@ -1,7 +1,7 @@
 """A shell in which `qkv` answers at once: torch is imported by one process, and each command is a fork of it.
 
-Run as a script this file is that process: SOCKET is where it listens. `qkv` in the shell's PATH is a small client that hands
-over its arguments, folder and streams, waits, and ends with the command's exit code.
+Run as a script this file is that process. `qkv` in the shell's PATH is a small client that hands over its arguments,
+folder and streams, waits, and ends with the command's exit code.
 """
 
 import json

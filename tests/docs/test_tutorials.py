@@ -3,10 +3,10 @@
 import doctest
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import make_notebooks
 import pytest
 from page_blocks import commands
 from page_shell import Shell
@@ -54,3 +54,37 @@ def test_quick_commands_print_what_the_page_shows(page, shells):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_all_commands_print_what_the_page_shows(page, shells):
     check_page(page, shells(page.stem), long=True)
+
+
+def code_cells(notebook: Path) -> list[dict]:
+    return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cells(notebook: Path, shell: Shell, *, long: bool) -> str:
+    """Run the code cells in one new process, in order, as opened in their own folder; what they printed."""
+    chosen = ["".join(cell["source"]) for cell in code_cells(notebook) if long or not cell["metadata"].get("tags")]
+    (shell.folder / "cells.json").write_text(json.dumps(chosen))
+    (shell.folder / "run_cells.py").write_text(CELLS)
+    code, printed = shell.run(f"cd docs/tutorials && {sys.executable} ../../run_cells.py < ../../cells.json")
+    assert code == 0, printed
+    assert "Traceback" not in printed, printed
+    return printed
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_its_page_without_outputs(notebook):
+    page = notebook.with_suffix(".md").read_text(encoding="utf-8")
+    assert notebook.read_text(encoding="utf-8") == make_notebooks.notebook(page), "python docs/make_notebooks.py"
+    assert {cell.stem for cell in NOTEBOOKS} == set(make_notebooks.NAMES)
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(notebook))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_quick_cells_of_a_notebook_run_in_order(notebook, shells):
+    assert "qkv" in run_cells(notebook, shells(notebook.stem), long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_all_cells_of_a_notebook_run_in_order(notebook, shells):
+    assert "qkv" in run_cells(notebook, shells(notebook.stem), long=True)
