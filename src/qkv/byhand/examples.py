@@ -60,7 +60,7 @@ def example_settings(name: str, convention: str | None = None) -> dict[str, Any]
     if name not in EXAMPLES:
         near = difflib.get_close_matches(name, EXAMPLES, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no example {name!r}; {meant}There are: {', '.join(EXAMPLES)}")
+        raise ValueError(f"there is no example {name!r}; {meant}there are {', '.join(EXAMPLES)}")
     settings = EXAMPLES[name]
     if convention != "columns":
         return dict(settings)

@@ -1,0 +1,21 @@
+"""A checkpoint as a person names it: a run stands for its trained model."""
+
+from pathlib import Path
+
+
+def trained(checkpoint: str) -> str:
+    """The trained model's folder if a run is named, otherwise what was named; a run without a model is refused.
+
+    >>> trained("openai-community/gpt2")
+    'openai-community/gpt2'
+    """
+    run = Path(checkpoint)
+    if not (run / "recipe.toml").is_file():
+        return checkpoint
+    if (run / "model").is_dir():
+        return str(run / "model")
+    raise ValueError(f"{run} is a run that is not finished, so it has no model yet; go on with it: {_again(run)}")
+
+
+def _again(run: Path) -> str:
+    return f"qkv train --config {run / 'recipe.toml'} --folder {run}"
