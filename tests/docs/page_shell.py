@@ -51,7 +51,7 @@ class Shell:
             assert self.server.poll() is None, "the process behind `qkv` did not start"
             time.sleep(0.05)
 
-    def run(self, line: str, seconds: float = 300) -> tuple[int, str]:
+    def run(self, line: str, seconds: float = 900) -> tuple[int, str]:
         """The exit code of a line, and what it printed: stdout and stderr as a terminal shows them."""
         bash = shutil.which("bash") or "sh"
         done = subprocess.run(
@@ -74,6 +74,7 @@ class Shell:
 
 def serve(place: str) -> None:
     """Import what every command needs, then answer: a process for each command."""
+
     import qkv.check
     import qkv.claims
     import qkv.cli.main

@@ -62,7 +62,8 @@ def code_cells(notebook: Path) -> list[dict]:
 
 def run_cells(notebook: Path, shell: Shell, *, long: bool) -> str:
     """Run the code cells in one new process, in order, as opened in their own folder; what they printed."""
-    chosen = ["".join(cell["source"]) for cell in code_cells(notebook) if long or not cell["metadata"].get("tags")]
+    cells = [("".join(cell["source"]), bool(cell["metadata"].get("tags"))) for cell in code_cells(notebook)]
+    chosen = [source for source, slow in cells if long or not (slow or "runs/" in source)]  # what trains is slow too
     (shell.folder / "cells.json").write_text(json.dumps(chosen))
     (shell.folder / "run_cells.py").write_text(CELLS)
     code, printed = shell.run(f"cd docs/tutorials && {sys.executable} ../../run_cells.py < ../../cells.json")
