@@ -75,6 +75,9 @@ class Shell:
 def serve(place: str) -> None:
     """Import what every command needs, then answer: a process for each command."""
 
+    import matplotlib.backends.backend_svg  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+
     import qkv.check
     import qkv.claims
     import qkv.cli.main

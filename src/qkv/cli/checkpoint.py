@@ -14,8 +14,9 @@ def trained(checkpoint: str) -> str:
         return checkpoint
     if (run / "model").is_dir():
         return str(run / "model")
-    raise ValueError(f"{run} is a run that is not finished, so it has no model yet; go on with it: {_again(run)}")
+    raise ValueError(f"{run} is a run that is not finished, so it has no model yet; go on with it: {again(run)}")
 
 
-def _again(run: Path) -> str:
-    return f"qkv train --config {run / 'recipe.toml'} --folder {run}"
+def again(run: str | Path) -> str:
+    """The command that goes on with a run, whatever options began it."""
+    return f"qkv train --config {Path(run) / 'recipe.toml'} --folder {run}"

@@ -55,7 +55,9 @@ def _show(found: list[Any]) -> None:
     for run in found:
         numbers = run.result.get("test") or run.result.get("validation") or {}
         told = ", ".join(
-            f"{name} {figure(name, value)}" for name, value in numbers.items() if isinstance(value, int | float)
+            f"{name.replace('_', ' ')} {figure(name, value)}"
+            for name, value in numbers.items()
+            if isinstance(value, int | float)
         )
         rows.add_row(
             str(run.folder),

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from qkv.cli.checkpoint import trained
+from qkv.cli.checkpoint import again, trained
 from qkv.cli.console import err, out, print_json
 
 OPTIONS = {
@@ -103,7 +103,7 @@ def evaluate(run: str, /, *, json: bool = False) -> int:
 
     opened = open_run(run)
     if not opened.finished:
-        raise ValueError(f"{run} is not finished; go on with it by: qkv train {opened.recipe.system} --folder {run}")
+        raise ValueError(f"{run} is not finished; go on with it: {again(run)}")
     task = system(opened.recipe.system).build(opened.recipe)
     model, validate = opened.model, task.stages[-1].validate
     result: dict[str, Any] = {"validation": {} if validate is None else validate(model), "test": task.test(model)}
