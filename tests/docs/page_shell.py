@@ -74,8 +74,7 @@ class Shell:
 
 def serve(place: str) -> None:
     """Import what every command needs, then answer: a process for each command."""
-
-    import matplotlib.backends.backend_svg  # noqa: F401
+    import matplotlib.backends.backend_svg
     import matplotlib.figure  # noqa: F401
 
     import qkv.check

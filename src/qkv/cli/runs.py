@@ -54,11 +54,8 @@ def _show(found: list[Any]) -> None:
     rows.add_column("result")
     for run in found:
         numbers = run.result.get("test") or run.result.get("validation") or {}
-        told = ", ".join(
-            f"{name.replace('_', ' ')} {figure(name, value)}"
-            for name, value in numbers.items()
-            if isinstance(value, int | float)
-        )
+        shown = {name: figure(name, value) for name, value in numbers.items() if isinstance(value, int | float)}
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
         rows.add_row(
             str(run.folder),
             run.recipe.system,
