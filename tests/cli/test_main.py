@@ -65,6 +65,14 @@ def test_a_run_that_is_not_finished_is_told_so_with_the_command_that_goes_on(com
     assert f"go on with it: qkv train --config {place / 'recipe.toml'} --folder {place}\n" in capsys.readouterr().err
 
 
+def test_a_run_that_is_not_there_is_not_asked_of_the_hub(capsys, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-1" / "recipe.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(["use", "runs/digits-2", "seven.png"]) == 2
+    assert capsys.readouterr().err == "qkv: there is no run runs/digits-2; `qkv runs runs` lists those there are\n"
+
+
 def test_a_recipe_that_is_shown_is_toml_however_narrow_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     assert run(["train", "gpt-text", "--show"]) == 0

@@ -10,6 +10,8 @@ def trained(checkpoint: str) -> str:
     'openai-community/gpt2'
     """
     run = Path(checkpoint)
+    if not run.exists() and any(run.parent.glob("*/recipe.toml")):  # among runs: a slip, and no name of the hub's
+        raise ValueError(f"there is no run {run}; `qkv runs {run.parent}` lists those there are")
     if not (run / "recipe.toml").is_file():
         return checkpoint
     if (run / "model").is_dir():
