@@ -135,7 +135,7 @@ HUNDRED = "; ".join([" ".join(["1"] * 100)] * 100)
         (["--x", HUNDRED], "x is 100×100: by hand goes up to 16×16"),
         (["--x", ""], "x: the matrix has an empty row"),
         (["--example", "three-token"], "did you mean three-tokens?"),
-        (["--example", "zzz"], "There are: three-tokens, copy, average, causal, two-heads"),
+        (["--example", "zzz"], "there are three-tokens, copy, average, causal, two-heads"),
         (["missing.toml"], "missing.toml: No such file or directory"),
         (["--verify", "missing.toml"], "missing.toml: No such file or directory"),
         ([], "nothing to work: give --example three-tokens"),

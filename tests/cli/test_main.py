@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -34,6 +35,13 @@ def test_an_unknown_command_names_the_nearest(capsys):
         (["tour", "--steps", "many"], "many"),
         (["tour", "--steps", "-1"], "steps is a number, 0 or more; got -1"),
         (["doctor", "--device", "abacus"], "there is no device 'abacus' here"),
+        (["check", "layer.py:Layer", "--seed", "3"], "belong to grading"),
+        (["check", "layer.py:Layer", "--matrix"], "--matrix goes with --zoo"),
+        (["check", "layer.py:Layer", "--family", "causal"], "belong to hf:all"),
+        (["check", "layer.py:Layer", "--kind", "window"], "--kind window --window 128"),
+        (["check", "--rubric", "rope"], "name the submissions"),
+        (["use", "runs/gpt-text-1", "a text", "--count", "0"], "1 or more; got 0"),
+        (["byhand", "--example", "nothing"], "there are three-tokens"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
@@ -44,6 +52,31 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
     assert said in shown.err
     assert shown.err.count("\n") == 1
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("command", [["use"], ["look"], ["convert", "--to", "hf"], ["eval"]], ids=lambda line: line[0])
+def test_a_run_that_is_not_finished_is_told_so_with_the_command_that_goes_on(command, capsys, tmp_path):
+    place = tmp_path / "run"
+    (place / "checkpoints").mkdir(parents=True)
+    assert run(["train", "vit-digits", "--set", "model.layers=2", "--show"]) == 0
+    (place / "recipe.toml").write_text(capsys.readouterr().out)
+    (place / "run.json").write_text('{"finished": false, "parameters": 1}')
+    assert run([*command, str(place), *(["hello"] if command[0] != "eval" else [])]) == 2
+    assert f"go on with it: qkv train --config {place / 'recipe.toml'} --folder {place}\n" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there_is_not_asked_of_the_hub(capsys, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-1" / "recipe.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(["use", "runs/digits-2", "seven.png"]) == 2
+    assert capsys.readouterr().err == "qkv: there is no run runs/digits-2; `qkv runs runs` lists those there are\n"
+
+
+def test_a_recipe_that_is_shown_is_toml_however_narrow_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run(["train", "gpt-text", "--show"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["model"]["position"]["kind"] == "Rope"
 
 
 def test_debug_shows_where_an_error_happened():

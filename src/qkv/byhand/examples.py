@@ -59,8 +59,8 @@ def example_settings(name: str, convention: str | None = None) -> dict[str, Any]
     """The settings of an example; they are kept one token a row, and turned for the column convention."""
     if name not in EXAMPLES:
         near = difflib.get_close_matches(name, EXAMPLES, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"there is no example {name!r}; {meant}There are: {', '.join(EXAMPLES)}")
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"there is no example {name!r}{meant}; there are {', '.join(EXAMPLES)}")
     settings = EXAMPLES[name]
     if convention != "columns":
         return dict(settings)

@@ -26,9 +26,7 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, json: bo
     Examples:
 
         qkv bench attention
-
         qkv bench --quick
-
         qkv bench --report docs/benchmarks.md
 
     Parameters

@@ -48,13 +48,12 @@ def byhand(
     Every projection, dot product, exponential and sum is written out; fractions and roots stay exact, decimals
     stand beside, and the result is compared on the spot with the library's float64 attention.
 
-    qkv byhand --example three-tokens
+    Examples:
 
-    qkv byhand --x "1 0; 0 1" --wq "1 2; 0 1" --wk "1 0; 1 1" --wv "1/2 0; 0 3"
-
-    qkv byhand --q "1 0" --k "1 0; 0 1" --v "4; 8" --beta 1 --html out.html
-
-    qkv byhand --verify answer.toml
+        qkv byhand --example three-tokens
+        qkv byhand --x "1 0; 0 1" --wq "1 2; 0 1" --wk "1 0; 1 1" --wv "1/2 0; 0 3"
+        qkv byhand --q "1 0" --k "1 0; 0 1" --v "4; 8" --beta 1 --html out.html
+        qkv byhand --verify answer.toml
 
     Matrices: rows apart by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); in a row with
     commas, and in files, also 2 1/2. A missing W is the identity.
@@ -99,15 +98,15 @@ def byhand(
     convention
         rows: one token a row, softmax(Q Kᵀ) V. columns: one token a column, V softargmax(KᵀQ).
     digits
-        Decimals shown.
+        How many decimals are shown.
     tolerance
         With --verify: how far early rounding may move a number and still be accepted (0.02 if not given).
     latex
-        Write LaTeX (for amsmath) instead.
+        Print the working as LaTeX (for amsmath).
     html
         Write one offline page to this file: each number shows its derivation on hover and on focus.
     json
-        Write one JSON document instead.
+        Print the working as JSON.
     """
     from qkv.byhand.examples import EXAMPLES, example_settings
     from qkv.byhand.files import read_answer, read_settings

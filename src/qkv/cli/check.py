@@ -10,6 +10,7 @@ from qkv.cli.grade import grade_submissions, list_rubrics
 
 def check(
     target: str | None = None,
+    /,
     *more: str,
     contract: Literal["none", "course", "encoder"] = "none",
     kind: Literal["causal", "bidirectional", "window", "prefix", "chunked"] | None = None,
@@ -45,13 +46,16 @@ def check(
 ) -> int:
     """Judge an implementation of attention by what it does.
 
-    Examples: `qkv check model.py:CausalSelfAttention --contract course`, `qkv check mypackage.layers:Attention
-    --kind causal --cache --args '{"dim": 64, "heads": 4}'`, `qkv check torch.nn:MultiheadAttention`,
-    `qkv check --rubric causal-self-attention submissions/*.py --csv grades.csv`.
-
     What is promised is judged, what is not is described. Always judged: NaN on finite input, dependence on the rest of
     the batch, randomness in eval, changed inputs, its cache against itself, parameters that nothing reaches. Exit code
-    1 if anything fails. The file or module that you name is run.
+    1 if anything fails. The file or module that you name is run, with your rights.
+
+    Examples:
+
+        qkv check model.py:CausalSelfAttention --contract course
+        qkv check mypackage.layers:Attention --kind causal --cache --args '{"dim": 64, "heads": 4}'
+        qkv check torch.nn:MultiheadAttention
+        qkv check --rubric causal-self-attention submissions/*.py --csv grades.csv
 
     Parameters
     ----------
@@ -59,28 +63,29 @@ def check(
         file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
         hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
     contract
-        Promises by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything.
+        What it promises, by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything. The
+        options below add to it.
     kind
-        Who sees whom.
+        Which tokens a token may see.
     window
-        With --kind window: how many tokens a query sees, itself included.
+        With --kind window: how many tokens a token sees, itself included.
     scale
         What q·k is multiplied by: "head" for d^-½, or a number.
     grouped
-        How heads of queries share heads of keys.
+        How heads of queries share heads of keys: repeated (0 0 1 1) or tiled (0 1 0 1).
     mask
         What True means in a mask that is handed in.
     alignment
         Where a causal mask stands if there are more keys than queries.
     position
-        relative: only distances between tokens may matter. rotary: so, by turning all widths of queries and keys.
-        alibi: so, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: their order must not matter.
+        relative: only distances between tokens may matter. rotary: the same, by turning all of a query's and a key's
+        width. alibi: the same, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order must not matter.
     loss
-        What a place is asked for: the next token of those handed in, or the same place of labels that come shifted.
+        Of a loss: next, it shifts the tokens itself; same, its labels come shifted already.
     padding
         Padding, wherever it stands, must not matter.
     cache
-        It has a cache, and it must agree with the whole.
+        It has a cache; with it the outputs must be those of the whole text at once.
     like
         A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
         outputs and gradients must be its own.
@@ -105,7 +110,7 @@ def check(
     fresh
         With hf:all: forget earlier results.
     all_findings
-        Show also what does not apply.
+        Show also the checks that do not apply.
     junit
         Write the findings as JUnit XML to this file.
     html
@@ -133,10 +138,12 @@ def check(
     if rubric is not None:
         files = [] if target is None else [target, *more]
         return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
-    if more or csv is not None or unsafe:
+    if more or csv is not None or unsafe or seed is not None:
         raise ValueError(
-            "several files, --csv and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
+            "several files, --csv, --seed and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
         )
+    if matrix and not zoo:
+        raise ValueError("--matrix goes with --zoo: it prints the zoo as a table")
     if zoo:
         return _zoo(json, matrix)
     if target is None:
@@ -145,6 +152,10 @@ def check(
         from qkv.cli.check_all import check_all
 
         return check_all(family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json)
+    if family is not None or results is not None or fresh:
+        raise ValueError(f"--family, --results and --fresh belong to hf:all; got the target {target}")
+    if (kind == "window") != (window is not None):
+        raise ValueError("--kind window and --window go together: --kind window --window 128")
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page

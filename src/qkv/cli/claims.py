@@ -28,19 +28,27 @@ def claims(
 ) -> int:
     """The textbook's statements about attention and transformers, tried by experiment.
 
-    `qkv claims` lists them, `qkv claims run copy beta` runs some, `qkv claims run --all` all. The exit code is 0 when
-    every verdict is the one that a sound attention gives, 1 when one is not.
+    Without names they are listed. The exit code is 0 when every verdict is the one that a sound attention gives, 1 when
+    one is not.
+
+    Examples:
+
+        qkv claims
+        qkv claims run copy beta
+        qkv claims run copy --set beta=2
+        qkv claims run --all --report claims.html
 
     Parameters
     ----------
     words
-        Nothing, to list; or `run` and names of claims; or `run --all`.
+        Nothing, to list the claims; or `run` and the names of some; or `run --all`.
     every
         Run all claims.
     seed
-        Another seed, other random numbers.
+        Another seed gives other random numbers.
     knobs
-        A condition of the experiment, such as --set beta=30: break it and see where. May be given several times.
+        Another condition of the experiment, such as --set beta=30: see where the claim breaks. May be given several
+        times; a name that is not there is answered with those there are.
     wrong
         A wrong implementation in place of the right one, such as --wrong no-scale: the verdict should change.
     long

@@ -5,28 +5,28 @@ from typing import Literal
 
 from rich.table import Table
 
+from qkv.cli.checkpoint import trained
 from qkv.cli.console import err, out, print_json
 
 
-def convert(source: str, target: Path, *, to: Literal["hf", "qkv"], json: bool = False) -> int:
+def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: bool = False) -> int:
     """Read a checkpoint of any kind qkv knows and write it as a folder, whole or not at all.
 
-    SOURCE is a folder of qkv's or of Hugging Face's (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT, ViT, BART; safetensors,
-    in one file or in shards), a llama2.c file (.bin), or a hub id such as openai-community/gpt2, which is fetched if no
-    folder has that name. The numbers are not changed, only their names and arrangement; tokenizer.json comes along.
+    SOURCE is a run, a folder of qkv's or of Hugging Face's (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT, ViT, BART;
+    safetensors, in one file or in shards), a llama2.c file (.bin), or a hub id such as openai-community/gpt2, which is
+    fetched if no folder has that name. The numbers are not changed, only their names and arrangement; tokenizer.json
+    comes along.
 
     Examples:
 
         qkv convert openai-community/gpt2 models/gpt2 --to qkv
-
         qkv convert stories260K.bin models/stories --to hf
-
-        qkv convert runs/shakespeare models/shakespeare-hf --to hf
+        qkv convert runs/vit-digits-1 models/digits-hf --to hf
 
     Parameters
     ----------
     source
-        A folder, a llama2.c file or a hub id.
+        A run's folder, a model's folder, a llama2.c file or a hub id.
     target
         The folder to write; an older model's folder of that name is replaced, any other is refused.
     to
@@ -36,6 +36,7 @@ def convert(source: str, target: Path, *, to: Literal["hf", "qkv"], json: bool =
     """
     from qkv.hub import left_out, load, save_hf
 
+    source = trained(source)
     if Path(source).exists() and target.exists() and Path(source).resolve() == target.resolve():
         raise ValueError(f"{target} is where the model is read from; choose another folder to write it to")
     with err().status(f"reading {source}"):

@@ -14,7 +14,7 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     Parameters
     ----------
     device
-        What to measure: cpu, cuda, mps. The accelerator if there is one, unless said otherwise.
+        What to measure: cpu, cuda or mps. If not given, the accelerator if there is one, else the cpu.
     json
         Print the findings as JSON.
     """

@@ -46,7 +46,8 @@ def grade_submissions(
 
 def _usable(paths: Sequence[Path], csv: Path | None, seed: int | None, jobs: int, signature: str) -> None:
     if not paths:
-        raise ValueError(f"name the submissions: qkv check --rubric … submissions/*.py. Students supply: {signature}")
+        supplied = " ".join(signature.split())
+        raise ValueError(f"name the submissions: qkv check --rubric … submissions/*.py. Students supply: {supplied}")
     for path in paths:
         if not path.is_symlink() and not path.exists():
             raise ValueError(f"there is no file {path}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from qkv.cli.checkpoint import trained
 from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
 def look(
     checkpoint: str,
+    /,
     *words: str,
     target: Words = None,
     layer: str | None = None,
@@ -36,28 +38,24 @@ def look(
     A checkpoint and a text (or the file of a picture) give the kinds of heads that were found and a map of the most
     telling one. The model runs once, as it always does; its weights are computed from what was recorded.
 
-    qkv look stories260K/ "Once upon a time"
+    Examples: all heads in one page, attention over a picture, an encoder–decoder, two heads silenced, which heads
+    matter, two inputs head by head:
 
-    qkv look stories260K/ "Once upon a time" --layer 2 --head 5
-
-    qkv look gpt2 "The cat sat on the mat" --html look.html          every head in one offline page
-
-    qkv look my-vit/ photo.png --png overlay.png                      attention drawn over the picture
-
-    qkv look my-translator/ "Ein Mann" --target "A man"               encoder, decoder and cross-attention
-
-    qkv look gpt2 "Paris is in" --silence 5.1 --silence 6.9           what two heads do for the prediction
-
-    qkv look gpt2 "Paris is in" --sweep                               which heads matter
-
-    qkv look gpt2 "Paris is in" --against "London is in"              two inputs, head by head
+        qkv look runs/gpt-text-1 "To be, or not to be"
+        qkv look stories260K/ "Once upon a time" --layer 2 --head 5
+        qkv look gpt2 "The cat sat on the mat" --html look.html
+        qkv look my-vit/ photo.png --png overlay.png
+        qkv look my-translator/ "Ein Mann" --target "A man"
+        qkv look gpt2 "Paris is in" --silence 5.1 --silence 6.9
+        qkv look gpt2 "Paris is in" --sweep
+        qkv look gpt2 "Paris is in" --against "London is in"
 
     Parameters
     ----------
     checkpoint
-        A folder of qkv's or Hugging Face's, a llama2.c file, or a hub id.
+        A run's folder, a model's folder (qkv's or Hugging Face's), a llama2.c file, or a hub id.
     words
-        The text; or the file of a picture; or, for a model without a tokenizer, its tokens' numbers: "12 7 99".
+        A text; or the file of a picture; or, for a model without a tokenizer, the numbers of its tokens: "12 7 99".
     target
         For an encoder–decoder, what it wrote; otherwise it writes itself.
     layer
@@ -113,6 +111,7 @@ def look(
 def _opened(checkpoint: str, given: str | None, target: str | None) -> "Subject":
     from qkv.look import subject
 
+    trained(checkpoint)  # a run that is not finished has nothing to look into, and is told so
     return subject.open(checkpoint, given, target=target)
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from qkv.cli.console import err, out, print_json
 
 
-def runs(folder: Path = Path("runs"), *more: Path, json: bool = False) -> int:
+def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int:
     """List the runs of a folder, or compare the runs named.
 
     Examples:
@@ -19,9 +19,9 @@ def runs(folder: Path = Path("runs"), *more: Path, json: bool = False) -> int:
     Parameters
     ----------
     folder
-        A folder of runs, or a run.
+        A folder of runs, which are listed; or a run.
     more
-        Other runs, to be compared: their numbers, and the settings in which they differ.
+        More runs to compare with it: their numbers, and the settings in which they differ.
     json
         Print them as JSON.
     """
@@ -48,12 +48,14 @@ def runs(folder: Path = Path("runs"), *more: Path, json: bool = False) -> int:
 def _show(found: list[Any]) -> None:
     from qkv.recipes.report import figure
 
-    rows = Table("run", "recipe", "model", "seed", "parameters", "minutes", "result", box=None, padding=(0, 2))
+    rows = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", "recipe", "model", "seed", "parameters", "minutes"):
+        rows.add_column(name, no_wrap=True)  # a run's name is there to be copied; what is long is folded in the result
+    rows.add_column("result")
     for run in found:
         numbers = run.result.get("test") or run.result.get("validation") or {}
-        told = ", ".join(
-            f"{name} {figure(name, value)}" for name, value in numbers.items() if isinstance(value, int | float)
-        )
+        shown = {name: figure(name, value) for name, value in numbers.items() if isinstance(value, int | float)}
+        told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
         rows.add_row(
             str(run.folder),
             run.recipe.system,

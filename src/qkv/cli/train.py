@@ -45,11 +45,11 @@ def train(
     Parameters
     ----------
     recipe
-        Which system; without one, those there are.
+        What to train; without a recipe, those there are are listed.
     data
         Where the data is, if not what ships: a file or a folder, as the recipe's summary says.
     model
-        Which of the system's models: its own, a variant, or a baseline such as cnn, mlp, rnn, rnn-attention.
+        Which of the recipe's models, as `qkv train` lists them: its own, a variant, or a baseline such as cnn or rnn.
     preset
         A named set of changes, such as course: the course's numbers exactly.
     set_
@@ -57,19 +57,20 @@ def train(
     config
         A TOML file of changes, such as another run's recipe.toml; --set goes over it.
     seed
-        Another seed, other first weights and another order of the data.
+        Another seed gives other first weights and another order of the data; 0 if not given.
     minutes
         How long: the speed is measured once, and the steps that fit are fixed in recipe.toml.
     steps
-        How many steps in all; warm-up and evaluations keep their share.
+        How many steps in all, in place of the recipe's; warm-up and evaluations keep their share.
     folder
         Where the run is kept; runs/RECIPE-N if not given.
     resume
-        auto goes on with an unfinished run of the same recipe; never begins anew; always insists on one.
+        auto: go on with an unfinished run of the same recipe, if there is one. never: begin a new run. always: go on,
+        or stop if there is none.
     show
-        Print the resolved recipe as TOML, and do nothing.
+        Print the whole recipe as TOML, as --config reads it, and train nothing.
     quiet
-        No progress.
+        Show no progress.
     json
         Print the result as JSON; progress becomes JSON lines on stderr.
     """
@@ -89,7 +90,7 @@ def train(
         if json:
             print_json(resolved.to_table())
         else:
-            out().print(to_toml(resolved.to_table()), markup=False, highlight=False, end="")
+            out().print(to_toml(resolved.to_table()), markup=False, soft_wrap=True, end="")
         return 0
     assert name in SYSTEMS
     return _run(resolved, folder, minutes, steps, resume, quiet, json)

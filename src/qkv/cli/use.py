@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
+from qkv.cli.checkpoint import again, trained
 from qkv.cli.console import err, out, print_json
 
 OPTIONS = {
@@ -17,6 +18,7 @@ OPTIONS = {
 
 def use(
     checkpoint: str,
+    /,
     *inputs: str,
     top: int | None = None,
     count: int | None = None,
@@ -44,7 +46,7 @@ def use(
     Parameters
     ----------
     checkpoint
-        A run, a model's folder, a Hugging Face folder or a hub id.
+        A run's folder, a model's folder (qkv's or Hugging Face's), or a hub id.
     inputs
         What to use it on: files or texts; without any, lines from standard input.
     top
@@ -54,7 +56,7 @@ def use(
     temperature
         Of a text: 0 takes the likeliest token each time; higher is bolder.
     top_p
-        Of a text: tokens outside this share of the probability are left out.
+        Of a text: only the likeliest tokens that together have this share of the probability are drawn from.
     seed
         Of a text: another seed, another text.
     beams
@@ -66,13 +68,17 @@ def use(
     """
     from qkv.recipes.use import open_tool
 
-    tool = open_tool(checkpoint)
+    if count is not None and count < 1:
+        raise ValueError(f"--count is how many tokens are written, 1 or more; got {count}")
+    tool = open_tool(trained(checkpoint))
     given = {"top": top, "count": count, "temperature": temperature, "top_p": top_p, "seed": seed, "beams": beams}
     given["threshold"] = threshold
     choices = {name: value for name, value in given.items() if value is not None}
     if foreign := sorted(set(choices) - OPTIONS[tool.task]):
         offered = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(OPTIONS[tool.task])) or "no options"
-        raise ValueError(f"--{foreign[0]} is not for a model that is there to {tool.task}; it takes {offered}")
+        raise ValueError(
+            f"--{foreign[0].replace('_', '-')} is not for a model that is there to {tool.task}; it takes {offered}"
+        )
     results = [tool(text, **choices) for text in inputs or _lines()]
     if json:
         print_json([vars(used) for used in results])
@@ -82,13 +88,13 @@ def use(
     return 0
 
 
-def evaluate(run: str, *, json: bool = False) -> int:
+def evaluate(run: str, /, *, json: bool = False) -> int:
     """Test a finished run again: the numbers of its validation and of its test, computed anew from its model.
 
     Parameters
     ----------
     run
-        The run's folder.
+        The run's folder, such as runs/vit-digits-1; `qkv runs` lists them.
     json
         Print them as JSON.
     """
@@ -97,7 +103,7 @@ def evaluate(run: str, *, json: bool = False) -> int:
 
     opened = open_run(run)
     if not opened.finished:
-        raise ValueError(f"{run} is not finished; go on with it by: qkv train {opened.recipe.system} --folder {run}")
+        raise ValueError(f"{run} is not finished; go on with it: {again(run)}")
     task = system(opened.recipe.system).build(opened.recipe)
     model, validate = opened.model, task.stages[-1].validate
     result: dict[str, Any] = {"validation": {} if validate is None else validate(model), "test": task.test(model)}

@@ -25,6 +25,8 @@ def given(task: Task, minutes: float | None, steps: int | None, note: Callable[[
         raise ValueError("a run is given minutes or steps, not both")
     if minutes is not None and minutes <= 0:
         raise ValueError(f"minutes are above 0; got {minutes}")
+    if steps is not None and steps < 1:
+        raise ValueError(f"a run has at least 1 step; got {steps}")
     shares = sum(stage.share for stage in task.stages)
     fitted = dict(task.recipe.stages)
     for stage in task.stages:

@@ -1,0 +1,26 @@
+"""The commands that a page shows, and what it says they print."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK = re.compile(r"^(?P<long><!-- long -->\n)?```(?:console)?\n(?P<text>\$ .*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line after `$ `, with the output shown below it; `...` in it stands for anything."""
+
+    line: str
+    shown: str
+    long: bool
+
+
+def commands(page: Path) -> list[Command]:
+    """All commands of a page, in order; those of a block after <!-- long --> take long."""
+    found = []
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            found.append(Command(line, shown, block["long"] is not None))
+    return found

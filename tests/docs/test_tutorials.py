@@ -1,0 +1,91 @@
+"""What the tutorials and the README show is what the commands print; the notebooks are the tutorials, and they run."""
+
+import doctest
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import make_notebooks
+import pytest
+from page_blocks import commands
+from page_shell import Shell
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+CELLS = "import json, sys\nhere = {}\nfor cell in json.load(sys.stdin): exec(compile(cell, '<cell>', 'exec'), here)"
+
+
+@pytest.fixture(scope="module")
+def shells(tmp_path_factory):
+    """Makes shells in a copy of what a clone has; one process stands behind all of them."""
+    home = tmp_path_factory.mktemp("shell")
+    shell = Shell(home, home)
+
+    def make(name: str) -> Shell:
+        shell.folder = tmp_path_factory.mktemp(name)
+        shutil.copytree(ROOT / "docs", shell.folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", shell.folder)
+        return shell
+
+    yield make
+    shell.close()
+
+
+def check_page(page: Path, shell: Shell, *, long: bool) -> None:
+    for command in commands(page):
+        if command.long and not long:
+            continue
+        code, printed = shell.run(command.line)
+        shown = f"$ {command.line}\n{printed}"
+        assert "Traceback" not in printed, shown
+        assert code == 0 or command.shown, shown
+        assert doctest.OutputChecker().check_output(command.shown, printed, ALIKE), f"{shown}\n— but —\n{command.shown}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_quick_commands_print_what_the_page_shows(page, shells):
+    check_page(page, shells(page.stem), long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_all_commands_print_what_the_page_shows(page, shells):
+    check_page(page, shells(page.stem), long=True)
+
+
+def code_cells(notebook: Path) -> list[dict]:
+    return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cells(notebook: Path, shell: Shell, *, long: bool) -> str:
+    """Run the code cells in one new process, in order, as opened in their own folder; what they printed."""
+    cells = [("".join(cell["source"]), bool(cell["metadata"].get("tags"))) for cell in code_cells(notebook)]
+    chosen = [source for source, slow in cells if long or not (slow or "runs/" in source)]  # what trains is slow too
+    (shell.folder / "cells.json").write_text(json.dumps(chosen))
+    (shell.folder / "run_cells.py").write_text(CELLS)
+    code, printed = shell.run(f"cd docs/tutorials && {sys.executable} ../../run_cells.py < ../../cells.json")
+    assert code == 0, printed
+    assert "Traceback" not in printed, printed
+    return printed
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_its_page_without_outputs(notebook):
+    page = notebook.with_suffix(".md").read_text(encoding="utf-8")
+    assert notebook.read_text(encoding="utf-8") == make_notebooks.notebook(page), "python docs/make_notebooks.py"
+    assert {cell.stem for cell in NOTEBOOKS} == set(make_notebooks.NAMES)
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(notebook))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_quick_cells_of_a_notebook_run_in_order(notebook, shells):
+    assert "qkv" in run_cells(notebook, shells(notebook.stem), long=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_all_cells_of_a_notebook_run_in_order(notebook, shells):
+    assert "qkv" in run_cells(notebook, shells(notebook.stem), long=True)
