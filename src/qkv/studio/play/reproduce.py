@@ -127,7 +127,8 @@ def _from_file(names: list[str]) -> list[str]:
         f'given = tomllib.load(open("{FILE}", "rb"))',
         "def tensor(name):",
         "    rows = cells_of(given[name], name, limit=64)",
-        "    return torch.tensor([[float(read_number(cell).decimal) for cell in row] for row in rows], dtype=torch.float64)",
+        "    values = [[float(read_number(cell).decimal) for cell in row] for row in rows]",
+        "    return torch.tensor(values, dtype=torch.float64)",
         *(f'{name} = tensor("{name}")' for name in names),
     ]
 

@@ -61,20 +61,24 @@ interface Question {
 }
 const REST = 140; // milliseconds without a change until the exact working is asked for
 
+const NO_SOURCES = new Set<string>();
+const NONE_BAD: Bad[] = [];
+
 class Playing {
   state = $state.raw<State | null>(null);
   numbers = $state.raw<Numbers | null>(null);
   exact = $state.raw<Exact | null>(null);
-  bad = $state.raw<Bad[]>([]);
+  bad = $state.raw<Bad[]>(NONE_BAD);
   problem = $state("");
   examples = $state.raw<Example[]>([]);
   example = $state("");
   query = $state(0);
   head = $state(0);
   derivation = $state.raw<(Derivation & { at: string; of: State }) | null>(null);
-  sources = $derived(new Set(this.derivation && this.derivation.of === this.state ? this.derivation.sources : []));
+  sources = $derived(this.derivation && this.derivation.of === this.state ? new Set(this.derivation.sources) : NO_SOURCES);
   took = $state(0);
   saved: State | null = null; // X and its W, set aside when vectors are moved themselves
+  private turn = 0;
   private resting: ReturnType<typeof setTimeout> | undefined;
   private latest = new Latest<Question, Awaited<ReturnType<typeof maps<any>>>>(
     (question) => maps<any>("/api/playground/numbers", { ...asked(question.state), query: question.query, head: question.head }),
@@ -88,10 +92,13 @@ class Playing {
   }
 
   async begin(found: Record<string, string>): Promise<void> {
+    const turn = ++this.turn; // a newer link overtakes an older one
     if (!this.examples.length) this.examples = await get<Example[]>("/api/playground/examples");
+    if (turn !== this.turn) return;
     if (!Object.keys(found).length && this.state) return this.settle();
     try {
       const known = await unpacked(found);
+      if (turn !== this.turn) return;
       const example = this.examples.find((each) => each.name === known.example);
       if (known.example && !example) throw new Error(`there is no example “${known.example}”`);
       this.open(known.form ? fromFields(known) : (example ?? this.examples[0]).state, known.form ? "" : (example ?? this.examples[0]).name);
@@ -140,17 +147,18 @@ class Playing {
   }
 
   private came({ head, arrays }: { head: any; arrays: Record<string, any> }, { state, since }: Question): void {
-    this.bad = head.bad;
+    this.bad = head.bad.length ? head.bad : NONE_BAD;
     this.problem = "";
     if (head.bad.length) return; // the last good picture stays
-    const table = (name: string): Table => ({ rows: arrays[name].shape[0], columns: arrays[name].shape[1], data: arrays[name].data });
+    const before = this.numbers;
+    const table = (name: string, old?: Table): Table => kept({ rows: arrays[name].shape[0], columns: arrays[name].shape[1], data: arrays[name].data }, old);
     const tables = (name: string): Table[] => {
       const [h, rows, columns] = arrays[name].shape;
       return Array.from({ length: h }, (_, i) => ({ rows, columns, data: arrays[name].data.subarray(i * rows * columns, (i + 1) * rows * columns) }));
     };
     this.numbers = {
-      of: state, beta: head.beta, notice: head.notice, allowed: arrays.allowed.data,
-      queries: table("queries"), keys: table("keys"), values: table("values"), joined: table("heads_output"), output: table("output"),
+      of: state, beta: head.beta, notice: head.notice, allowed: before && alike(before.allowed, arrays.allowed.data) ? before.allowed : arrays.allowed.data,
+      queries: table("queries", before?.queries), keys: table("keys", before?.keys), values: table("values", before?.values), joined: table("heads_output"), output: table("output"),
       scores: tables("scores"), scaled: tables("scaled"), weights: tables("weights"),
     };
     void tick().then(() => requestAnimationFrame(() => setTimeout(() => (this.took = performance.now() - since))));
@@ -227,6 +235,17 @@ class Playing {
     rows[row][column] = 1 - rows[row][column];
     this.change({ mask: "own", allowed: rows.map((signs) => signs.join("")) });
   }
+}
+
+// What did not change stays the same object, so that what shows it is not drawn again.
+function kept(table: Table, old?: Table): Table {
+  return old && old.rows === table.rows && old.columns === table.columns && alike(old.data, table.data) ? old : table;
+}
+
+function alike(a: ArrayLike<number>, b: ArrayLike<number>): boolean {
+  if (a.length !== b.length) return false;
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+  return true;
 }
 
 function texts(table: Table, row: number): string[] {
