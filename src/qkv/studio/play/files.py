@@ -9,7 +9,7 @@ from typing import Any
 
 from qkv.byhand.files import MOST_BYTES, read_settings
 from qkv.studio.play.examples import state_of
-from qkv.studio.play.given import HARD, Given, read_given
+from qkv.studio.play.given import FORMS, HARD, Given, read_given
 from qkv.studio.play.reproduce import FILE, words
 
 EXTRA = "# playground: "  # a comment with what `qkv byhand` has no word for
@@ -39,6 +39,8 @@ def opened(name: str, text: str) -> dict[str, Any]:
         path = Path(folder) / f"file{kind}"
         path.write_text(text, encoding="utf-8")
         state = state_of(read_settings(path))
+    if missing := [matrix for matrix in FORMS[state["form"]] if matrix not in state]:
+        raise ValueError(f"give inputs x (with wq, wk, wv) or all of q, k and v: {', '.join(missing)} missing")
     state |= _extra(text)
     read_given(state)  # what does not fit is refused here, before the page shows it
     return state

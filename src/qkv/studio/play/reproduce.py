@@ -122,9 +122,10 @@ def _written(given: Given, names: list[str]) -> list[str]:
 
 def _from_file(names: list[str]) -> list[str]:
     return [
+        "from pathlib import Path",
         "import tomllib, torch, qkv",
         "from qkv.byhand.reading import cells_of, read_number",
-        f'given = tomllib.load(open("{FILE}", "rb"))',
+        f'given = tomllib.loads(Path("{FILE}").read_text("utf-8"))',
         "def tensor(name):",
         "    rows = cells_of(given[name], name, limit=64)",
         "    values = [[float(read_number(cell).decimal) for cell in row] for row in rows]",

@@ -70,6 +70,7 @@ class Playing {
   exact = $state.raw<Exact | null>(null);
   bad = $state.raw<Bad[]>(NONE_BAD);
   problem = $state("");
+  note = $state("");
   examples = $state.raw<Example[]>([]);
   example = $state("");
   query = $state(0);
@@ -91,6 +92,11 @@ class Playing {
     return this.exact && this.exact.of === this.numbers?.of ? this.exact : null;
   }
 
+  // Whether everything that is shown belongs to the state, the exact working too.
+  get rested(): boolean {
+    return this.current !== null && this.exact?.of === this.state;
+  }
+
   async begin(found: Record<string, string>): Promise<void> {
     const turn = ++this.turn; // a newer link overtakes an older one
     if (!this.examples.length) this.examples = await get<Example[]>("/api/playground/examples");
@@ -105,7 +111,7 @@ class Playing {
       this.choose(Number(known.query ?? 1) - 1, Number(known.head ?? 1) - 1);
     } catch (problem) {
       this.open(this.examples[0].state, this.examples[0].name);
-      this.problem = `The link cannot be read: ${(problem as Error).message}`;
+      this.note = `The link cannot be read: ${(problem as Error).message}`;
     }
   }
 
@@ -123,7 +129,7 @@ class Playing {
   set(state: State): void {
     if (this.state !== state) this.example = "";
     this.state = state;
-    this.problem = "";
+    this.problem = this.note = "";
     this.query = Math.min(this.query, queries(state) - 1);
     this.head = Math.min(this.head, state.heads - 1);
     this.ask();
@@ -143,7 +149,7 @@ class Playing {
 
   private settle(): void {
     clearTimeout(this.resting);
-    this.resting = setTimeout(() => void this.rested(), REST);
+    this.resting = setTimeout(() => void this.resolve(), REST);
   }
 
   private came({ head, arrays }: { head: any; arrays: Record<string, any> }, { state, since }: Question): void {
@@ -165,7 +171,7 @@ class Playing {
   }
 
   // When nothing changed for a moment: the exact working, and the link.
-  private async rested(): Promise<void> {
+  private async resolve(): Promise<void> {
     const state = this.state!;
     if (place.room === "playground") place.keep(await this.link());
     if (this.bad.length || this.problem || this.exact?.of === state) return;
