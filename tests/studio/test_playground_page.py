@@ -118,10 +118,20 @@ def test_a_mask_clicked_a_vector_moved_and_heads_added(room):
     plain = work(**GIVEN)
     moved = work(q=plain.queries.exact, k=[*plain.keys.exact[:2], ["-2.4", "7/2"]], v=plain.values.exact)
     assert same(page, moved)
+    end = page.locator("[data-point=keys-2] .reach").bounding_box()
+    page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(end["x"] + 60, end["y"] + 40, steps=3)
+    page.mouse.up()
+    rest(page)
+    dragged = [page.get_by_label(f"K row 3 column {column}").input_value() for column in (1, 2)]
+    assert float(dragged[0]) > -2.4 and float(dragged[1]) < 3.5
+    assert same(page, work(q=plain.queries.exact, k=[*plain.keys.exact[:2], dragged], v=plain.values.exact))
+    page.get_by_role("button", name="back to X and W").wait_for()
     page.get_by_role("group", name="Heads", exact=True).get_by_role("button", name="2").click()
     page.get_by_role("button", name="head 2").click()
     rest(page)
-    both = work(q=plain.queries.exact, k=[*plain.keys.exact[:2], ["-2.4", "7/2"]], v=plain.values.exact, heads=2)
+    both = work(q=plain.queries.exact, k=[*plain.keys.exact[:2], dragged], v=plain.values.exact, heads=2)
     assert step(page, "weights-2") == printed(both.weights)[3:]
     assert step(page, "joined") == printed(both.output)
 

@@ -78,7 +78,7 @@ class Playing {
   derivation = $state.raw<(Derivation & { at: string; of: State }) | null>(null);
   sources = $derived(this.derivation && this.derivation.of === this.state ? new Set(this.derivation.sources) : NO_SOURCES);
   took = $state(0);
-  saved: State | null = null; // X and its W, set aside when vectors are moved themselves
+  saved = $state.raw<State | null>(null); // X and its W, set aside when vectors are moved themselves
   private turn = 0;
   private resting: ReturnType<typeof setTimeout> | undefined;
   private latest = new Latest<Question, Awaited<ReturnType<typeof maps<any>>>>(
