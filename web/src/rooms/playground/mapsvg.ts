@@ -1,7 +1,7 @@
 // A large map of weights as a drawing that stands alone.
 
 import { COLOURS, shade } from "../../lib/colour";
-import type { Table } from "./playing.svelte";
+import type { Table } from "./tables";
 
 export function mapSvg(table: Table, side = 8): string {
   const cells: string[] = [];

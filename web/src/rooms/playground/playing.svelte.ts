@@ -4,16 +4,11 @@ import { tick } from "svelte";
 
 import { get, maps, post } from "../../lib/api";
 import { place } from "../../lib/route.svelte";
-import { decimal } from "./format";
 import { Latest } from "./latest";
 import { fields, fromFields, packed, unpacked } from "./link";
-import { asked, fitted, headChoices, keys, queries, type Matrix, type Name, type State } from "./state";
+import { asked, fitted, headChoices, keys, queries, type Name, type State } from "./state";
+import { alike, asText, kept, texts, type Step, type Table } from "./tables";
 
-export interface Table {
-  rows: number;
-  columns: number;
-  data: Float64Array;
-}
 export interface Numbers {
   of: State;
   beta: number;
@@ -33,10 +28,6 @@ export interface Bad {
   row: number;
   column: number;
   sentence: string;
-}
-export interface Step {
-  exact: string[][];
-  decimal: string[][];
 }
 export interface Exact {
   of: State;
@@ -243,27 +234,4 @@ class Playing {
   }
 }
 
-// What did not change stays the same object, so that what shows it is not drawn again.
-function kept(table: Table, old?: Table): Table {
-  return old && old.rows === table.rows && old.columns === table.columns && alike(old.data, table.data) ? old : table;
-}
-
-function alike(a: ArrayLike<number>, b: ArrayLike<number>): boolean {
-  if (a.length !== b.length) return false;
-  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
-  return true;
-}
-
-function texts(table: Table, row: number): string[] {
-  return Array.from(table.data.subarray(row * table.columns, (row + 1) * table.columns), (value) => String(Number(value.toPrecision(12))));
-}
-
-// Exact text where it can be read back, else twelve digits.
-function asText(table: Table, step?: Step): Matrix {
-  const readable = step?.exact.flat().every((cell) => cell.length < 60 && !/[≈sc]/.test(cell));
-  return readable ? step!.exact : Array.from({ length: table.rows }, (_, i) => texts(table, i));
-}
-
-export const at = (table: Table, row: number, column: number): number => table.data[row * table.columns + column];
-export const shown = (table: Table, row: number, column: number): string => decimal(at(table, row, column));
 export const playing = new Playing();
