@@ -11,6 +11,7 @@ from qkv.byhand.files import MOST_BYTES, read_settings
 from qkv.studio.play.examples import state_of
 from qkv.studio.play.given import FORMS, HARD, Given, read_given
 from qkv.studio.play.reproduce import FILE, words
+from qkv.studio.play.working import BY_HAND, too_large
 
 EXTRA = "# playground: "  # a comment with what `qkv byhand` has no word for
 
@@ -23,7 +24,8 @@ def written(given: Given) -> dict[str, str]:
     more = {**extra, **({"beta": HARD} if given.hard else {})}
     comment = f"{EXTRA}{json.dumps(more)}\n" if more else ""
     table = {**({"title": given.title} if given.title else {}), **words(given)}
-    return {"name": FILE, "text": f"# qkv byhand {FILE}\n{comment}{to_toml(table)}"}
+    use = "" if too_large(given, BY_HAND, BY_HAND) else f"# qkv byhand {FILE}\n"
+    return {"name": FILE, "text": f"{use}{comment}{to_toml(table)}"}
 
 
 def opened(name: str, text: str) -> dict[str, Any]:
