@@ -1,0 +1,158 @@
+"""The playground in a browser: what is typed, moved, masked and linked shows the library's numbers, digit by digit."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import qkv
+from qkv.byhand import work
+from qkv.byhand.examples import EXAMPLES
+from qkv.byhand.writing import fixed
+from qkv.studio.play.examples import many_tokens
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+GIVEN = {name: text for name, text in EXAMPLES["three-tokens"].items() if name != "title"}
+
+
+@pytest.fixture
+def room(serving, visit):
+    """Opens the playground at a state, in a browser of its own."""
+    place = serving()
+
+    def enter(state: str = "") -> Any:
+        page = visit(place).go(f"playground{state}")
+        page.set_default_timeout(20_000)
+        page.wait_for_selector("[data-testid=notice]")
+        rest(page)
+        return page
+
+    return enter
+
+
+def rest(page: Any) -> None:
+    """Until everything that is shown belongs to what was given last."""
+    page.wait_for_selector(".playground[data-rested=true]")
+
+
+def slide(page: Any, to: int) -> str:
+    """Move β's slider; what the page then says β is."""
+    page.locator("#beta").evaluate(
+        "(slider, to) => { slider.value = to; slider.dispatchEvent(new Event('input', {bubbles: true})) }", to
+    )
+    rest(page)
+    return page.get_by_label("β, typed").input_value()
+
+
+def step(page: Any, name: str) -> list[list[str]]:
+    """The numbers of a step as the page shows them."""
+    rows = page.locator(f"[data-step='{name}'] tr").all()
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+def printed(matrix: Any) -> list[list[str]]:
+    """As `qkv byhand` prints them, with the page's minus sign."""
+    return [[fixed(number.decimal).replace("-", "−") for number in row] for row in matrix.numbers]
+
+
+def same(page: Any, worked: Any) -> bool:
+    found = {name: step(page, name) for name in ("scores", "weights", "output")}
+    return found == {name: printed(getattr(worked, name)) for name in found}
+
+
+def test_a_slider_moved_shows_the_numbers_of_the_library(room):
+    page = room()
+    assert same(page, work(**GIVEN))
+    beta = slide(page, 60)
+    assert beta == "1.8"
+    assert same(page, work(**GIVEN, beta=beta))
+    page.get_by_role("button", name="exact").click()
+    page.locator("[data-step=weights] [data-cell='0,2']").click()
+    told = page.get_by_test_id("derivation").inner_text()
+    assert told.startswith("A[1,3] =") and "≈ 1" in told
+
+
+def test_sixty_four_tokens_show_the_numbers_of_qkv_attention(room):
+    page = room("?example=random-64&query=3")
+    beta = float(slide(page, 50))
+    given = {name: rows for name, rows in many_tokens().items() if isinstance(rows, list)}
+    x, wq, wk, wv = (
+        torch.tensor([[float(cell) for cell in row] for row in given[name]], dtype=torch.float64)
+        for name in ("x", "wq", "wk", "wv")
+    )
+    _, weights = qkv.attention(x @ wq, x @ wk, x @ wv, beta=beta, weights=True)
+    shown = page.locator("td[data-weight]").all_inner_texts()
+    large = {j: text for j, text in enumerate(shown) if weights[2, j] > 1e-3}
+    assert large == {j: f"{weights[2, j]:.4f}" for j in large} and len(large) > 5
+    assert "qkv.attention in float64" in page.get_by_test_id("by").inner_text()
+
+
+def test_a_cell_edited_shows_its_numbers_and_a_bad_one_its_sentence(room):
+    page = room()
+    cell = page.get_by_label("W_Q row 1 column 2")
+    cell.fill("3/4")
+    rest(page)
+    wq = "0 3/4" + GIVEN["wq"].removeprefix("0 1")
+    assert same(page, work(**{**GIVEN, "wq": wq}))
+    cell.fill("1/0")
+    page.wait_for_selector("[aria-invalid=true]")
+    assert "divides by zero" in page.get_by_role("alert").inner_text()
+    assert same(page, work(**{**GIVEN, "wq": wq}))  # the last good picture stays
+    cell.fill("1")
+    page.wait_for_selector("[aria-invalid=true]", state="detached")
+    rest(page)
+    assert same(page, work(**GIVEN))
+
+
+def test_a_mask_clicked_a_vector_moved_and_heads_added(room):
+    page = room()
+    page.get_by_test_id("mask").click(position={"x": 50, "y": 10})  # query 1, key 3
+    rest(page)
+    assert same(page, work(**GIVEN, mask="1 1 0; 1 1 1; 1 1 1"))
+    page.get_by_role("button", name="none").click()
+    rest(page)
+    page.locator("[data-point=keys-2]").focus()
+    page.keyboard.press("ArrowRight")
+    rest(page)
+    assert page.get_by_label("K row 3 column 1").input_value() == "-2.4"
+    plain = work(**GIVEN)
+    moved = work(q=plain.queries.exact, k=[*plain.keys.exact[:2], ["-2.4", "7/2"]], v=plain.values.exact)
+    assert same(page, moved)
+    end = page.locator("[data-point=keys-2] .reach").bounding_box()
+    page.mouse.move(end["x"] + end["width"] / 2, end["y"] + end["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(end["x"] + 60, end["y"] + 40, steps=3)
+    page.mouse.up()
+    rest(page)
+    dragged = [page.get_by_label(f"K row 3 column {column}").input_value() for column in (1, 2)]
+    assert float(dragged[0]) > -2.4 and float(dragged[1]) < 3.5
+    assert same(page, work(q=plain.queries.exact, k=[*plain.keys.exact[:2], dragged], v=plain.values.exact))
+    page.get_by_role("button", name="back to X and W").wait_for()
+    page.get_by_role("group", name="Heads", exact=True).get_by_role("button", name="2").click()
+    page.get_by_role("button", name="head 2").click()
+    rest(page)
+    both = work(q=plain.queries.exact, k=[*plain.keys.exact[:2], dragged], v=plain.values.exact, heads=2)
+    assert step(page, "weights-2") == printed(both.weights)[3:]
+    assert step(page, "joined") == printed(both.output)
+
+
+def test_a_link_opened_again_shows_the_same_and_a_hostile_name_is_only_text(room):
+    page = room()
+    page.get_by_label("Name of token 3").fill(HOSTILE)
+    page.get_by_role("button", name="causal").click()
+    slide(page, 40)
+    link = page.evaluate("location.hash")
+    again = room(link.removeprefix("#/playground"))
+    for name in ("scores", "weights", "output"):
+        assert step(again, name) == step(page, name)
+    assert again.get_by_label("Name of token 3").input_value() == HOSTILE
+    assert again.locator("img").count() == 0
+    again.locator("[data-point=queries-2]").focus()
+    again.keyboard.press("Enter")
+    again.wait_for_selector("[data-testid=notice] >> text=onerror")
+
+
+def test_a_link_that_cannot_be_read_says_so_and_shows_an_example(room):
+    page = room("?form=qkv&q=1,0")
+    assert "the link lacks k" in page.get_by_role("alert").inner_text()
+    assert same(page, work(**GIVEN))

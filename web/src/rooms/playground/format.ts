@@ -1,0 +1,43 @@
+// Numbers as `qkv byhand` prints them, for answers in float64: four places, tiny ones with two digits.
+
+const CLOSE = 1e-12; // float64 may miss a round number by this much
+
+export function decimal(value: number, places = 4): string {
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : value < 0 ? "−∞" : "?";
+  if (value === 0 || Math.abs(value) < 1e-40) return "0";
+  if (Math.abs(value) >= 1e9) return scientific(value, 5);
+  const text = value.toFixed(places);
+  const rounded = Number(text);
+  if (rounded === 0) return Math.abs(value) < CLOSE ? scientific(value, 2) : small(value);
+  if (Math.abs(value - rounded) <= CLOSE * Math.max(1, Math.abs(value))) return String(rounded);
+  return text;
+}
+
+function small(value: number): string {
+  return Math.abs(value) >= 1e-5 ? String(Number(value.toPrecision(2))).replace(/^(-?)(\d(?:\.\d+)?)e-5$/, (_, sign, digits) => `${sign}0.0000${digits.replace(".", "")}`) : scientific(value, 2);
+}
+
+function scientific(value: number, digits: number): string {
+  const [mantissa, power] = value.toExponential(digits - 1).split("e");
+  return `${mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa}e${Number(power)}`;
+}
+
+export const minus = (text: string): string => text.replaceAll("-", "−");
+
+export type Piece = { text: string; raised?: boolean; lowered?: boolean };
+
+// Exact text in pieces, powers raised and indices lowered: e^(3/2)/2, W_Q, 1.2e-7.
+export function pieces(written: string): Piece[] {
+  const found: Piece[] = [];
+  const pattern = /\^\(((?:[^()]|\([^()]*\))*)\)|\^(\w+)|(\d)e(-?\d+)|([WSZEAHQKV])_?([QKVO]\b|\d+(?=ᵀ|\b))/g;
+  let place = 0;
+  for (const match of written.matchAll(pattern)) {
+    found.push({ text: minus(written.slice(place, match.index)) });
+    if (match[3] !== undefined) found.push({ text: `${match[3]}·10` }, { text: minus(match[4]), raised: true });
+    else if (match[5] !== undefined) found.push({ text: match[5] }, { text: match[6], lowered: true });
+    else found.push({ text: minus(match[1] ?? match[2]), raised: true });
+    place = match.index + match[0].length;
+  }
+  found.push({ text: minus(written.slice(place)) });
+  return found.filter((piece) => piece.text);
+}

@@ -1,0 +1,56 @@
+import { expect, test } from "vitest";
+
+import { at, before, grown, panels, scale, smoothed, thinned } from "./curves";
+
+const series = (value: number[]) => ({ step: value.map((_, i) => i), seconds: value.map((_, i) => i / 2), value });
+
+test("a curve grows by what has come, and begins again when it is told to", () => {
+  const first = grown({}, { mark: "", anew: true, more: false, series: { loss: series([3, 2]) } });
+  const more = grown(first, { mark: "", anew: false, more: false, series: { loss: { step: [2], seconds: [1], value: [1] } } });
+  expect(more.loss).toEqual(series([3, 2, 1]));
+  expect(grown(more, { mark: "", anew: true, more: false, series: { loss: series([9]) } }).loss.value).toEqual([9]);
+  expect(first.loss.value).toEqual([3, 2]);
+});
+
+test("smoothing keeps a constant as it is, and is the closed formula of an average without bias", () => {
+  expect(smoothed([2, 2, 2], 0.9).map((value) => value.toFixed(12))).toEqual(Array(3).fill((2).toFixed(12)));
+  const share = 0.6;
+  const [a, b] = [5, 1];
+  expect(smoothed([a, b], share)[1]).toBeCloseTo((share * a + b) / (share + 1), 12);
+  expect(smoothed([1, 2], 0)).toEqual([1, 2]);
+});
+
+test("thinning keeps spikes and the last point", () => {
+  const points: [number, number][] = Array.from({ length: 10_000 }, (_, i) => [i, i === 777 ? 100 : i === 778 ? -100 : Math.sin(i)]);
+  const kept = thinned(points);
+  expect(kept.length).toBeLessThanOrEqual(1201);
+  expect(kept).toContainEqual([777, 100]);
+  expect(kept).toContainEqual([778, -100]);
+  expect(kept.at(-1)).toEqual(points.at(-1));
+  expect(kept.every((point, i) => i === 0 || point[0] >= kept[i - 1][0])).toBe(true);
+});
+
+test("scales hold every value and have marks people read", () => {
+  const even = scale([0.13, 2.31], false);
+  expect(even.ticks).toEqual([0, 1, 2, 3]);
+  expect([at(even.low, even), at(even.high, even)]).toEqual([0, 1]);
+  const log = scale([0.01, 0, 10, NaN], true);
+  expect(log.ticks).toEqual([0.01, 0.1, 1, 10]);
+  expect(at(0.316227766, log)).toBeCloseTo(0.5, 6);
+  expect(scale([5, 5], false).low).toBeLessThan(5);
+  expect(scale([], false).ticks).toEqual([]);
+});
+
+test("a reading is the last value at or before a place", () => {
+  const curve = { step: [10, 20, 30], seconds: [1, 2, 3], value: [3, 2, 1] };
+  expect([5, 10, 29, 99].map((place) => before(curve, place, "step"))).toEqual([undefined, 3, 2, 1]);
+  expect(before(curve, 2.5, "seconds")).toBe(2);
+});
+
+test("training and validation of one number share a picture; loss comes first", () => {
+  const stages = { train: { rate: series([1]), "training accuracy": series([1]), "validation loss": series([1]), "training loss": series([1]) } };
+  const found = panels([{ id: "a", colour: 0, stages }, { id: "b", colour: 1, stages }]);
+  expect(found.map((panel) => panel.name)).toEqual(["loss", "accuracy", "rate"]);
+  expect(found[0].training.map((curve) => curve.run)).toEqual(["a", "b"]);
+  expect(found[0].validation.length).toBe(2);
+});
