@@ -49,8 +49,8 @@ MODELS = {
         summary="A GPT that writes on, character by character, as Shakespeare's plays do.",
         data="Plays of William Shakespeare, as they ship with qkv",
         licence="public domain",
-        changes={"model.width": 96, "model.layers": 4, "model.heads": 6, "data.length": 128},
-        steps=1600,
+        changes={"model.width": 96, "model.layers": 3, "model.heads": 6, "data.length": 64, "data.batch": 16},
+        steps=1500,
     ),
     "biographies": Model(
         recipe="birthplaces",

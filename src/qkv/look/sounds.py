@@ -39,7 +39,7 @@ def _purpose(model: nn.Module) -> dict[str, Any]:
         purpose = {}
     if not isinstance(purpose, dict) or not {"mel", "mean", "deviation", "words"} <= set(purpose):
         raise ValueError(
-            f"this {type(model).__name__} does not say how it hears (purpose.json with mel, mean, deviation and words); "
+            f"this {type(model).__name__} does not say how it hears (purpose.json with mel, mean, deviation, words); "
             "in Python it can be looked at with qkv.look.at(model, frames)"
         )
     return purpose

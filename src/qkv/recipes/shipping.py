@@ -1,4 +1,4 @@
-"""From a finished run to a model that comes with qkv: small, tested again as it is stored, with a card that says all."""
+"""From a finished run to a model that comes with qkv: small, tested again as it is stored, with a card."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def place(name: str) -> Path:
 
 
 def read_card(name: str) -> dict[str, Any]:
-    """What is known of a model: recipe, seed, command, metrics, parameters, the data's licence, SHA-256 of its files."""
+    """What is known of a model: recipe, seed, command, metrics, parameters, the data's licence, its files' SHA-256."""
     path = _known(name) / CARD
     card = read_json(path, NEEDED)
     if not isinstance(card.get("sha256"), dict):
