@@ -20,7 +20,10 @@ from qkv.studio.jobs import stream
 from qkv.studio.state import Studio
 
 PAGE = Path(__file__).parent / "page"
-ENTERED = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>qkv</title>'
+ENTERED = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><link rel="icon" href="data:,">'
+    "<title>qkv</title>"
+)
 REFUSED = "This way in was used already: open the file that qkv studio names once more."
 
 
