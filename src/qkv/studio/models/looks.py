@@ -17,6 +17,7 @@ from qkv.look.outcome import answer, question_traced
 from qkv.look.requests import betas_of, silenced_of
 from qkv.look.rollout import rollout
 from qkv.look.session import ROLLED, rolled_trace
+from qkv.look.stacks import stack_of
 from qkv.look.subject import Subject
 from qkv.studio.answers import UnknownError
 from qkv.studio.models.given import Given, given
@@ -27,7 +28,7 @@ from qkv.trace.trace import pooled
 
 KEPT = 12  # looks that are remembered
 CHANGED = 150_000_000  # heads × queries × keys up to which changes are tried: they take unfused attention
-KINDS = 4096  # tokens up to which kinds of heads are found
+KINDS = 1024  # tokens up to which kinds of heads are found: the model reads the input five times for them
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,28 @@ class Look:
             self._rolled = rolled_trace(rollout(self.trace))
         return self._rolled, 0
 
+    @property
+    def rolls(self) -> bool:
+        """Whether there is a rollout: some blocks follow one another, on an input that is not too long."""
+        try:
+            layers = [self.trace.layers[place] for place in stack_of(self.trace).layers]
+        except ValueError:
+            return False
+        sizes = {layer.queries for layer in layers} | {layer.keys for layer in layers}
+        return len(sizes) == 1 and max(layer.queries for layer in self.trace.layers) <= ROLLED
+
+    @property
+    def tells_kinds(self) -> bool:
+        """Whether the input is short enough for kinds of heads to be found."""
+        return len(self.subject.tokens) <= KINDS
+
     def kinds(self) -> Heads:
         """The kinds of heads of the model as it is."""
         if self.plain is not None:
             return self.plain.kinds()
         with self.held.lock:
             if self._heads is None:
-                if len(self.subject.tokens) > KINDS:
+                if not self.tells_kinds:
                     raise ValueError(f"kinds of heads are found on up to {KINDS:,} tokens")
                 self._heads = heads(self.subject.model, self.subject.inputs)
         return self._heads

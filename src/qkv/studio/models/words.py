@@ -17,6 +17,7 @@ from qkv.studio.models.looks import Look
 from qkv.studio.models.shelf import Held
 
 LETTERS = {kind: kind[0].upper() for kind in KINDS} | {"positional": "L", "offset": "K", "mixed": "·"}
+LONG = 400  # letters of a text from which on a command reads it from a file
 WHERE = {(False, False): "target on target", (False, True): "source on source", (True, False): "target on source"}
 
 
@@ -62,6 +63,8 @@ def seen(look: Look) -> dict[str, Any]:
         "kind": subject.kind,
         "axes": axes,
         "layers": layers,
+        "rolls": look.rolls,
+        "tells_kinds": look.tells_kinds,
         "notes": list(subject.notes),
         "picture": _picture(look),
         "told": look.told.at(-1, subject),
@@ -125,12 +128,12 @@ def kinds(look: Look) -> dict[str, Any]:
 def reproduce(look: Look) -> dict[str, Any]:
     """The command without layer and head, which the page adds; and the Python before and after the map is asked for."""
     where, name = look.held.source.where, look.given.name
-    words = ["qkv", "look", where, name]
+    words = ["qkv", "look", where] + ([] if _is_long(look) else [name])
     words += ["--target", look.given.target] if look.given.target else []
     flags = [word for head in look.changes.silence for word in ("--silence", head)]
     flags += [word for beta in look.changes.beta for word in ("--beta", beta)]
     return {
-        "command": shlex.join(words),
+        "command": shlex.join(words) + (' "$(cat text.txt)"' if _is_long(look) else ""),
         "flags": shlex.join(flags),
         "cut": bool(look.changes.cut),
         "open": _open_lines(look),
@@ -138,8 +141,13 @@ def reproduce(look: Look) -> dict[str, Any]:
     }
 
 
+def _is_long(look: Look) -> bool:
+    return look.subject.kind in ("text", "pair") and len(look.given.name) > LONG
+
+
 def _open_lines(look: Look) -> list[str]:
-    where, given = repr(look.held.source.where), repr(look.given.name)
+    where = repr(look.held.source.where)
+    given = 'open("text.txt").read()' if _is_long(look) else repr(look.given.name)
     target = f", target={look.given.target!r}" if look.given.target else ""
     first = ["import qkv", "from qkv.look import effect, subject"]
     if look.given.sample is not None:

@@ -107,27 +107,20 @@ export class Session {
   }
 
   private async find(seen: Seen, still: () => boolean): Promise<void> {
-    try {
-      const kinds = await post<Kinds>("/api/models/kinds", { look: seen.look });
-      if (still()) this.kinds = kinds;
-    } catch {
-      // a long input has no kinds; its maps are there all the same
-    }
+    if (!seen.tells_kinds) return; // a long input's maps are there all the same
+    const kinds = await post<Kinds>("/api/models/kinds", { look: seen.look });
+    if (still()) this.kinds = kinds;
   }
 
   private async fetch(seen: Seen, still: () => boolean): Promise<void> {
     const found: Record<number, Small> = {};
     this.small = { ...this.small, [seen.look]: found };
-    for (const layer of [...seen.layers.keys(), -1]) {
+    for (const layer of [...seen.layers.keys(), ...(seen.rolls ? [-1] : [])]) {
       if (!still()) return;
-      try {
-        const { arrays } = await maps<{ layer: number }>("/api/models/layer", { look: seen.look, layer, size: SMALL });
-        const [heads, rows, columns] = arrays.maps.shape;
-        found[layer] = { heads, rows, columns, data: arrays.maps.data as Float32Array };
-        if (still()) this.small = { ...this.small, [seen.look]: { ...found } };
-      } catch (problem) {
-        if (layer >= 0) throw problem; // there may be no rollout
-      }
+      const { arrays } = await maps<{ layer: number }>("/api/models/layer", { look: seen.look, layer, size: SMALL });
+      const [heads, rows, columns] = arrays.maps.shape;
+      found[layer] = { heads, rows, columns, data: arrays.maps.data as Float32Array };
+      if (still()) this.small = { ...this.small, [seen.look]: { ...found } };
     }
   }
 

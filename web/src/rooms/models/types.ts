@@ -66,6 +66,8 @@ export interface Seen {
   kind: Opened["kind"];
   axes: string[][];
   layers: Layer[];
+  rolls: boolean;
+  tells_kinds: boolean;
   notes: string[];
   picture: Picture | null;
   told: Told;
