@@ -42,6 +42,8 @@ def look(
 
     qkv look gpt2 "The cat sat on the mat" --html look.html          every head in one offline page
 
+    qkv look qkv:shakespeare "To be, or not to be"                    a model that comes with qkv
+
     qkv look my-vit/ photo.png --png overlay.png                      attention drawn over the picture
 
     qkv look my-translator/ "Ein Mann" --target "A man"               encoder, decoder and cross-attention
@@ -55,9 +57,9 @@ def look(
     Parameters
     ----------
     checkpoint
-        A folder of qkv's or Hugging Face's, a llama2.c file, or a hub id.
+        A folder of qkv's or Hugging Face's, a llama2.c file, a hub id, or a model that comes with qkv: qkv:digits.
     words
-        The text; or the file of a picture; or, for a model without a tokenizer, its tokens' numbers: "12 7 99".
+        The text; or the file of a picture or a recording; or, without a tokenizer, the tokens' numbers: "12 7 99".
     target
         For an encoder–decoder, what it wrote; otherwise it writes itself.
     layer

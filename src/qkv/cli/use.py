@@ -35,6 +35,7 @@ def use(
 
     Examples:
 
+        qkv use qkv:digits seven.png
         qkv use runs/vit-digits-1 seven.png
         qkv use runs/gpt-text-1 "To be, or" --temperature 0.5
         qkv use runs/translate-1 "twenty-one thousand"
@@ -44,7 +45,7 @@ def use(
     Parameters
     ----------
     checkpoint
-        A run, a model's folder, a Hugging Face folder or a hub id.
+        A run, a model's folder, a Hugging Face folder, a hub id, or a model that comes with qkv: qkv:digits.
     inputs
         What to use it on: files or texts; without any, lines from standard input.
     top
