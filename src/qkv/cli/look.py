@@ -43,6 +43,7 @@ def look(
 
         qkv look runs/gpt-text-1 "To be, or not to be"
         qkv look stories260K/ "Once upon a time" --layer 2 --head 5
+        qkv look qkv:shakespeare "To be, or not to be"
         qkv look gpt2 "The cat sat on the mat" --html look.html
         qkv look my-vit/ photo.png --png overlay.png
         qkv look my-translator/ "Ein Mann" --target "A man"
@@ -53,9 +54,11 @@ def look(
     Parameters
     ----------
     checkpoint
-        A run's folder, a model's folder (qkv's or Hugging Face's), a llama2.c file, or a hub id.
+        A run's folder, a model's folder (qkv's or Hugging Face's), a llama2.c file, a hub id, or a model that comes
+        with qkv, such as qkv:digits.
     words
-        A text; or the file of a picture; or, for a model without a tokenizer, the numbers of its tokens: "12 7 99".
+        A text; or the file of a picture or a recording; or, for a model without a tokenizer, the numbers of its
+        tokens: "12 7 99".
     target
         For an encoder–decoder, what it wrote; otherwise it writes itself.
     layer

@@ -37,6 +37,7 @@ def use(
 
     Examples:
 
+        qkv use qkv:digits seven.png
         qkv use runs/vit-digits-1 seven.png
         qkv use runs/gpt-text-1 "To be, or" --temperature 0.5
         qkv use runs/translate-1 "twenty-one thousand"
@@ -46,7 +47,8 @@ def use(
     Parameters
     ----------
     checkpoint
-        A run's folder, a model's folder (qkv's or Hugging Face's), or a hub id.
+        A run's folder, a model's folder (qkv's or Hugging Face's), a hub id, or a model that comes with qkv:
+        qkv:digits.
     inputs
         What to use it on: files or texts; without any, lines from standard input.
     top

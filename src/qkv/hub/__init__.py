@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from qkv.hub import shipped
 from qkv.hub.fetch import resolve
 from qkv.hub.huggingface import left_out, load_hf, save_hf
 from qkv.hub.llama2c import load_llama2c
@@ -18,12 +19,14 @@ def load(path_or_id: str | Path) -> Model:
     - a folder as `model.save(folder)` writes it, or as Hugging Face's `save_pretrained` does: GPT-2, Llama, Mistral,
       Qwen 2 and 3, BERT, ViT, BART;
     - a llama2.c file (.bin);
-    - a hub id such as "openai-community/gpt2": fetched by huggingface_hub if no folder has that name.
+    - a hub id such as "openai-community/gpt2": fetched by huggingface_hub if no folder has that name;
+    - a model that comes with qkv: "qkv:digits" (`qkv.hub.shipped.names()` says which there are).
     """
     path = resolve(path_or_id)
     if path.is_file():
         return load_llama2c(path)
     described = folder.read_config(path)
     if "qkv" in described:
-        return folder.load(path, Model.known)
+        model = folder.load(path, Model.known)
+        return model.float() if shipped.is_here(path) else model
     return load_hf(path)

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from qkv.hub import shipped
 from qkv.hub.weights import INDEX
 from qkv.models.folder import COMPANIONS, CONFIG, WEIGHTS
 
@@ -17,8 +18,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 def resolve(path_or_id: str | Path) -> Path:
     """A path as it is, if something stands there; otherwise the folder that a hub id was fetched to.
 
+    A name such as "qkv:digits" is a model that comes with qkv.
     HF_HOME says where fetched files are kept; with HF_HUB_OFFLINE=1 only what is there already is used.
     """
+    if shipped.is_name(path_or_id):
+        return shipped.place(os.fspath(path_or_id))
     path = Path(path_or_id).expanduser()
     if path.exists():
         return path

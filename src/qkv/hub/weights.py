@@ -16,7 +16,7 @@ def read_weights(source: Path) -> dict[str, Tensor]:
     elif (source / INDEX).is_file():
         tensors = _read_shards(source)
     else:
-        raise ValueError(_nothing_to_read(source))
+        raise ValueError(nothing_to_read(source))
     return tensors
 
 
@@ -40,7 +40,8 @@ def _read_shards(source: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _nothing_to_read(source: Path) -> str:
+def nothing_to_read(source: Path) -> str:
+    """Why a folder without safetensors cannot be read."""
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in source.glob(pattern))
     if pickles:
         return (

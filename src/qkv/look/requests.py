@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from qkv.hub import shipped
 from qkv.hub.fetch import HUB_ID
 from qkv.look.sweep import beta_of
 from qkv.trace import Trace
@@ -73,7 +74,9 @@ def _beta(trace: Trace, layer: int, value: str, asked: str) -> float:
 
 def is_checkpoint(asked: str, kind: str) -> bool:
     """Whether what is compared with is a checkpoint, and not an input of this kind."""
+    if asked in shipped.names():
+        return True
     path = Path(asked).expanduser()
-    if path.is_dir() or (path.is_file() and (path.suffix == ".bin" or kind != "image")):
+    if path.is_dir() or (path.is_file() and (path.suffix == ".bin" or kind not in ("image", "sound"))):
         return True
     return not path.exists() and "/" in asked and HUB_ID.fullmatch(asked) is not None

@@ -206,7 +206,7 @@ def _other(subject: Subject, asked: Asked, note: Note) -> tuple[str, Subject, Tr
     if is_checkpoint(asked.against, subject.kind):
         other = subjects.open(asked.against, asked.given, target=asked.target or _target(subject))
         return asked.against, other, other.trace()
-    given: Any = Path(asked.against) if subject.kind == "image" else asked.against
+    given: Any = Path(asked.against) if subject.kind in ("image", "sound") else asked.against
     other = subjects.of(
         subject.model, given, target=asked.target, where=subject.checkpoint, tokenizer=subject.tokenizer
     )

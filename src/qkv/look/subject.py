@@ -14,8 +14,9 @@ from qkv.hub.fetch import resolve
 from qkv.look import checkpoint as checkpoints
 from qkv.look.pictures import Picture, picture_inputs
 from qkv.look.run import Inputs, at
+from qkv.look.sounds import sound_inputs
 from qkv.look.texts import pair_inputs, text_inputs, tokenizer_of
-from qkv.models import CNN, MLP, Encoder, ViT
+from qkv.models import CNN, MLP, Encoder, Transcriber, ViT
 from qkv.models.translate import Translator
 from qkv.trace import Trace
 from qkv.trace.layer import Layer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from tokenizers import Tokenizer
 
-Kind = Literal["text", "pair", "image"]
+Kind = Literal["text", "pair", "image", "sound"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +34,12 @@ class Subject:
     """A model and one input for it.
 
     checkpoint: as it was given.
-    kind: "text"; "pair", a source and a target; "image".
+    kind: "text"; "pair", a source and a target; "image"; "sound".
     inputs: what the model is called with, `look.at(subject.model, subject.inputs)`.
     tokens: what the tokens of the text, or of the target, or the patches are called.
     source: for a pair, what the source's tokens are called.
     picture: for an image, the picture as the model sees it and the grid of its patches.
-    classes: for an image, the classes' names, where the checkpoint says them.
+    classes: for an image, the classes' names, where the checkpoint says them; for a sound, the labels'.
     notes: sentences on what was done on the way (resized, generated, read by transformers), for people to read.
     """
 
@@ -71,7 +72,7 @@ class Subject:
 
     def token(self, number: int) -> str:
         """What a token, or a class, is called."""
-        if self.kind == "image":
+        if self.kind in ("image", "sound"):
             return self.classes[number] if number < len(self.classes) else f"class {number}"
         from qkv.look.texts import names_of
 
@@ -116,6 +117,9 @@ def of(
         inputs, picture, more = picture_inputs(model, _picture(given), _settings(model, where))
         names = picture.names
         return Subject(name, model, inputs, kind, names, (), None, picture, _classes(model), notes + more)
+    if kind == "sound":
+        frames, names, labels = sound_inputs(model, given)  # pyright: ignore[reportArgumentType]
+        return Subject(name, model, frames, kind, names, classes=labels, notes=notes)
     if not isinstance(given, str | list | tuple):
         raise ValueError(f"this {type(model).__name__} reads {WANTED[kind]}; got {given}")
     reader = tokenizer or tokenizer_of(model, where)
@@ -126,7 +130,12 @@ def of(
     return Subject(name, model, inputs, kind, tokens, source, reader, notes=notes + more)
 
 
-WANTED = {"text": "a text", "pair": "a text, and perhaps a target", "image": "the file of a picture"}
+WANTED = {
+    "text": "a text",
+    "pair": "a text, and perhaps a target",
+    "image": "the file of a picture",
+    "sound": "the file of a recording (wav)",
+}
 
 
 def kind_of(model: nn.Module) -> Kind:
@@ -135,6 +144,8 @@ def kind_of(model: nn.Module) -> Kind:
         return "image"
     if isinstance(model, Translator):
         return "pair"
+    if isinstance(model, Transcriber):
+        return "sound"
     reads = getattr(model, "main_input_name", "input_ids")
     sound = isinstance(model, Encoder) and model.config.vocab is None
     if sound or reads not in ("input_ids", "pixel_values"):

@@ -14,7 +14,7 @@ from qkv.look.page.scene import Axis, Picture, Scene, Types, scene_of
 from qkv.look.subject import Subject
 from qkv.trace import Trace
 
-AXIS = {"text": "text", "pair": "target", "image": "patches"}
+AXIS = {"text": "text", "pair": "target", "image": "patches", "sound": "sound"}
 
 
 def scene_of_subject(

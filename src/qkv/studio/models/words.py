@@ -1,0 +1,164 @@
+"""A look in words: what the page shows of it, and the command and the Python that give the same without the page."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from qkv.look.heads import KINDS
+from qkv.look.over_picture import picture_grid
+from qkv.look.result import plain
+from qkv.look.subject import Subject
+from qkv.look.sweep import beta_of
+from qkv.look.terminal import telling
+from qkv.models.base import Model
+from qkv.studio.models.given import BYTES, picture_uri, room, samples
+from qkv.studio.models.looks import Look
+from qkv.studio.models.shelf import Held
+
+LETTERS = {kind: kind[0].upper() for kind in KINDS} | {"positional": "L", "offset": "K", "mixed": "·"}
+LONG = 400  # letters of a text from which on a command reads it from a file
+WHERE = {(False, False): "target on target", (False, True): "source on source", (True, False): "target on source"}
+
+
+def opened(held: Held) -> dict[str, Any]:
+    """What the page shows of a model before it was given anything."""
+    model = held.model
+    return {
+        **held.source.as_plain(),
+        "kind": held.kind,
+        "model": type(model).__name__,
+        "parameters": model.size if isinstance(model, Model) else sum(p.numel() for p in model.parameters()),
+        "room": room(held) if held.kind in ("text", "pair") else None,
+        "largest": BYTES,
+        "notes": list(held.notes),
+        "samples": samples(held),
+    }
+
+
+def seen(look: Look) -> dict[str, Any]:
+    """What the page shows of a look; maps are asked for apart."""
+    subject, axes = look.subject, [list(look.subject.tokens)]
+    layers = []
+    for layer in look.trace.layers:
+        sides = [list(names) for names in subject.labels(layer)]
+        for names in sides:
+            if names not in axes:
+                axes.append(names)
+        layers.append(
+            {
+                "name": layer.name,
+                "heads": layer.heads,
+                "queries": layer.queries,
+                "keys": layer.keys,
+                "rows": axes.index(sides[0]),
+                "columns": axes.index(sides[1]),
+                "beta": beta_of(layer),
+                "group": _group(subject, layer),
+            }
+        )
+    return {
+        "look": look.id,
+        "model": look.held.source.id,
+        "kind": subject.kind,
+        "axes": axes,
+        "layers": layers,
+        "rolls": look.rolls,
+        "tells_kinds": look.tells_kinds,
+        "notes": list(subject.notes),
+        "picture": _picture(look),
+        "told": look.told.at(-1, subject),
+        "effect": None if look.effect is None else _effect(look),
+        "reproduce": reproduce(look),
+    }
+
+
+def _group(subject: Subject, layer: Any) -> str:
+    if subject.kind != "pair":
+        return {"text": "text on itself", "image": "patches on patches", "sound": "sound on itself"}[subject.kind]
+    inside = "encoder" in layer.name and "decoder" not in layer.name
+    return WHERE[bool(layer.cross), inside and not layer.cross]
+
+
+def _picture(look: Look) -> dict[str, Any] | None:
+    picture = look.subject.picture
+    if picture is None:
+        return None
+    try:
+        picture_grid(look.subject.model, look.trace)
+    except ValueError:
+        return None
+    return {
+        "source": picture_uri(picture.image),
+        "rows": picture.rows,
+        "columns": picture.columns,
+        "special": picture.special,
+    }
+
+
+def _effect(look: Look) -> dict[str, Any]:
+    assert look.effect is not None
+    found = look.effect.to_json()
+    found["increase"] = plain(look.effect.increase)
+    return found
+
+
+def kinds(look: Look) -> dict[str, Any]:
+    """The kinds of heads, with the letter that stands for each in the grid."""
+    found = look.kinds()
+    best = telling(found)
+    return {
+        "telling": [best.layer, best.head],
+        "kinds": {kind: {"letter": LETTERS[kind], "does": does} for kind, does in KINDS.items()},
+        "heads": [
+            {
+                "layer": head.layer,
+                "head": head.head,
+                "kind": head.kind,
+                "letter": LETTERS[head.kind],
+                "score": head.score,
+                "offset": head.offset,
+                "scores": plain(head.scores),
+            }
+            for head in found.heads
+        ],
+    }
+
+
+def reproduce(look: Look) -> dict[str, Any]:
+    """The command without layer and head, which the page adds; and the Python before and after the map is asked for."""
+    where, name = look.held.source.where, look.given.name
+    words = ["qkv", "look", where] + ([] if _is_long(look) else [name])
+    words += ["--target", look.given.target] if look.given.target else []
+    flags = [word for head in look.changes.silence for word in ("--silence", head)]
+    flags += [word for beta in look.changes.beta for word in ("--beta", beta)]
+    return {
+        "command": shlex.join(words) + (' "$(cat text.txt)"' if _is_long(look) else ""),
+        "flags": shlex.join(flags),
+        "cut": bool(look.changes.cut),
+        "open": _open_lines(look),
+        "change": _change_lines(look),
+    }
+
+
+def _is_long(look: Look) -> bool:
+    return look.subject.kind in ("text", "pair") and len(look.given.name) > LONG
+
+
+def _open_lines(look: Look) -> list[str]:
+    where = repr(look.held.source.where)
+    given = 'open("text.txt").read()' if _is_long(look) else repr(look.given.name)
+    target = f", target={look.given.target!r}" if look.given.target else ""
+    first = ["import qkv", "from qkv.look import effect, subject"]
+    if look.given.sample is not None:
+        first += ["from PIL import Image", "from qkv.data.digit_images import digits"]
+        given = "picture"
+        first += ["", f"picture = Image.fromarray(digits().test.pixels[{look.given.sample}, 0].numpy())"]
+    return [*first, f"seen = subject.open({where}, {given}{target})", "trace = qkv.look.at(seen.model, seen.inputs)"]
+
+
+def _change_lines(look: Look) -> list[str]:
+    if not look.changes:
+        return []
+    asked = look.changes.on((look.plain or look).trace)
+    return ["effect(", "    seen.model, seen.inputs,", *(f"    {key}={value!r}," for key, value in asked.items()), ")"]

@@ -1,0 +1,49 @@
+// What is seen, as the address keeps it, and back.
+
+import type { State } from "../../lib/route.svelte";
+import type { Session } from "./session.svelte";
+import type { Edge } from "./types";
+
+const LETTERS = 1500; // of a text that the address keeps
+
+export interface Shown {
+  layer: number;
+  head: number;
+  query: number;
+  key: number;
+  scale: string;
+  beside: string;
+}
+
+export function linked(session: Session, shown: Shown): State {
+  const { text = "", target = "", sample } = session.given ?? {};
+  return {
+    model: session.opened?.id ?? "",
+    text: text.length <= LETTERS ? text : "",
+    target,
+    sample: sample === undefined ? "" : String(sample),
+    layer: String(shown.layer),
+    head: String(shown.head),
+    query: String(shown.query),
+    key: String(shown.key),
+    silence: session.silence.join(","),
+    cut: session.cut.map(([layer, head, query, key]) => `${layer}.${head ?? "all"}.${query}.${key}`).join(","),
+    beta: Object.entries(session.beta).map(([where, factor]) => `${where || "all"}:${Number(factor.toPrecision(3))}`).join(","),
+    scale: shown.scale === "root" ? "" : shown.scale,
+    beside: shown.beside,
+  };
+}
+
+export function cutsOf(kept: string | undefined): Edge[] {
+  return (kept ?? "")
+    .split(",")
+    .map((each) => each.split("."))
+    .filter((parts) => parts.length === 4)
+    .map(([layer, head, query, key]): Edge => [Number(layer), head === "all" ? null : Number(head), Number(query), Number(key)])
+    .filter((edge) => edge.every((part) => part === null || Number.isInteger(part)));
+}
+
+export function betasOf(kept: string | undefined): Record<string, number> {
+  const pairs = (kept ?? "").split(",").map((each) => each.split(":")).filter((parts) => parts.length === 2 && Number.isFinite(Number(parts[1])));
+  return Object.fromEntries(pairs.map(([where, factor]) => [where === "all" ? "" : where, Number(factor)]));
+}
