@@ -41,7 +41,7 @@ new MutationObserver(() => {
   const now = document.querySelector('[data-testid="weights"][data-shown]')?.dataset.shown;
   if (now === undefined || now === window.qkvLast) return;
   window.qkvLast = now;
-  requestAnimationFrame(() => requestAnimationFrame((time) => window.qkvShown.push(performance.now())));
+  requestAnimationFrame(() => setTimeout(() => window.qkvShown.push(performance.now())));  // once it is painted
 }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["data-shown"] });
 """
 MOVE = """

@@ -69,6 +69,7 @@ class Playing {
   derivation = $state.raw<(Derivation & { at: string; of: State }) | null>(null);
   sources = $derived(this.derivation && this.derivation.of === this.state ? new Set(this.derivation.sources) : NO_SOURCES);
   took = $state(0);
+  shown = $state(0); // how many pictures there were
   saved = $state.raw<State | null>(null); // X and its W, set aside when vectors are moved themselves
   private turn = 0;
   private resting: ReturnType<typeof setTimeout> | undefined;
@@ -158,6 +159,7 @@ class Playing {
       queries: table("queries", before?.queries), keys: table("keys", before?.keys), values: table("values", before?.values), joined: table("heads_output"), output: table("output"),
       scores: tables("scores"), scaled: tables("scaled"), weights: tables("weights"),
     };
+    this.shown += 1;
     void tick().then(() => requestAnimationFrame(() => setTimeout(() => (this.took = performance.now() - since))));
   }
 

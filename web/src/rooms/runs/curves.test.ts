@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { at, before, grown, panels, scale, smoothed, thinned } from "./curves";
+import { at, before, duration, grown, panels, scale, smoothed, thinned } from "./curves";
 
 const series = (value: number[]) => ({ step: value.map((_, i) => i), seconds: value.map((_, i) => i / 2), value });
 
@@ -53,4 +53,9 @@ test("training and validation of one number share a picture; loss comes first", 
   expect(found.map((panel) => panel.name)).toEqual(["loss", "accuracy", "rate"]);
   expect(found[0].training.map((curve) => curve.run)).toEqual(["a", "b"]);
   expect(found[0].validation.length).toBe(2);
+});
+
+test("a duration never has sixty seconds beside its minutes", () => {
+  expect(duration(1139.7)).toBe("19 min 00 s");
+  expect(duration(61.2)).toBe("1 min 01 s");
 });

@@ -121,8 +121,9 @@ export function told(value: number): string {
 export function duration(seconds: number): string {
   if (seconds === 0) return "0";
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
-  const minutes = Math.floor(seconds / 60);
-  return minutes < 60 ? `${minutes} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes} min ${String(whole % 60).padStart(2, "0")} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 // The value at a place: the last one at or before it.
