@@ -57,7 +57,6 @@ MODELS = {
         summary="A GPT that read machine-made biographies and answers where people were born.",
         data="Biographies and questions made by qkv itself (src/qkv/data/biographies.py)",
         licence="Apache-2.0, as qkv",
-        changes={"model.width": 128, "model.layers": 3, "model.heads": 4},
         half=True,
     ),
     "spoken-digits": Model(
@@ -65,8 +64,10 @@ MODELS = {
         summary="A transcriber that writes spoken digits down while it hears them.",
         data="Free Spoken Digit Dataset, Z. Jackson and others, 8 kHz recordings of the ten digits",
         licence="CC BY-SA 4.0",
-        changes={"data.path": SPOKEN, "model.width": 96, "model.layers": 4, "model.heads": 4},
+        changes={"data.path": SPOKEN},
+        steps=700,
         half=True,
+        sample=f"{SPOKEN}/7_yweweler_3.wav",
     ),
 }
 
