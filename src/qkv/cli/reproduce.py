@@ -167,7 +167,7 @@ def _drawn(keep: Path | None, json: bool, quiet: bool = False) -> int:
     if json:
         print_json([str(path) for path in written])
     elif not quiet:
-        err().print(f"wrote {', '.join(str(path) for path in written)}", style="dim", markup=False, highlight=False)
+        err().print(f"wrote {', '.join(str(path) for path in written)}", style="dim", markup=False, soft_wrap=True)
     return 0
 
 

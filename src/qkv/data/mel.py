@@ -110,7 +110,7 @@ def warped(hertz: Tensor, top: float, ratio: float, straight: float = 0.8) -> Te
 
     The knee: neither it nor its image is above `straight` of the top.
 
-    >>> warped(torch.tensor([0.0, 1000.0, 4000.0]), 4000, 1.1).tolist()
+    >>> warped(torch.tensor([0.0, 1000.0, 4000.0]), 4000.0, 1.1).tolist()
     [0.0, 1100.0, 4000.0]
     """
     knee = straight * top / max(ratio, 1.0)

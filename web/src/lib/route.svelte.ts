@@ -2,6 +2,11 @@
 
 export type State = Record<string, string>;
 
+function parts(): [string, string | undefined] {
+  const [room, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return [room || "playground", query];
+}
+
 class Place {
   room = $state("playground");
   state = $state<State>({});
@@ -12,13 +17,15 @@ class Place {
   }
 
   private read(): void {
-    const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-    this.room = path || "playground";
+    const [room, query] = parts();
+    this.room = room;
     this.state = Object.fromEntries(new URLSearchParams(query ?? ""));
   }
 
-  // Keeps the state of the room in the address without a new entry in the browser's history.
+  // Keeps the state of the room in the address without a new entry in the browser's history. Where the address names
+  // another room already, the person is on the way there, and nothing is kept.
   keep(state: State): void {
+    if (parts()[0] !== this.room) return;
     const shown = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== ""));
     const query = new URLSearchParams(shown).toString();
     history.replaceState(null, "", `#/${this.room}${query ? `?${query}` : ""}`);

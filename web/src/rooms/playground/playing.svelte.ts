@@ -166,7 +166,8 @@ class Playing {
   // When nothing changed for a moment: the exact working, and the link.
   private async resolve(): Promise<void> {
     const state = this.state!;
-    if (place.room === "playground") place.keep(await this.link());
+    const link = await this.link();
+    if (place.room === "playground") place.keep(link);
     if (this.bad.length || this.problem || this.exact?.of === state) return;
     try {
       const found = await post<Omit<Exact, "of">>("/api/playground/exact", asked(state));
