@@ -47,7 +47,7 @@ build-page: web/node_modules/.ready
 	cd web && npm run --silent build -- --logLevel warn
 
 web/node_modules/.ready: web/package.json web/package-lock.json
-	cd web && npm ci --no-audit --no-fund --silent
+	cd web && npm install --no-save --no-audit --no-fund --silent  # npm ci refuses a registry that lacks other platforms
 	@touch web/node_modules/.ready
 
 format: $(READY)
