@@ -50,12 +50,16 @@ def studio(
             raise ValueError(f"{model} is not a folder; a model is a folder with config.json and safetensors")
     code = 0
     try:
-        with _endable(), opened(Studio(runs=runs, models=tuple(models), allow_code=allow_code), port) as place:
+        with (
+            _endable() as serving,
+            opened(Studio(runs=runs, models=tuple(models), allow_code=allow_code), port) as place,
+        ):
             _announce(place, json)
             if _has_screen() and sys.stdout.isatty() if browser is None else browser:
                 # in a thread: some browsers are waited for until they are closed
                 uri = place.entry.file.as_uri()
                 threading.Thread(target=webbrowser.open, args=(uri,), daemon=True).start()
+            serving.append(place.server)
             place.run()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
@@ -85,15 +89,23 @@ def _announce(place: Any, json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _endable() -> Iterator[None]:
-    """Being told to end, or losing the terminal, is an exception: the file that lets browsers in goes with it."""
+def _endable() -> Iterator[list[Any]]:
+    """Being told to end, or losing the terminal, is an exception: the file that lets browsers in goes with it.
 
-    def end(number: int, _: object) -> None:
-        raise EndedError(number)
+    A server that is named in the list is asked to end first, and raises the signal again afterwards: an exception in
+    the middle of an event loop would be taken for a problem of whatever ran just then.
+    """
+    serving: list[Any] = []
+
+    def end(number: int, frame: Any) -> None:
+        if serving and not serving[0].should_exit:
+            serving[0].handle_exit(number, frame)
+        else:
+            raise EndedError(number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield serving
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
