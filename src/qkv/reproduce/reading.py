@@ -45,7 +45,7 @@ def read_run(
     told = Measured(
         label=part.label,
         seed=run.recipe.seed,
-        command=command or train_command(part, run.recipe.seed, differs),
+        command=command or train_command(part, run.recipe.seed, differs, steps=steps_of(run.recipe)),
         commit=str(status.get("commit", UNKNOWN)),
         began=str(status.get("began", "")),
         machine={**_about(), "torch": settled["torch"]},
@@ -187,14 +187,22 @@ def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def train_command(part: Part, seed: int = 0, differs: tuple[str, ...] = (), data: str = "DATA") -> str:
-    """The `qkv train` of a part; DATA stands for the data folder."""
+def steps_of(recipe: Recipe) -> int:
+    """All steps that a run makes: with minutes they depend on the machine, and these say what was done."""
+    return sum(settings.steps for settings in recipe.stages.values())
+
+
+def train_command(
+    part: Part, seed: int = 0, differs: tuple[str, ...] = (), data: str = "DATA", steps: int | None = None
+) -> str:
+    """The `qkv train` of a part, for its minutes or for so many steps; DATA stands for the data folder."""
     words = [f"qkv train {part.recipe}"]
     words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
     words += [f"--data {data}/{part.data[0]}"] if part.data else []
     words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
     words += [f"--set {change}" for change in differs]
-    words += [f"--minutes {part.minutes:g}"] if part.minutes is not None else []
+    if part.minutes is not None:
+        words.append(f"--minutes {part.minutes:g}" if steps is None else f"--steps {steps}")
     return " ".join([*words, f"--seed {seed}"])
 
 
