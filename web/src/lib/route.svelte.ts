@@ -2,14 +2,10 @@
 
 export type State = Record<string, string>;
 
-function parts(): [string, string | undefined] {
-  const [room, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return [room || "playground", query];
-}
-
 class Place {
   room = $state("playground");
   state = $state<State>({});
+  private known = ""; // the address as it was last read or written
 
   constructor() {
     this.read();
@@ -17,18 +13,20 @@ class Place {
   }
 
   private read(): void {
-    const [room, query] = parts();
-    this.room = room;
+    this.known = location.hash;
+    const [room, query] = this.known.replace(/^#\/?/, "").split("?");
+    this.room = room || "playground";
     this.state = Object.fromEntries(new URLSearchParams(query ?? ""));
   }
 
-  // Keeps the state of the room in the address without a new entry in the browser's history. Where the address names
-  // another room already, the person is on the way there, and nothing is kept.
+  // Keeps the state of the room in the address without a new entry in the browser's history. Where the address has
+  // changed already, the person is on the way to another place, and nothing is kept.
   keep(state: State): void {
-    if (parts()[0] !== this.room) return;
+    if (location.hash !== this.known) return;
     const shown = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== ""));
     const query = new URLSearchParams(shown).toString();
     history.replaceState(null, "", `#/${this.room}${query ? `?${query}` : ""}`);
+    this.known = location.hash;
   }
 }
 
