@@ -257,8 +257,9 @@ def test_an_empty_folder_teaches_and_a_report_can_do_nothing(serving, visit, run
     page = visit(serving(runs=tmp_path / "none")).go("runs")
     page.get_by_text("Nothing has been trained here yet").wait_for()
     assert page.locator("main code", has_text="qkv train vit-digits").count() == 1
-    page.wait_for_selector("form option", state="attached")
-    assert page.locator("form select").first.locator("option").all_inner_texts()[0] == "vit-digits"
+    options = page.locator("form select").first.locator("option")
+    options.first.wait_for(state="attached")
+    assert options.all_inner_texts()[0] == "vit-digits"
     other = visit(serving(runs=runs))
     answer = other.page.request.get(f"{other.address}/api/runs/report/vit-digits-1")
     assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
