@@ -2,12 +2,13 @@
 
 import json
 import math
+import signal
 from collections import Counter
 
 import pytest
 
 from qkv.loop import Saving, Schedule, Settings
-from qkv.recipes import SYSTEMS, open_run, system, train
+from qkv.recipes import SYSTEMS, open_run, pace, system, train
 from qkv.recipes.pace import of_steps
 from qkv.recipes.plain import read_toml, to_toml
 
@@ -217,3 +218,13 @@ def test_a_trained_model_is_used_on_a_picture_and_names_a_file_that_is_none(tmp_
     (tmp_path / "none.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"none\.png: the file is empty"):
         tool(str(tmp_path / "none.png"))
+
+
+def test_a_signal_while_the_speed_is_measured_stops_before_anything_has_begun(tmp_path, monkeypatch):
+    def asked(clock, progress):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(pace._Clock, "progress", asked)
+    run = train("vit-digits", folder=tmp_path / "run", minutes=1)
+    assert (run.finished, run.stopped) == (False, "SIGTERM")
+    assert not (tmp_path / "run").exists()

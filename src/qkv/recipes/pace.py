@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from qkv.loop import Report, Settings
+from qkv.loop import Report, Settings, World
 from qkv.loop import train as train_stage
 from qkv.recipes.system import Stage, Task
 
-TRIED = 8  # steps that are timed, after as many that are not
+TRIED = 16  # steps that are tried; the later half of them is timed
+LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
 LOOKS = 10  # evaluations of a run that is given minutes
 
 
-def given(task: Task, minutes: float | None, steps: int | None, note: Callable[[str], None]) -> Task:
+def given(task: Task, minutes: float | int | None, steps: int | None, note: Callable[[str], None]) -> Task:
     """The task with its stages fitted to minutes, or to a number of steps; as it was if neither is given."""
     if minutes is None and steps is None:
         return task
@@ -75,24 +78,46 @@ def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settin
 
 def step_seconds(task: Task, stage: Stage, settings: Settings) -> tuple[float, float]:
     """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away."""
-    model, clock = copy.deepcopy(task.model), _Clock()
+    world = World.here()
+    model, clock = copy.deepcopy(task.model), _Clock(patient=world.size > 1)
     saving = replace(settings.saving, log_every=1, evaluate_every=0, checkpoint_every=0, best="")
     schedule = replace(settings.schedule, warmup=0, decay=None)
-    trial = replace(settings, steps=2 * TRIED, saving=saving, schedule=schedule)
-    with tempfile.TemporaryDirectory() as folder:
-        train_stage(model, stage.batches, stage.objective, trial, folder, report=clock)
+    trial = replace(settings, steps=TRIED, saving=saving, schedule=schedule)
+    with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
+        outcome = train_stage(model, stage.batches, stage.objective, trial, folder, report=clock)
+        if outcome.stopped:
+            raise StoppedError(outcome.stopped)
     look = 0.0
     if stage.validate is not None:
         began = time.perf_counter()
-        stage.validate(model)
+        stage.validate(task.model)  # the copy may be spread over processes by now
         look = time.perf_counter() - began
-    timed = clock.seconds[-TRIED:]
-    return max((timed[-1] - timed[0]) / (len(timed) - 1), 1e-6), look
+    step, look = json.loads(world.text(json.dumps([clock.step, look])))  # all processes go by the first one's clock
+    return step, look
+
+
+class StoppedError(Exception):
+    """A signal to stop came while the speed was measured: nothing has begun yet."""
+
+
+class _EnoughError(Exception):
+    """The speed is known well enough."""
 
 
 class _Clock(Report):
-    def __init__(self) -> None:
+    """When steps ended. patient: it never ends the trial before time, which would leave other processes waiting."""
+
+    def __init__(self, *, patient: bool) -> None:
         self.seconds: list[float] = []
+        self.patient = patient
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step; of the later half of those that were seen."""
+        timed = self.seconds[len(self.seconds) // 2 - 1 :]
+        return max((timed[-1] - timed[0]) / (len(timed) - 1), 1e-6) if len(timed) > 1 else 0.0
 
     def progress(self, progress) -> None:
         self.seconds.append(time.perf_counter())
+        if not self.patient and len(self.seconds) >= LEAST and self.seconds[-1] - self.seconds[0] > LONG:
+            raise _EnoughError

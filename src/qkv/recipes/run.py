@@ -11,6 +11,7 @@ report.html      curves, numbers and samples
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -76,7 +77,7 @@ def train(
     recipe: Recipe | str,
     *changes: Mapping[str, Any],
     folder: str | Path | None = None,
-    minutes: float | None = None,
+    minutes: float | int | None = None,
     steps: int | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
     listen: Listener | None = None,
@@ -108,7 +109,10 @@ def train(
     for text in task.notes:
         note(text)
     if not begun:
-        task = pace.given(task, minutes, steps, note)
+        try:
+            task = pace.given(task, minutes, steps, note)
+        except pace.StoppedError as stopped:
+            return Run(place, task.recipe, False, str(stopped), 0.0, task.model.size, notes=task.notes)
         begin(place, task)
     return _carried_out(place, task, listen or (lambda stage, settings: Report()), note)
 
@@ -133,10 +137,11 @@ def begin(place: Path, task: Task) -> None:
 
 
 def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str], None]) -> Run:
-    model, seconds = task.model, 0.0
+    seconds = 0.0
     outcome: Outcome | None = None
-    model.files = {**model.files, **task.files}
+    task.model.files = {**task.model.files, **task.files}
     for stage in task.stages:
+        model = copy.deepcopy(task.model)  # training may spread it over processes for good
         if outcome is not None:  # the stage before is over: its best weights are what this one begins with
             model.load_state_dict(restored(outcome.best or outcome.checkpoint or place).state_dict())
         settings = task.recipe.stages[stage.name]
