@@ -166,6 +166,16 @@ _COURSE: dict[str, Any] = {
     "finetune.saving": {"evaluate_every": 16, "checkpoint_every": 16},
 }
 
+_LONG: dict[str, Any] = {
+    "model.width": 192,
+    "model.layers": 3,
+    "model.heads": 6,
+    "pretrain.steps": 5_000,
+    "pretrain.schedule": {"warmup": 100},
+    "finetune.steps": 4_000,
+    "finetune.schedule": {"warmup": 100},
+}
+
 BIRTHPLACES = System(
     name="birthplaces",
     summary="A GPT that reads biographies with gaps, then answers where people were born; variants as in the course.",
@@ -179,7 +189,7 @@ BIRTHPLACES = System(
         "rnn": RNNConfig(vocab=2, width=256, hidden=512, layers=2, dropout=0.1),
     },
     stages={"pretrain": _settings(2_000, 4e-3, ""), "finetune": _settings(2_000, 3e-3, "exact")},
-    presets={"course": _COURSE},
+    presets={"course": _COURSE, "long": _LONG},
     habits={"rnn": {f"{stage}.optimiser": {"name": "adamw", "lr": 1e-3} for stage in ("pretrain", "finetune")}},
     build=build,
 )

@@ -10,9 +10,8 @@ import torch
 
 from qkv.data.batches import drawn, generator_for
 from qkv.data.questions import Question
-from qkv.hub.tokens import tokenizer
 from qkv.recipes import Recipe, Run
-from qkv.recipes.answering import Answer, answered
+from qkv.recipes.answering import Answer
 from qkv.recipes.facts import opened
 from qkv.recipes.use import open_tool
 
@@ -21,8 +20,8 @@ STRANGERS, ASKED = 13, 100  # the stream of randomness that puts names together;
 
 
 def asked(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """Numbers in percent: right among the surest 50 and 90 % of the dev questions, right and answered above the model's
-    own threshold, and how many questions about people that it never read of are refused.
+    """How `qkv use` answers, in percent: right among the surest 50 and 90 % of the dev questions, answered by the model
+    itself and right among these, and how many questions about people of whom nothing was read are refused.
 
     recipe: the run's, with the place where its data is now.
     """
@@ -30,19 +29,19 @@ def asked(run: Run, recipe: Recipe) -> dict[str, Any]:
     if tool.task != "answer":
         raise ValueError(f"{run.folder} is for {tool.task}; questions are answered by a run of birthplaces")
     facts = opened(recipe.data, recipe.seed)
+    told = [tool(question.question) for question in facts.dev]
+    answers = [Answer(str(used.more.get("unsure", used.result)), used.sure or 0.0) for used in told]
+    sure = [(used, question) for used, question in zip(told, facts.dev, strict=True) if used.more["from"] == "the model"]
+    right = sum(used.result == question.answer for used, question in sure)
     unknown = strangers(facts.train + facts.dev, facts.documents)
-    mark, threshold, words = tool.purpose["mark"], float(tool.purpose["threshold"]), tokenizer(tool.model)
-    told = answered(tool.model, words, mark, facts.dev)
-    refused = [answer.sure < threshold for answer in answered(tool.model, words, mark, unknown)]
-    sure = [(answer, question) for answer, question in zip(told, facts.dev, strict=True) if answer.sure >= threshold]
-    right = sum(answer.text == question.answer for answer, question in sure)
+    refused = [tool(question.question).more["from"] == "nothing found" for question in unknown]
     return {
-        "precision_at_50": precision_at(told, facts.dev, 0.5),
-        "precision_at_90": precision_at(told, facts.dev, 0.9),
+        "precision_at_50": precision_at(answers, facts.dev, 0.5),
+        "precision_at_90": precision_at(answers, facts.dev, 0.9),
         "answered": 100 * len(sure) / len(told),
         "precision_of_answered": 100 * right / max(len(sure), 1),
         "refused": 100 * sum(refused) / len(refused),
-        "threshold": threshold,
+        "threshold": float(tool.purpose["threshold"]),
     }
 
 
@@ -50,7 +49,7 @@ def precision_at(answers: Sequence[Answer], questions: Sequence[Question], cover
     """How many of the surest answers are exact, in percent; coverage: the share of the questions that they are.
 
     >>> told = [Answer("a", 0.9), Answer("x", 0.5), Answer("c", 0.7), Answer("y", 0.1)]
-    >>> precision_at(told, [Question("", right, "") for right in "abcd"], 0.5)
+    >>> precision_at(answers, [Question("", right, "") for right in "abcd"], 0.5)
     100.0
     """
     if not 0 < coverage <= 1:
