@@ -85,7 +85,7 @@ def opened(data: FactData, seed: int) -> Facts:
 
 def tokenizer_for(facts: Facts, data: FactData) -> Tokenizer:
     """The tokenizer of documents and questions; ⁇ is one token of it."""
-    asked = [text for q in (*facts.train, *facts.dev) for text in (q.question, q.answer or "")]
+    asked = [text for q in facts.train for text in (q.question, q.answer or "")] + [q.question for q in facts.dev]
     special = (PAD_CHARACTER, MARK)
     if data.tokens == "characters":
         return character_tokenizer([*facts.documents, *asked], special)

@@ -31,15 +31,15 @@ def asked(run: Run, recipe: Recipe) -> dict[str, Any]:
     facts = opened(recipe.data, recipe.seed)
     told = [tool(question.question) for question in facts.dev]
     answers = [Answer(str(used.more.get("unsure", used.result)), used.sure or 0.0) for used in told]
-    sure = [(used, question) for used, question in zip(told, facts.dev, strict=True) if used.more["from"] == "the model"]
-    right = sum(used.result == question.answer for used, question in sure)
+    own = [used.more["from"] == "the model" for used in told]
+    right = sum(a and used.result == q.answer for a, used, q in zip(own, told, facts.dev, strict=True))
     unknown = strangers(facts.train + facts.dev, facts.documents)
     refused = [tool(question.question).more["from"] == "nothing found" for question in unknown]
     return {
         "precision_at_50": precision_at(answers, facts.dev, 0.5),
         "precision_at_90": precision_at(answers, facts.dev, 0.9),
-        "answered": 100 * len(sure) / len(told),
-        "precision_of_answered": 100 * right / max(len(sure), 1),
+        "answered": 100 * sum(own) / len(told),
+        "precision_of_answered": 100 * right / max(sum(own), 1),
         "refused": 100 * sum(refused) / len(refused),
         "threshold": float(tool.purpose["threshold"]),
     }
