@@ -49,8 +49,15 @@ MODELS = {
         summary="A GPT that writes on, character by character, as Shakespeare's plays do.",
         data="Plays of William Shakespeare, as they ship with qkv",
         licence="public domain",
-        changes={"model.width": 96, "model.layers": 3, "model.heads": 6, "data.length": 64, "data.batch": 16},
-        steps=1500,
+        changes={
+            "model.width": 128,
+            "model.layers": 4,
+            "model.heads": 4,
+            "data.length": 128,
+            "train.optimiser.name": "muon",
+        },
+        steps=2500,
+        half=True,
     ),
     "biographies": Model(
         recipe="birthplaces",
