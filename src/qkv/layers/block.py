@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qkv.layers.attention import AttentionBias, MultiHeadAttention
 from qkv.layers.cache import LayerCache
+from qkv.layers.dropout import Dropout
 from qkv.layers.feed_forward import Activation, FeedForward
 from qkv.layers.norms import NormKind, make_norm
 from qkv.layers.positions import Positions
@@ -93,7 +94,7 @@ class Block(nn.Module):
             bias=config.bias,
         )
         self.feed_forward_norm = _norm(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.layers.dropout import Dropout
+
 Activation = Literal["relu", "gelu", "gelu-tanh", "swiglu"]
 
 
@@ -42,7 +44,7 @@ class FeedForward(nn.Module):
         self.to_hidden = nn.Linear(width, hidden, bias)
         self.to_gate = nn.Linear(width, hidden, bias) if activation == "swiglu" else None
         self.to_out = nn.Linear(hidden, width, bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
         hidden = self.to_hidden(x)

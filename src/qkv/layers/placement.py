@@ -8,6 +8,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from qkv.layers.positions import Positions, Shaw, T5Bias
 from qkv.ops.positions import Alibi, Relative
@@ -59,7 +60,7 @@ class Placement(nn.Module):
         self.segments = TokenEmbedding(segments, width) if segments else None
         self.norm = norm
         self.factor = width**0.5 if scale else 1.0
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "b t c"], positions: Positions, segments: Int[Tensor, "b t"] | None = None

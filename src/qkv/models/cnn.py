@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.layers.dropout import Dropout
 from qkv.models.base import Model
 from qkv.models.images import check_images
 
@@ -59,7 +60,7 @@ class CNN(Model):
             stages.append(nn.MaxPool2d(2))
             before = width
         self.stages = nn.Sequential(*stages)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(before, config.classes)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:

@@ -21,6 +21,7 @@ from qkv.layers import attention as attention_layer
 from qkv.layers.attention import MultiHeadAttention
 from qkv.layers.block import Block
 from qkv.layers.cache import Cache
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from qkv.layers.feed_forward import FeedForward
 from qkv.layers.placement import Placement
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 PLAIN = (
     Block, MultiHeadAttention, FeedForward, TokenEmbedding, LearnedPositions, SinusoidalPositions, Placement,
-    nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout,
+    nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, Dropout,
 )  # fmt: skip
 WORTHWHILE = 4  # tokens: fewer are read by the model itself
 ARRANGED = 48  # tokens: copying the weights costs about as much as writing this many saves

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.layers.dropout import Dropout
 from qkv.models.base import Model
 from qkv.models.images import check_images
 
@@ -46,7 +47,7 @@ class MLP(Model):
         super().__init__(config)
         layers, before = [], config.channels * config.image**2
         for width in config.widths:
-            layers += [nn.Linear(before, width), nn.ReLU(), nn.Dropout(config.dropout)]
+            layers += [nn.Linear(before, width), nn.ReLU(), Dropout(config.dropout)]
             before = width
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(before, config.classes)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from qkv.layers import MultiHeadAttention
 from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.context import causal_context
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation, FeedForward
 from qkv.layers.norms import NormKind, make_norm
@@ -150,7 +151,7 @@ class Exchange(nn.Module):
         self.attention_norm, self.memory_norm, self.feed_forward_norm = (
             make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) for _ in range(3)
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Float[Tensor, "b t c"], memory: Float[Tensor, "b m c"], *, allowed: Mask

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.layers.cache import Held
 from qkv.layers.context import checked_present
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
 from qkv.models.generate import LanguageModel
@@ -108,7 +109,7 @@ class RNN(LanguageModel, Model):
         super().__init__(config)
         self.tokens = TokenEmbedding(config.vocab, config.width)
         self.recurrent = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(config.hidden, config.vocab)
 
     def forward(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qkv.layers import Additive, Dot, LayerCache, LocationAware, MultiHeadAttention, Positions, Score
 from qkv.layers.cache import Held, undone_on_failure
 from qkv.layers.context import checked_present
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
 from qkv.models.rnn import Cell, Recurrent, RNNCache
@@ -79,7 +80,7 @@ class RNNSeq2Seq(Translator, Model):
         self.decoder = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
         self.attention = MultiHeadAttention(config.hidden, 1, score=config.score)
         self.mix = nn.Linear(2 * config.hidden, config.hidden)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(config.hidden, target_vocab)
 
     def forward(

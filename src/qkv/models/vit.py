@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.layers.block import Block, BlockConfig, Order
+from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import LearnedPositions2D, PatchEmbedding
 from qkv.layers.feed_forward import Activation
 from qkv.layers.norms import NormKind, make_norm
@@ -93,7 +94,7 @@ class ViT(Model):
             self.positions = LearnedPositions2D(side, side, config.width)
         else:
             self.positions = make_positions(config.position, tokens, config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
         final = config.order == "pre" if config.final_norm is None else config.final_norm
         norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from qkv.ops import shapes
+from qkv.ops.dropout import dropout as drop
 from qkv.ops.heads import repeat_heads
 from qkv.ops.mask_kinds import Band, Both, Dense, Mask, as_mask
 from qkv.ops.masks import causal as causal_mask
@@ -126,7 +127,7 @@ def attend(
     weights: Float[Tensor, "b h t s"], v: Float[Tensor, "b g s e"], dropout: float = 0.0
 ) -> Float[Tensor, "b h t e"]:
     """The values averaged by given weights, each weight dropped with the given probability."""
-    return F.dropout(weights, dropout).to(v.dtype) @ repeat_heads(v, weights.shape[1])
+    return drop(weights, dropout).to(v.dtype) @ repeat_heads(v, weights.shape[1])
 
 
 def _plain(
