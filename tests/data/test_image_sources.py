@@ -14,6 +14,7 @@ from PIL import Image
 
 from qkv.data import idx_images as idx
 from qkv.data.cifar import read_records
+from qkv.data.images import Images, split
 from qkv.data.load_images import load_images
 from qkv.data.npz_images import pixels_of, role_of
 from qkv.data.overlap import overlap
@@ -188,3 +189,13 @@ def test_the_debian_fashion_mnist_is_read_where_it_is_installed():
         pytest.skip("needs Debian's dataset-fashion-mnist")
     parts = load_images("fashion-mnist")
     assert len(parts.train) == 54_000 and len(parts.test) == 10_000 and parts.classes[9] == "ankle boot"
+
+
+def test_classes_that_are_only_counted_are_called_by_given_names():
+    pixels, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    counted = split({"train": Images(pixels, labels, ("0", "1")), "test": Images(pixels, labels, ("0", "1"))})
+    named = counted.called(("cat", "dog"))
+    assert [part.classes for part in (named.train, named.validation, named.test)] == [("cat", "dog")] * 3
+    assert torch.equal(named.train.labels, counted.train.labels)
+    assert counted.called(()) is counted and counted.called(("a", "b", "c")) is counted
+    assert named.called(("hen", "fox")).classes == ("cat", "dog"), "names of the data itself stay"

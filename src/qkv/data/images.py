@@ -3,7 +3,7 @@
 Axes: n pictures · c channels · h rows · w columns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -62,6 +62,17 @@ class ImageSplits:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
+
+    def called(self, names: tuple[str, ...]) -> "ImageSplits":
+        """The same with these names, if there are as many and the classes are only counted (0, 1, 2, …)."""
+        if len(names) != len(self.classes) or self.classes != tuple(map(str, range(len(names)))):
+            return self
+        return replace(
+            self,
+            train=replace(self.train, classes=names),
+            validation=replace(self.validation, classes=names),
+            test=None if self.test is None else replace(self.test, classes=names),
+        )
 
 
 def split(

@@ -31,6 +31,7 @@ class PictureData:
 
     path: an .npz, a folder of folders, a folder of parquet files, CIFAR's .bin files; "digits" are those that ship.
     validation: the share of the training pictures that is kept from training, where the data has no such part.
+    names: what the classes are called, where the data only counts them.
     skip_bad: leave out pictures that cannot be read, and say which, instead of refusing the data.
     """
 
@@ -38,6 +39,7 @@ class PictureData:
     batch: int = 128
     validation: float = 0.1
     smoothing: float = 0.0
+    names: tuple[str, ...] = ()
     skip_bad: bool = False
     augment: Augment = field(default_factory=Augment)
 
@@ -89,7 +91,7 @@ def opened(data: PictureData, seed: int) -> ImageSplits:
     from qkv.data.load_images import load_images
 
     bad: Literal["refuse", "skip"] = "skip" if data.skip_bad else "refuse"
-    return load_images(data.path, validation=data.validation, seed=seed, bad_items=bad)
+    return load_images(data.path, validation=data.validation, seed=seed, bad_items=bad).called(data.names)
 
 
 def _in_order(images: Images, normalisation: Normalisation) -> ImageBatches:
@@ -179,12 +181,18 @@ _COURSE = {
 }
 
 
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
 def _cifar(name: str, classes: int, summary: str) -> System:
     return System(
         name=name,
         summary=summary,
         data=PictureData(
-            path="cifar10" if classes == 10 else "cifar100", batch=128, augment=Augment(crop=4, flip=True)
+            path="cifar10" if classes == 10 else "cifar100",
+            batch=128,
+            names=_CIFAR10 if classes == 10 else (),
+            augment=Augment(crop=4, flip=True),
         ),
         models={
             "vit": ViTConfig(image=32, patch=4, classes=classes, width=128, layers=4, heads=4, hidden=256, head="mean"),
