@@ -90,7 +90,8 @@ def figure(name: str, value: float) -> str:
 
 
 def _confusion(counts: list[list[int]], classes: list[str]) -> str:
-    picture = draw([Map("rows are, columns were taken for", "taken for", "is", matrix=counts)], name="confusion")
+    shown = Map("rows are, columns were taken for", "taken for", "is", matrix=counts, labels=classes)
+    picture = draw([shown], name="confusion")
     wrong = sorted(
         (
             (count, classes[i], classes[j])

@@ -68,10 +68,11 @@ class Bars(Panel):
 
 @dataclass(frozen=True)
 class Map(Panel):
-    """A matrix of weights, or of influence."""
+    """A matrix of weights, of influence or of counts. labels: what rows and columns are called, if not numbered."""
 
     matrix: Sequence[Sequence[Real]] = ()
     top: Real | None = None
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,11 @@ def _map(axes: Any, panel: Map) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
+    if panel.labels:
+        turned = 90 if max(map(len, panel.labels)) > 2 else 0
+        axes.set_xticks(range(len(panel.labels)), panel.labels, rotation=turned)
+        axes.set_yticks(range(len(panel.labels)), panel.labels)
+        return
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
 
