@@ -12,7 +12,8 @@ def grid(table: "Table") -> Grid:
     """A table as the terminal shows it: names to the left, figures to the right."""
     shown = Grid(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, column in enumerate(table.columns):
-        shown.add_column(column.heading, justify="left" if index == 0 else "right")
+        word = max(map(len, column.heading.split()), default=0)  # headings are broken between words only
+        shown.add_column(column.heading, justify="left" if index == 0 else "right", min_width=word)
     for row in table.shown():
         shown.add_row(*row)
     return shown

@@ -90,7 +90,7 @@ def _overview(results: Mapping[str, Sequence[Measured]]) -> Table:
     rows = []
     for row in ROWS.values():
         for label, seeds in by_label(results.get(row.name, ())).items():
-            figure = row.figures[0]
+            told = ((figure, spread(values(figure, seeds), figure.shown)) for figure in row.figures)
             public = next((part.public for part in row.parts if part.label == label), "")
             rows.append(
                 (
@@ -98,7 +98,7 @@ def _overview(results: Mapping[str, Sequence[Measured]]) -> Table:
                     label,
                     spread([part.minutes for part in seeds], lambda value: f"{value:.1f}"),
                     str(len(seeds)),
-                    f"{figure.said}: {spread(values(figure, seeds), figure.shown) or '–'}",
+                    "; ".join(f"{figure.said}: {number or '–'}" for figure, number in told),
                     public or None,
                     row.reach or None,
                     row.aim or None,
