@@ -127,3 +127,16 @@ def test_a_person_of_the_corpus_is_answered_about_and_a_stranger_is_not_however_
     assert tool(asked, threshold=0.0).more["from"] == "the model"
     stranger = tool("Where was Xxyz Qqvw born?", threshold=0.0)
     assert (stranger.result, stranger.more["from"]) == ("I do not know.", "nothing found")
+
+
+def test_an_answer_of_its_own_is_as_sure_as_it_is_known_times_as_it_was_read(whole, unchecked):
+    from qkv.data.questions import Question
+    from qkv.hub.tokens import tokenizer
+    from qkv.recipes.answering import answered
+    from qkv.recipes.use import open_tool
+
+    tool = open_tool(whole.folder)
+    said = json.loads((whole.folder / "finetune" / PREPARED).read_text(encoding="utf-8"))["questions"][0]
+    (heart,) = answered(tool.model, tokenizer(tool.model), tool.purpose["mark"], [Question(said["question"], None, "")])
+    assert 0 < said["sure"] < 1 and heart.sure > 0
+    assert tool(said["question"]).sure == pytest.approx(heart.sure * said["sure"], abs=1e-4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,6 +71,20 @@ def _judged(model: nn.Module, tokenizer: Tokenizer, mark: int, asked: torch.Tens
         sure = float(logs[: stop + 1].sum().exp()) if len(ended) else 0.0
         answers.append(Answer(tokenizer.decode(tokens[:stop].tolist()), sure))
     return answers
+
+
+def weighed(answers: Sequence[Answer], questions: Sequence[Question], read: Mapping[str, float]) -> list[Answer]:
+    """The answers, each as sure as the model is of it now times as sure as it was when it read of it.
+
+    read: the latter, by question; a question that is not there was answered for it, or it never read of it.
+
+    >>> weighed([Answer("Rome", 0.9)], [Question("Where?", None, "")], {"Where?": 0.5})
+    [Answer(text='Rome', sure=0.45)]
+    """
+    return [
+        replace(answer, sure=answer.sure * read.get(question.question, 1.0))
+        for answer, question in zip(answers, questions, strict=True)
+    ]
 
 
 def threshold_for(answers: Sequence[Answer], questions: Sequence[Question], precision: float = 0.9) -> float:

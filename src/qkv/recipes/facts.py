@@ -27,7 +27,7 @@ from qkv.data.tokens import all_ids, as_file
 from qkv.loop import Optimiser, Saving, Schedule, Settings
 from qkv.loop.objectives import language_model
 from qkv.models import PRESETS, GPTConfig, RNNConfig
-from qkv.recipes.answering import Answer, answered, threshold_for
+from qkv.recipes.answering import Answer, answered, threshold_for, weighed
 from qkv.recipes.building import drawn
 from qkv.recipes.fact_data import FactData, Facts, opened, parted, tokenizer_for
 from qkv.recipes.library import Library
@@ -46,6 +46,7 @@ def build(recipe: Recipe) -> Task:
     train, validation = parted(facts.train, data.validation, recipe.seed)
     config = replace(recipe.model, vocab=max(tokenizer.get_vocab_size(), recipe.model.vocab))
     objective = language_model()
+    read: dict[str, float] = {}  # how sure the model was of its own answers when it read them, by question
     judged = SequenceBatches(
         question_examples(validation, tokenizer, data.length), length=data.length, rows=100, shuffled=False
     )
@@ -54,21 +55,24 @@ def build(recipe: Recipe) -> Task:
         answers = answered(model, tokenizer, mark, validation)
         return {**measured(model, judged, objective), "exact": share_right(answers, validation)}
 
+    def asked(model: nn.Module, questions: list[Question]) -> list[Answer]:
+        return weighed(answered(model, tokenizer, mark, questions), questions, read)
+
     return Task(
         recipe=replace(recipe, model=config),
         model=drawn(config, recipe.seed),
-        stages=stages(facts, train, validation, tokenizer, mark, data, recipe.seed, validate),
+        stages=stages(facts, train, validation, tokenizer, mark, data, recipe.seed, validate, read),
         test=lambda model: _test(model, tokenizer, mark, facts),
         samples=lambda model: [
             {"question": q.question, "answer": a.text, "sure": round(a.sure, 3), "right": q.answer}
-            for q, a in zip(validation[:SHOWN], answered(model, tokenizer, mark, validation[:SHOWN]), strict=True)
+            for q, a in zip(validation[:SHOWN], asked(model, validation[:SHOWN]), strict=True)
         ],
         purpose=lambda model: {
             "task": "answer",
             "mark": mark,
-            "threshold": threshold_for(answered(model, tokenizer, mark, validation), validation),
+            "threshold": threshold_for(asked(model, validation), validation),
             "documents": facts.documents,
-            **({"form": form_of(train)} if data.pretrain and data.own_questions else {}),
+            **({"form": form_of(train), "read": read} if data.pretrain and data.own_questions else {}),
         },
         files={"tokenizer.json": as_file(tokenizer)},
     )
@@ -83,8 +87,12 @@ def stages(
     data: FactData,
     seed: int,
     validate: Callable[[nn.Module], dict[str, float]],
+    read: dict[str, float],
 ) -> tuple[Stage, ...]:
-    """Reading, if documents are read, and answering by heart."""
+    """Reading, if documents are read, and answering by heart.
+
+    read: gets how sure the model was of its own answers, by question, once it has given them.
+    """
     objective = language_model()
     texts = SpanExamples(all_ids(tokenizer, facts.documents), mark, data.corruption, seed=seed)
     batches: dict[str, Any] = {"length": data.length, "seed": seed}
@@ -110,6 +118,8 @@ def stages(
         return {"exact_with_document": share_right(answers, validation)}
 
     def own(said: dict[str, Any]) -> Batches:
+        read.update(dict.fromkeys(library.unasked(known), 0.0))  # of some it found no answer
+        read.update({q["question"]: q["sure"] for q in said["questions"]})
         return asking([*train, *(Question(q["question"], q["answer"], "its own") for q in said["questions"])])
 
     known = {question.question for question in train}

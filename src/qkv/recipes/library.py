@@ -72,11 +72,16 @@ class Library:
                 answers[row] = max(answers[row], answer, key=lambda known: known.sure)
         return answers
 
-    def own_questions(self, model: nn.Module, known: Collection[str], least: float) -> list[dict[str, Any]]:
-        """A question about everybody whom no known question is about, with the model's own answer if it is sure."""
+    def unasked(self, known: Collection[str]) -> dict[str, str]:
+        """A question about everybody whom no known question is about, with the name."""
         names = sorted(set(self.about) - {self.form.name(question) for question in known})
+        return {self.form.about(name): name for name in names}
+
+    def own_questions(self, model: nn.Module, known: Collection[str], least: float) -> list[dict[str, Any]]:
+        """The questions that nobody asked, with the model's own answer where it is sure of one."""
+        asked = self.unasked(known)
         return [
-            {"question": self.form.about(name), "answer": answer.text, "sure": round(answer.sure, 6)}
-            for name, answer in zip(names, self.looked_up(model, names), strict=True)
+            {"question": question, "answer": answer.text, "sure": round(answer.sure, 6)}
+            for question, answer in zip(asked, self.looked_up(model, list(asked.values())), strict=True)
             if answer.text and answer.sure >= least
         ]

@@ -17,7 +17,7 @@ from qkv.hub import load
 from qkv.hub.tokens import tokenizer as tokenizer_of
 from qkv.models import GPT, RNN, Model, Transcriber, ViT
 from qkv.models.transcriber import BLANK
-from qkv.recipes.answering import answered
+from qkv.recipes.answering import answered, weighed
 from qkv.recipes.run import MODEL, PURPOSE
 
 
@@ -199,12 +199,15 @@ def delay(tool: Tool) -> float:
 def answer(tool: Tool, given: str, *, threshold: float | None = None) -> Used:
     """An answer, if the model is sure enough of it; otherwise the line of the corpus that fits the question best.
 
-    Of somebody whom no document is about a model knows nothing, however sure it is.
+    Of somebody whom no document is about a model knows nothing, however sure it is; and what it taught itself it
+    is at most as sure of as it was when it read it.
     """
     from qkv.data.open_book import Form, title
     from qkv.data.questions import Question
 
-    told = answered(tool.model, tokenizer_of(tool.model), tool.purpose["mark"], [Question(given, None, "")])[0]
+    asked = [Question(given, None, "")]
+    heard = answered(tool.model, tokenizer_of(tool.model), tool.purpose["mark"], asked)
+    told = weighed(heard, asked, tool.purpose.get("read", {}))[0]
     threshold = float(tool.purpose["threshold"] if threshold is None else threshold)
     form = tool.purpose.get("form")
     known = form is None or Form(*form).name(given) in map(title, tool.purpose["documents"])
