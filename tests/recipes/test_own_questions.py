@@ -6,10 +6,11 @@ import jaxtyping
 import pytest
 import torch
 
+from qkv.data.questions import Question
 from qkv.data.sequences import SequenceBatches
 from qkv.loop import Report
 from qkv.recipes import system, train
-from qkv.recipes.answering import Answer
+from qkv.recipes.answering import Answer, threshold_for
 from qkv.recipes.library import Library
 from qkv.recipes.prepared import PREPARED
 
@@ -130,7 +131,6 @@ def test_a_person_of_the_corpus_is_answered_about_and_a_stranger_is_not_however_
 
 
 def test_an_answer_of_its_own_is_as_sure_as_it_is_known_times_as_it_was_read(whole, unchecked):
-    from qkv.data.questions import Question
     from qkv.hub.tokens import tokenizer
     from qkv.recipes.answering import answered
     from qkv.recipes.use import open_tool
@@ -140,3 +140,11 @@ def test_an_answer_of_its_own_is_as_sure_as_it_is_known_times_as_it_was_read(who
     (heart,) = answered(tool.model, tokenizer(tool.model), tool.purpose["mark"], [Question(said["question"], None, "")])
     assert 0 < said["sure"] < 1 and heart.sure > 0
     assert tool(said["question"]).sure == pytest.approx(heart.sure * said["sure"], abs=1e-4)
+
+
+def test_answers_that_are_equally_sure_are_told_together_or_not_at_all():
+    asked = [Question("", "a", "")] * 20
+    answers = [Answer("a", 0.9)] * 18 + [Answer("a", 0.1), Answer("x", 0.1)]
+    assert threshold_for(answers, asked, 0.96) == 0.9, "one of the two at 0.1 would be right often enough, both are not"
+    assert threshold_for(answers, asked, 0.95) == 0.1
+    assert threshold_for([Answer("x", 1.0)], asked[:1], 0.5) > 1

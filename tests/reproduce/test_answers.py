@@ -62,7 +62,7 @@ def test_a_trained_model_is_asked_and_refuses_by_its_own_threshold(tmp_path, unc
     told = kept.test
     assert {figure.name for figure in ANSWERS} <= set(told)
     assert all(0 <= value <= 100 for name, value in told.items() if name != "threshold")
-    if told["threshold"] > 1:  # never right nine times in ten: it answers nothing
+    if told["threshold"] > 1:  # never right so often: it answers nothing
         assert told["answered"] == 0 and told["refused"] == 100
     assert [stage.stage for stage in kept.stages] == ["pretrain", "finetune"]
     assert kept.steps == 10 and kept.share_of_peak is not None

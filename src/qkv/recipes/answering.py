@@ -87,19 +87,19 @@ def weighed(answers: Sequence[Answer], questions: Sequence[Question], read: Mapp
     ]
 
 
-def threshold_for(answers: Sequence[Answer], questions: Sequence[Question], precision: float = 0.9) -> float:
+def threshold_for(answers: Sequence[Answer], questions: Sequence[Question], precision: float = 0.95) -> float:
     """The least certainty from which on answers are right so often; above 1 if they never are.
 
     >>> asked = [Question("", "a", ""), Question("", "b", ""), Question("", "c", "")]
     >>> threshold_for([Answer("a", 0.9), Answer("b", 0.6), Answer("x", 0.3)], asked)
     0.6
     """
-    ranked = sorted(
-        ((a.sure, a.text == q.answer) for a, q in zip(answers, questions, strict=True)), key=lambda pair: -pair[0]
-    )
-    best, right = 1.01, 0
-    for count, (sure, correct) in enumerate(ranked, start=1):
-        right += correct
-        if right / count >= precision:
+    right: dict[float, list[bool]] = defaultdict(list)  # by certainty: equally sure answers are told together or not
+    for answer, question in zip(answers, questions, strict=True):
+        right[answer.sure].append(answer.text == question.answer)
+    best, told = 1.01, list[bool]()
+    for sure in sorted(right, reverse=True):
+        told += right[sure]
+        if sum(told) >= precision * len(told):
             best = sure
     return best
