@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from qkv.models.folder import KINDS
+from qkv.models.plain import KINDS
 
 Table = dict[str, Any]
 

@@ -10,9 +10,8 @@ from torch import nn
 
 from qkv.data.batches import Batches
 from qkv.loop import Objective, Settings
-from qkv.loop.plain import from_plain as from_plain_data
 from qkv.models import Model
-from qkv.models.folder import from_plain, to_plain
+from qkv.models.plain import from_plain, to_plain
 from qkv.recipes.plain import Table, changed, with_nothing
 
 
@@ -133,7 +132,7 @@ class System:
         return Recipe(
             system=self.name,
             seed=seed,
-            data=from_plain_data(type(self.data), with_nothing(type(self.data), table["data"]), f"{where}, data"),
+            data=from_plain(type(self.data), with_nothing(type(self.data), table["data"]), f"{where}, data"),
             kind=kind,
             model=from_plain(config, with_nothing(config, model), f"{where}, model"),
             stages={
