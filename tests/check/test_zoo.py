@@ -1,5 +1,6 @@
 """Every known mistake is caught, and what is right is let through."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from qkv.check.zoo.positions import GroupedLayer, RotaryLayer, SinkLayer, Sloped
 from qkv.check.zoo.table import as_page, right
 from qkv.check.zoo.textbook import TextbookAttention, TextbookLayer
 from qkv.check.zoo.training import accumulate, next_token_loss, split
+from qkv.cli.main import run as command
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
 
 CAUSAL = Contract(kind="causal", cache=True, padding=True)
@@ -144,3 +146,28 @@ def test_what_is_right_raises_no_alarm(name):
         wrong = [finding for finding in wrong if finding[0] != "fully padded row"]
     assert wrong == []
     assert not [f for f in report.findings if f.verdict == "inconclusive"]
+
+
+def test_one_mutant_is_shown_with_its_code_and_what_catches_it(capsys):
+    assert command(["check", "--zoo", "mask", "strict"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "mask strict" in shown and "functions.py:" in shown
+    assert "class Strict(TextbookAttention)" in shown and "tril(s - t - 1)" in shown
+    assert "a mistake of the family “mask off by one”: a query may see keys up to and including itself" in shown
+    assert "✗ past reachable" in shown and "NOT SOUND" in shown
+
+
+def test_one_mutant_as_json_says_where_it_stands_and_holds_the_report(capsys):
+    assert command(["check", "--zoo", "softmax over the queries", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["caught"] and found["named"] == found["family"] == "softmax axis"
+    lines = Path(found["file"]).read_text(encoding="utf-8").splitlines()
+    assert "\n".join(lines[found["line"] - 1 :]).startswith(found["code"].rstrip("\n"))
+    assert not found["report"]["ok"] and found["report"]["findings"]
+
+
+def test_every_mutant_shows_its_code():
+    for mutant in MUTANTS.values():
+        file, line, code = mutant.source
+        assert Path(file).parent.name == "zoo" and line > 0
+        assert mutant.name in code

@@ -205,7 +205,7 @@ DAMAGES = {
     "model of another type": (described(lambda all_: all_.update(model=["GPT"])), r"\['GPT'\]; known are"),
     "unknown field": (described(lambda all_: all_["config"].update(depth=3)), "GPTConfig has no field 'depth'"),
     "missing field": (described(lambda all_: all_["config"].pop("vocab")), "GPTConfig.*'vocab'"),
-    "no fields": (described(lambda all_: all_.pop("config")), "expected the fields of GPTConfig; got None"),
+    "no fields": (described(lambda all_: all_.pop("config")), "GPTConfig is a group of fields; got None"),
     "impossible": (described(lambda all_: all_["config"].update(heads=3)), "width=8 does not split into heads=3"),
     "unknown part": (
         described(lambda all_: all_["config"].update(position={"kind": "Spiral"})),
@@ -217,18 +217,24 @@ DAMAGES = {
     ),
     "unknown field of a part": (
         described(lambda all_: all_["config"]["position"].update(speed=3)),
-        "Rope has no field 'speed'",
+        r"position \(Rope\) has no field 'speed'; It has base",
     ),
-    "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width of GPTConfig cannot be '8'"),
+    "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width is a whole number; got '8'"),
     "a number that is none": (
         described(lambda all_: all_["config"].update(layers=None)),
-        "layers of .* cannot be None",
+        "layers is a whole number; got None",
     ),
-    "a truth as number": (described(lambda all_: all_["config"].update(heads=True)), "heads of .* cannot be True"),
-    "an unknown choice": (described(lambda all_: all_["config"].update(norm="batch")), "norm of .* cannot be 'batch'"),
+    "a truth as number": (
+        described(lambda all_: all_["config"].update(heads=True)),
+        "heads is a whole number; got True",
+    ),
+    "an unknown choice": (
+        described(lambda all_: all_["config"].update(norm="batch")),
+        "norm is 'layer' or 'rms'.*; got 'batch'",
+    ),
     "a score as position": (
         described(lambda all_: all_["config"].update(position={"kind": "Dot"})),
-        "position of .*Dot",
+        r"position is .*\{ kind = \"Rope\" \} or .*; got Dot\(",
     ),
     "missing tensor": (stored(lambda tensors: tensors.pop("norm.weight")), "lacks 1 tensors of GPT, first norm.weight"),
     "extra tensor": (

@@ -7,7 +7,10 @@ from collections import Counter
 
 import pytest
 
+from qkv.cli.main import run
+from qkv.layers import Shaw
 from qkv.loop import Saving, Schedule, Settings
+from qkv.positions import Alibi, Rope
 from qkv.recipes import SYSTEMS, open_run, pace, system, train
 from qkv.recipes.pace import of_steps
 from qkv.recipes.plain import read_toml, to_toml
@@ -55,6 +58,60 @@ def test_a_mistaken_change_is_named(change, message):
 
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen"),
+    [
+        ({"model.position": "alibi"}, Alibi()),
+        ({"model.position": "learned"}, "learned"),
+        ({"model.position": "Shaw"}, Shaw()),
+        ({"model.position.kind": "Alibi"}, Alibi()),
+        ({"model.position.base": 500}, Rope(base=500.0)),
+        ({"model.position": {"kind": "Rope", "width": 8}}, Rope(width=8)),
+    ],
+)
+def test_a_part_of_another_kind_is_chosen_by_its_name(change, chosen):
+    known = system("gpt-text")
+    assert known.recipe().model.position == Rope()
+    assert known.recipe(change).model.position == chosen
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.position": "spiral"}, "position is 'learned' or .* or { kind = \"Rope\" } or .*; got 'spiral'"),
+        ({"model.position.kind": "spiral"}, "position is of kind 'spiral'; known are"),
+        ({"model.score": "RandomSynthesizer"}, r"score \(RandomSynthesizer\) .*'length'"),
+        ({"model": "rnn"}, "model of .* is a table .*; set one of them"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_answered_with_those_that_do(change, message):
+    with pytest.raises(ValueError, match=message):
+        system("gpt-text").recipe(change)
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ([], {"pretrain": 60, "finetune": 40}),
+        (["--preset", "course"], {"pretrain": 85, "finetune": 15}),
+        (["--set", "data.pretrain=false"], {"pretrain": 2000, "finetune": 100}),
+    ],
+)
+def test_the_recipe_that_is_shown_has_the_steps_that_are_asked_for(more, steps, capsys):
+    assert run(["train", "birthplaces", "--show", "--json", "--steps", "100", *more]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {name: shown[name]["steps"] for name in steps} == steps
+    assert shown["finetune"]["saving"]["evaluate_every"] <= steps["finetune"] // 4
+
+
+@pytest.mark.parametrize(
+    ("said", "message"), [(["--minutes", "3"], "--show takes --steps"), (["--steps", "0"], "at least 1 step; got 0")]
+)
+def test_steps_that_cannot_be_shown_are_wrong_use(said, message, capsys):
+    assert run(["train", "birthplaces", "--show", *said]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_course_presets_are_the_course_models_exactly():

@@ -114,7 +114,10 @@ def test_a_change_of_nothing_leaves_the_same_bits(name: str, backend: str):
     with change(model):
         assert torch.equal(call(model, foreign), before)
     assert isinstance(scale, float)
-    with change(model, beta=scale, silence=[(99, 0)], cut=[(99, 0, 0, 0)]):
+    with (
+        pytest.raises(ValueError, match="ran in layer 99"),
+        change(model, beta=scale, silence=[(99, 0)], cut=[(99, 0, 0, 0)]),
+    ):
         assert torch.equal(call(model, foreign), before)
 
 
@@ -240,7 +243,7 @@ def test_a_torch_encoder_can_be_changed():
     model, x = torch_layer(), torch.randn(2, 5, 16)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     plain = model(x, src_key_padding_mask=padding)
-    with change(model, silence=[(99, 0)]):
+    with pytest.raises(ValueError, match="ran in layer 99"), change(model, silence=[(99, 0)]):
         nothing = model(x, src_key_padding_mask=padding)
     torch.testing.assert_close(nothing[:1], plain[:1], **CLOSE)
     with change(model, silence=[("layers.1.self_attn", 2)]):
@@ -300,12 +303,27 @@ def test_a_change_ends_with_its_block_even_by_an_exception():
         ({"patch": {"nothing": torch.zeros(1)}}, "no module 'nothing'"),
         ({"silence": [(0, 4)]}, "4 heads, 0 to 3; got head 4"),
         ({"cut": [(0, 5, 1, 1)]}, "4 heads, 0 to 3; got head 5"),
+        ({"silence": [(7, 0)]}, r"ran in layer 7; layers that ran: 0 \(blocks.0.attention\), 1 \(blocks.1.attention\)"),
+        ({"beta": {-1: 2.0}}, r"ran in layer -1; layers that ran: 0 \(blocks.0.attention\)"),
+        ({"cut": [("tokens", None, 1, 0)]}, r"ran in layer 'tokens'; layers that ran: 0 \(blocks.0.attention\)"),
     ],
 )
 def test_an_impossible_change_says_what_is_possible(asked: dict, message: str):
     model = ours("dot")
     with pytest.raises(ValueError, match=message), change(model, **asked):
         model(TOKENS)
+
+
+def test_a_model_without_attention_says_that_there_is_none_to_change():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="ran in the model; layers that ran: none"), change(model, beta=2.0):
+        model(torch.zeros(1, 2))
+
+
+def test_of_a_layer_that_was_not_called_nothing_is_said():
+    model = ours("dot")
+    with change(model, silence=[(9, 0)]):
+        model.blocks[0](torch.zeros(1, 2, model.config.width))
 
 
 def test_scores_that_are_no_product_have_no_beta():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.contract import Contract
+from qkv.check.finding import told
 from qkv.check.forms import Form, vocabulary, widths
 from qkv.check.functions import POLARITIES, function_subject
 from qkv.check.subject import Subject, randomised
@@ -106,7 +107,7 @@ def declared_subject(found: Any, name: str, contract: Contract, call: Declared) 
         try:
             out = run(form.sample(2, 8, dtype))
         except Exception as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            said = told(error)
             continue
         if isinstance(out, Tensor) and tuple(out.shape[:2]) == (2, 8):
             return Subject(

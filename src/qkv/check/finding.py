@@ -9,6 +9,16 @@ from qkv.check.diagnosis import Diagnosis
 Verdict = Literal["pass", "fail", "warn", "inconclusive", "described", "n/a"]
 
 
+def told(error: BaseException) -> str:
+    """What an implementation raised, as part of a sentence: the kind of error, and the first line of what it says.
+
+    >>> told(ValueError("too wide\\nby 3")), told(KeyError())
+    ('ValueError: too wide', 'KeyError')
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
 @dataclass(frozen=True)
 class Finding:
     """One property, judged or described.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.contract import Contract
+from qkv.check.finding import told
 from qkv.check.names import IMAGES
 from qkv.check.outputs import every, picture_output
 from qkv.check.subject import Subject
@@ -41,8 +42,7 @@ def image_subject(
         try:
             out = picture_output(call(images), 2)
         except Exception as error:
-            said = str(error).strip().splitlines()
-            tried.setdefault(words, f"{type(error).__name__}: {said[0][:100] if said else ''}")
+            tried.setdefault(words, told(error))
             continue
         if out is not None:
             return _subject(module, name, words, call, channels, side, dtype)

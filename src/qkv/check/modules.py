@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from qkv.check.caches import cached
 from qkv.check.contract import Contract
+from qkv.check.finding import told
 from qkv.check.forms import Form, Parameters, forms
 from qkv.check.images import image_subject
 from qkv.check.mask_forms import MaskForm, find_form
@@ -57,8 +58,7 @@ def _sequence_subject(
         try:
             out = output_of(form.call(form.sample(2, 8, dtype), {}), 2, 8)
         except Exception as error:
-            said = str(error).strip().splitlines()
-            tried.setdefault(form.words, f"{type(error).__name__}: {said[0][:100] if said else ''}")
+            tried.setdefault(form.words, told(error))
             continue
         if out is not None:
             return _subject(module, name, form, masking(form, parameters, contract, dtype), parameters, dtype)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.contract import Contract
+from qkv.check.finding import told
 from qkv.check.forms import Parameters, fillings, vocabulary, widths
 from qkv.check.mask_forms import MaskForm, find_form
 from qkv.check.names import MASKS, MEMORIES, PADDING, SOURCE_MASKS, SOURCE_PADDING, SOURCES, TARGETS
@@ -76,8 +77,7 @@ def pair_subject(
                     return _subject(pair, name, words, contract, parameters)
                 tried.setdefault(words, "no output of shape (batch, targets, …)")
             except Exception as error:
-                lines = str(error).strip().splitlines()
-                tried.setdefault(words, f"{type(error).__name__}: {lines[0][:100] if lines else ''}")
+                tried.setdefault(words, told(error))
     return None
 
 

@@ -32,7 +32,7 @@ from qkv.check.contract import NOTHING, Contract
 from qkv.check.declared import declared, declared_subject
 from qkv.check.diagnosis import Diagnosis
 from qkv.check.explain import diagnose
-from qkv.check.finding import Finding, Report
+from qkv.check.finding import Finding, Report, told
 from qkv.check.functions import function_subject, is_attention_function
 from qkv.check.inside.read import readings
 from qkv.check.like import compared, measured
@@ -205,5 +205,4 @@ def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except Exception as error:
-        said = str(error).splitlines()[0][:160] if str(error) else ""
-        return [Finding(name, "inconclusive", None, f"the call failed: {type(error).__name__}: {said}")]
+        return [Finding(name, "inconclusive", None, f"the call failed: {told(error)}")]

@@ -4,8 +4,9 @@ import json as json_library
 from pathlib import Path
 from typing import Literal
 
-from qkv.cli.console import err, out, print_json
+from qkv.cli.console import out, print_json
 from qkv.cli.grade import grade_submissions, list_rubrics
+from qkv.cli.zoo import check_mutant, check_zoo
 
 
 def check(
@@ -96,7 +97,8 @@ def check(
         "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added; padding is
         present or absent.
     zoo
-        Instead of a target: check every known mistake, and say which are caught and how they are named.
+        Instead of a target: check every known mistake, and say which are caught and how they are named. With the name
+        of one (`qkv check --zoo mask strict`), show its code and what catches it.
     matrix
         With --zoo: print the table of docs/zoo.md, which check catches which mutant.
     family
@@ -138,6 +140,10 @@ def check(
     if rubric is not None:
         files = [] if target is None else [target, *more]
         return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
+    if zoo and target is not None:
+        if matrix:
+            raise ValueError("--matrix prints the whole zoo: leave the name of the mutant out")
+        return check_mutant(" ".join((target, *more)), json, all_findings)
     if more or csv is not None or unsafe or seed is not None:
         raise ValueError(
             "several files, --csv, --seed and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
@@ -145,7 +151,7 @@ def check(
     if matrix and not zoo:
         raise ValueError("--matrix goes with --zoo: it prints the zoo as a table")
     if zoo:
-        return _zoo(json, matrix)
+        return check_zoo(json, matrix)
     if target is None:
         raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
     if target == "hf:all":
@@ -189,30 +195,6 @@ def check(
     else:
         out().print(render(report, everything=all_findings))
     return 0 if report.ok else 1
-
-
-def _zoo(json: bool, matrix: bool) -> int:
-    """Walk through the zoo and say which mutants are caught, by what, and what they are named."""
-    from qkv.check.zoo import MUTANTS, walk
-    from qkv.check.zoo.table import as_dicts, as_page, summary
-
-    rows = []
-    with err().status("walking through the zoo") as status:
-        for mutant, report in walk():
-            rows.append((mutant, report))
-            status.update(f"{len(rows)} of {len(MUTANTS)}: {mutant.name}")
-    if json:
-        print_json(as_dicts(rows))
-    elif matrix:
-        print(as_page(rows), end="")
-    else:
-        for mutant, report in rows:
-            sign = "[red]missed[/red]" if report.ok else "[green]caught[/green]"
-            by = ", ".join(finding.check for finding in report.failed)
-            named = "not named" if report.diagnosis is None else f"named: {report.diagnosis.family}"
-            out().print(f"{sign}  {mutant.name} ({mutant.family}; {named}): {by}")
-        out().print(f"\n{summary(rows)}")
-    return 0 if all(not report.ok for _, report in rows) else 1
 
 
 def _scale(said: str | None) -> str | float | None:

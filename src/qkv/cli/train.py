@@ -75,7 +75,7 @@ def train(
         Print the result as JSON; progress becomes JSON lines on stderr.
     """
     from qkv.recipes.plain import parse_change, read_toml, to_toml
-    from qkv.recipes.systems import SYSTEMS, system
+    from qkv.recipes.systems import system
 
     table = {} if config is None else read_toml(config)
     name = recipe or table.get("recipe")
@@ -87,12 +87,17 @@ def train(
         changes.append({"data.path": data})
     resolved = known.recipe(*changes, preset=preset, model=model, seed=seed)
     if show:
+        if minutes is not None:
+            raise ValueError("how many steps fit into some minutes is measured when a run begins; --show takes --steps")
+        if steps is not None:
+            from qkv.recipes.pace import with_steps
+
+            resolved = with_steps(resolved, steps)
         if json:
             print_json(resolved.to_table())
         else:
             out().print(to_toml(resolved.to_table()), markup=False, soft_wrap=True, end="")
         return 0
-    assert name in SYSTEMS
     return _run(resolved, folder, minutes, steps, resume, quiet, json)
 
 

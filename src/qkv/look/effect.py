@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from qkv.look.outcome import Measure, answer, divergence, question_traced
+from qkv.look.outcome import Measure, answer, divergence, question
 from qkv.look.result import Result
 from qkv.look.run import Inputs, scores_of
 from qkv.trace import change
@@ -77,13 +77,7 @@ def effect(
     >>> quiet.kind, len(quiet.kl_at), quiet.kl > 0
     ('tokens', 6, True)
     """
-    asked, before, trace = question_traced(model, inputs, targets, None if positions is None else tuple(positions))
-    silence, cut = list(silence), list(cut)
-    betas = beta if isinstance(beta, Mapping) else {}
-    addressed = [key[0] if isinstance(key, tuple) else key for key in (*betas, *(pattern or {}), *silence, *cut)]
-    for layer in addressed:
-        if isinstance(layer, int) and not 0 <= layer < len(trace):
-            raise ValueError(f"there are {len(trace)} attention layers, 0 to {len(trace) - 1}; got {layer}")
+    asked, before = question(model, inputs, targets, None if positions is None else tuple(positions))
     with change(model, beta=beta, silence=silence, cut=cut, pattern=pattern, patch=patch):
         after = answer(model, inputs)
     if measure is not None:

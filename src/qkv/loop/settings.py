@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qkv.loop.plain import from_plain, to_plain
+from qkv.models.plain import from_plain, to_plain
 
 
 @dataclass(frozen=True)

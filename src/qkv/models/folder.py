@@ -6,21 +6,18 @@ tokenizer) travel with it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from qkv import __version__
-from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Shaw, T5Bias
+from qkv.models.plain import from_plain, to_plain
 from qkv.models.whole_folder import whole_folder
-from qkv.ops.positions import Alibi
-from qkv.ops.rope import Linear, Llama3, Ntk, Rope, Yarn
 
 if TYPE_CHECKING:
     from qkv.models.base import Model
@@ -30,9 +27,6 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")
 NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
-PARTS = (Dot, Additive, LocationAware, DenseSynthesizer, RandomSynthesizer)
-PARTS += (Rope, Alibi, T5Bias, Shaw, Linear, Ntk, Llama3, Yarn)
-KINDS = {part.__name__: part for part in PARTS}  # what may stand inside a config
 
 
 def save(model: Model, target: str | Path) -> None:
@@ -88,51 +82,6 @@ def read_files(source: Path) -> dict[str, bytes]:
 
 def write_json(value: object, path: Path) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def to_plain(value: Any) -> Any:
-    """A config as JSON holds it; the descriptions inside it carry their kind."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **plain} if type(value).__name__ in KINDS else plain
-    return [to_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def from_plain(kind: type, plain: Any, where: str) -> Any:
-    """The inverse of `to_plain`; an unknown or a missing field is a ValueError that names it."""
-    if not isinstance(plain, dict):
-        raise ValueError(f"{where}: expected the fields of {kind.__name__}; got {plain!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values = {name: value for name, value in plain.items() if name != "kind"}
-    if unknown := sorted(set(values) - set(fields)):
-        raise ValueError(f"{where}: {kind.__name__} has no field {unknown[0]!r}; it has {', '.join(fields)}")
-    hints = get_type_hints(kind)
-    for name, value in values.items():
-        if isinstance(value, dict):
-            part = value.get("kind")
-            if not isinstance(part, str) or part not in KINDS:
-                raise ValueError(f"{where}: {name} is of kind {part!r}; known are {', '.join(KINDS)}")
-            value = from_plain(KINDS[part], value, where)
-        elif isinstance(value, list):
-            value = tuple(value)
-        if not _fits(value, hints[name]):
-            raise ValueError(f"{where}: {name} of {kind.__name__} cannot be {plain[name]!r}")
-        values[name] = value
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"{where}: {kind.__name__} {str(error).split('__init__() ')[-1]}") from None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is of the type that a field asks for."""
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    if options := get_args(hint):
-        return any(_fits(value, option) for option in options)
-    return isinstance(value, int | float if hint is float else hint) and (hint is bool) == isinstance(value, bool)
 
 
 def read_config(source: Path) -> dict[str, Any]:

@@ -102,11 +102,11 @@ def stages(
         examples = question_examples(questions, tokenizer, data.length)
         return SequenceBatches(examples, rows=data.finetune_batch, layout="by-length", **batches)
 
-    finetune = Stage("finetune", asking(train), objective, validate, share=0.15)
+    finetune = Stage("finetune", asking(train), objective, validate)
     if not data.pretrain:
         return (finetune,)
     if not data.own_questions:
-        return Stage("pretrain", reading, objective, share=0.85), finetune
+        return Stage("pretrain", reading, objective), finetune
     asked = {question.question for question in validation}
     train = [question for question in train if question.question not in asked]  # some are put twice
     library = Library(facts.documents, train, tokenizer, mark, data.length)
@@ -124,14 +124,20 @@ def stages(
 
     known = {question.question for question in train}
     return (
-        Stage("pretrain", Mixture([reading, practice], seed), objective, look_up, share=0.6),
+        Stage("pretrain", Mixture([reading, practice], seed), objective, look_up),
         replace(
             finetune,
-            share=0.4,
             prepare=lambda model: {"questions": library.own_questions(model, known, data.least)},
             prepared=own,
         ),
     )
+
+
+def shares(recipe: Recipe) -> dict[str, float]:
+    """Of a run's time: questions of its own take longer to learn than those of the course."""
+    if not recipe.data.pretrain:
+        return {"finetune": 1.0}
+    return {"pretrain": 0.6, "finetune": 0.4} if recipe.data.own_questions else {"pretrain": 0.85, "finetune": 0.15}
 
 
 def share_right(answers: list[Answer], questions: list[Question]) -> float:
@@ -202,4 +208,5 @@ BIRTHPLACES = System(
     presets={"course": _COURSE, "long": _LONG},
     habits={"rnn": {f"{stage}.optimiser": {"name": "adamw", "lr": 1e-3} for stage in ("pretrain", "finetune")}},
     build=build,
+    shares=shares,
 )

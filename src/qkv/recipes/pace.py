@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from qkv.loop import Report, Settings, World
 from qkv.loop import train as train_stage
-from qkv.recipes.system import Stage, Task
+from qkv.recipes.system import Recipe, Stage, Task
+from qkv.recipes.systems import system
 
 TRIED = 16  # steps that are tried; the later half of them is timed
 LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
@@ -22,28 +23,37 @@ LOOKS = 10  # evaluations of a run that is given minutes
 
 def given(task: Task, minutes: float | int | None, steps: int | None, note: Callable[[str], None]) -> Task:
     """The task with its stages fitted to minutes, or to a number of steps; as it was if neither is given."""
-    if minutes is None and steps is None:
-        return task
     if minutes is not None and steps is not None:
         raise ValueError("a run is given minutes or steps, not both")
-    if minutes is not None and minutes <= 0:
+    if steps is not None:
+        return replace(task, recipe=with_steps(task.recipe, steps))
+    if minutes is None:
+        return task
+    if minutes <= 0:
         raise ValueError(f"minutes are above 0; got {minutes}")
-    if steps is not None and steps < 1:
-        raise ValueError(f"a run has at least 1 step; got {steps}")
-    shares = sum(stage.share for stage in task.stages)
+    shares = system(task.recipe.system).shares(task.recipe)
     fitted = dict(task.recipe.stages)
     for stage in task.stages:
-        share = stage.share / shares
-        settings = task.recipe.stages[stage.name]
-        if steps is not None:
-            fitted[stage.name] = of_steps(settings, max(round(steps * share), 1))
-            continue
-        assert minutes is not None
+        share, settings = shares[stage.name], task.recipe.stages[stage.name]
         step, look = step_seconds(task, stage, settings)
         count = max(int((60 * minutes * share * SPARE - (LOOKS + 1) * look) / step), LOOKS)
         fitted[stage.name] = of_steps(settings, count, looks=LOOKS)
         note(f"{stage.name}: {step * 1000:.0f} ms a step, so {count:,} steps fit into {60 * minutes * share:.0f} s")
     return replace(task, recipe=replace(task.recipe, stages=fitted))
+
+
+def with_steps(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe with so many steps in all; each stage that it carries out gets its share.
+
+    >>> recipe = with_steps(system("birthplaces").recipe(), 100)
+    >>> {name: settings.steps for name, settings in recipe.stages.items()}
+    {'pretrain': 60, 'finetune': 40}
+    """
+    if steps < 1:
+        raise ValueError(f"a run has at least 1 step; got {steps}")
+    parts = system(recipe.system).shares(recipe)
+    fitted = {name: of_steps(recipe.stages[name], max(round(steps * part), 1)) for name, part in parts.items()}
+    return replace(recipe, stages={**recipe.stages, **fitted})
 
 
 def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settings:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from qkv.models.folder import KINDS
+from qkv.models.plain import KINDS
 
 Table = dict[str, Any]
 
@@ -17,10 +17,15 @@ Table = dict[str, Any]
 def changed(table: Table, changes: Mapping[str, Any], *, where: str = "settings") -> Table:
     """The table with some values replaced; {"model.width": 64} and {"model": {"width": 64}} say the same.
 
-    A name that the table does not have is a ValueError that offers the nearest one.
+    A name that the table does not have is a ValueError that offers the nearest one. Where a part is described, another
+    may be chosen by its name; the fields of the one before go with it.
 
     >>> changed({"seed": 0, "model": {"width": 32}}, {"model.width": 64})
     {'seed': 0, 'model': {'width': 64}}
+    >>> changed({"model": {"position": {"kind": "Rope", "base": 10000.0}}}, {"model.position": "learned"})
+    {'model': {'position': 'learned'}}
+    >>> changed({"position": {"kind": "Rope", "base": 10000.0}}, {"position.kind": "Alibi"})
+    {'position': {'kind': 'Alibi'}}
     """
     result = {name: dict(value) if isinstance(value, dict) else value for name, value in table.items()}
     for name, value in changes.items():
@@ -28,12 +33,17 @@ def changed(table: Table, changes: Mapping[str, Any], *, where: str = "settings"
         if head not in table:
             raise ValueError(f"{where} have no {name!r}{_near(head, list(table))}")
         here = result[head]
+        part = isinstance(here, dict) and here.get("kind") in KINDS
         if rest or (isinstance(value, Mapping) and isinstance(here, dict) and "kind" not in value):
             if not isinstance(here, dict):
                 raise ValueError(f"{head} of {where} is one value ({here!r}); there is no {name!r}")
             result[head] = changed(here, {rest: value} if rest else value, where=f"{where} of {head}")
+        elif part and isinstance(value, str):
+            result[head] = {"kind": value} if value in KINDS else value
         elif isinstance(here, dict) and not isinstance(value, Mapping):
             raise ValueError(f"{head} of {where} is a table with {', '.join(here)}; set one of them: {head}.NAME=…")
+        elif head == "kind" and here in KINDS and value != here:
+            result = {"kind": value}
         else:
             result[head] = value
     return result

@@ -17,7 +17,7 @@ from qkv.data.mel import Mel
 from qkv.data.spoken import WORDS, SpokenParts, SpokenStrings, read_spoken
 from qkv.loop import Optimiser, Saving, Schedule, Settings, ctc
 from qkv.models import TranscriberConfig
-from qkv.models.folder import to_plain
+from qkv.models.plain import to_plain
 from qkv.models.transcriber import read_out
 from qkv.recipes.building import drawn
 from qkv.recipes.measure import epoch_of, judging, measured

@@ -10,9 +10,8 @@ from torch import nn
 
 from qkv.data.batches import Batches
 from qkv.loop import Objective, Settings
-from qkv.loop.plain import from_plain as from_plain_data
 from qkv.models import Model
-from qkv.models.folder import from_plain, to_plain
+from qkv.models.plain import from_plain, to_plain
 from qkv.recipes.plain import Table, changed, with_nothing
 
 
@@ -44,7 +43,6 @@ class Stage:
 
     batches: what is learned from; where that is made by the model that the stage begins with, a stand-in of the same
         size, by which the speed is measured.
-    share: its part of the time when a run is given minutes.
     validate: numbers on data kept from training, watched on the way; None watches nothing.
     prepare: what the model that the stage begins with says beforehand, as JSON; it is kept in the run's folder, so that
         a run that goes on learns from the same. prepared: the batches that this makes.
@@ -54,7 +52,6 @@ class Stage:
     batches: Batches
     objective: Objective
     validate: Callable[[nn.Module], dict[str, float]] | None = None
-    share: float = 1.0
     prepare: Callable[[nn.Module], Any] | None = None
     prepared: Callable[[Any], Batches] | None = None
 
@@ -87,6 +84,7 @@ class System:
     data: settings of the data; `path` in it is where a person's own data is. models: the first is the default.
     presets: named changes. build: reads the data and builds the model.
     habits: by model, changes that it comes with under every preset, such as another optimiser for a baseline.
+    shares: the stages that a recipe carries out, each with its part of a run's minutes or steps; all alike by default.
     """
 
     name: str
@@ -97,6 +95,9 @@ class System:
     build: Callable[[Recipe], Task]
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     habits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shares: Callable[[Recipe], Mapping[str, float]] = lambda recipe: dict.fromkeys(
+        recipe.stages, 1 / len(recipe.stages)
+    )
 
     def recipe(
         self,
@@ -133,7 +134,7 @@ class System:
         return Recipe(
             system=self.name,
             seed=seed,
-            data=from_plain_data(type(self.data), with_nothing(type(self.data), table["data"]), f"{where}, data"),
+            data=from_plain(type(self.data), with_nothing(type(self.data), table["data"]), f"{where}, data"),
             kind=kind,
             model=from_plain(config, with_nothing(config, model), f"{where}, model"),
             stages={

@@ -20,6 +20,7 @@ from qkv.loop.snapshot import read_state
 from qkv.loop.store import Store
 from qkv.recipes import Recipe, Run, Task, system
 from qkv.recipes.pace import of_steps
+from qkv.recipes.plain import flat
 from qkv.recipes.run import read_status
 from qkv.recipes.source import UNKNOWN
 from qkv.reproduce.measured import Measured, Pace, Point, rounded
@@ -173,18 +174,6 @@ def _fitted(settings: Settings, own: Settings, free: bool) -> Settings:
     counts = {name: getattr(own.saving, name) for name in ("log_every", "evaluate_every", "checkpoint_every")}
     short = of_steps(settings, own.steps)
     return replace(short, steps=own.steps if free else settings.steps, saving=replace(short.saving, **counts))
-
-
-def flat(table: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested tables as dotted names.
-
-    >>> flat({"seed": 0, "train": {"optimiser": {"lr": 0.1}}})
-    {'seed': 0, 'train.optimiser.lr': 0.1}
-    """
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
-    return found
 
 
 def steps_of(recipe: Recipe) -> int:

@@ -51,7 +51,7 @@ def change(
     """Run a model differently inside this block; it is as it was afterwards.
 
     A layer is the name of its module, or its place among the attention layers in the order in which they run; a head of
-    None is all heads.
+    None is all heads. A layer in which no attention ran is a ValueError at the end of the block.
 
     beta: what multiplies q·k, for all layers or {layer: β} or {(layer, head): β}.
     silence: (layer, head): what the head gathers is 0.
@@ -87,7 +87,10 @@ def change(
                     stack.callback(module.register_forward_hook(changer.edit_scorer).remove)
             stack.enter_context(changer.watcher)
             stack.enter_context(changer)
-        yield
+            yield
+            changer.refuse_unmet()
+        else:
+            yield
 
 
 class Changer(TorchFunctionMode):
@@ -97,6 +100,7 @@ class Changer(TorchFunctionMode):
         super().__init__()
         self._edits, self._modules = edits, modules
         self._numbers: dict[int, int] = {}
+        self._names: list[str] = []  # of the layers that ran, in their order
         self.watcher = Watcher(modules)
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -111,8 +115,20 @@ class Changer(TorchFunctionMode):
     def _edit(self, module: nn.Module | None = None) -> Edit | None:
         """What is asked for the attention that runs now; counts it."""
         key = id(self._modules.module if module is None else module)
-        number = self._numbers.setdefault(key, len(self._numbers))
-        return self._edits.at(number, self._modules.inside)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._names)
+            self._names.append(self._modules.name)
+        return self._edits.at(self._numbers[key], self._modules.inside)
+
+    def refuse_unmet(self) -> None:
+        """A ValueError if the model ran and a change that was asked for met no attention."""
+        called = self._modules.called
+        ran = [layer for layer in self._edits.layers if not isinstance(layer, str) or layer in called]
+        unmet = [layer for layer in ran if layer not in self._edits.met]
+        if unmet and "" in called:  # the whole model: of a part that was not called nothing can be said
+            where = "in the model" if unmet[0] is None else f"in layer {unmet[0]!r}"
+            there = ", ".join(f"{number} ({name})" for number, name in enumerate(self._names)) or "none"
+            raise ValueError(f"no attention that can be changed ran {where}; layers that ran: {there}")
 
     def _softmax(self, func: Any, args: tuple, named: dict[str, Any]) -> Any:
         scores = args[0] if args else named["input"]

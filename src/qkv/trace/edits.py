@@ -87,6 +87,7 @@ class Edits:
         pattern: Mapping[tuple[Address, Head], Pattern],
     ) -> None:
         self.layers: dict[Address | None, Edit] = {}
+        self.met: set[Address | None] = set()  # those that a layer which ran was asked for
         for (layer, head), number in _betas(beta).items():
             self._of(layer).betas[head] = number
         for layer, head in silence:
@@ -108,15 +109,16 @@ class Edits:
 
     def at(self, number: int, inside: Callable[[str], bool]) -> Edit | None:
         """The requests for the layer that ran as number `number`, inside modules of these names."""
-        wanted = [
-            edit
-            for layer, edit in self.layers.items()
+        here = [
+            layer
+            for layer in self.layers
             if layer is None or layer == number or (isinstance(layer, str) and inside(layer))
         ]
-        if len(wanted) < 2:
-            return wanted[0] if wanted else None
+        self.met.update(here)
+        if len(here) < 2:
+            return self.layers[here[0]] if here else None
         joined = Edit()
-        for edit in wanted:
+        for edit in (self.layers[layer] for layer in here):
             joined.betas.update(edit.betas)
             joined.silent.extend(edit.silent)
             joined.cuts.extend(edit.cuts)

@@ -47,6 +47,7 @@ class ModuleStack:
     ) -> None:
         self.model, self._everywhere = model, everywhere
         self.calls: list[Call] = []
+        self.called: set[str] = set()  # the names of all that were called so far
         self.parameters: set[int] = set()  # where the parameters are stored: a product with one is a projection
         self._names: dict[nn.Module, str] = {}
         self._after = after
@@ -123,6 +124,7 @@ class ModuleStack:
         if module in self._names:
             cross = None if named is None else _is_cross(inputs, named)
             self.calls.append(Call(module, self._names[module], cross))
+            self.called.add(self._names[module])
 
     def _pop(self, module: nn.Module, inputs: tuple, named: dict[str, Any], output: Any) -> None:
         if module not in self._names or not any(call.module is module for call in self.calls):

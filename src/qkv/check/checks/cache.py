@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding
+from qkv.check.finding import Finding, told
 from qkv.check.subject import Subject
 
 FAMILY = {"steps": "cache order", "prefill": "positions with cache", "chunks": "mask with cache"}
@@ -29,8 +29,7 @@ def check_cache(subject: Subject, contract: Contract, kind: str = "causal") -> l
         try:
             out = subject.cached(x.split(sizes, dim=1), [None] * len(sizes))
         except Exception as error:
-            said = f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-            findings.append(Finding(f"cache ({name})", "inconclusive", None, f"the call failed: {said}"))
+            findings.append(Finding(f"cache ({name})", "inconclusive", None, f"the call failed: {told(error)}"))
             continue
         findings.append(_judged(subject, name, whole, out))
     return findings

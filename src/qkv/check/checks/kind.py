@@ -20,7 +20,7 @@ HINTS = {
 }
 
 
-def check_kind(influence: Influence, contract: Contract, layers: int | None = None) -> list[Finding]:
+def check_kind(influence: Influence, contract: Contract) -> list[Finding]:
     """Judge the map if a kind was promised, describe it otherwise."""
     found = name_kind(influence)
     if influence.silent:

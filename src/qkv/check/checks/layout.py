@@ -67,8 +67,9 @@ def _grouped(subject: Subject, contract: Contract) -> Finding:
             parts = [q, k.clone(), v.clone()]
             parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
             served.append(((subject.attend(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
-    except Exception:
-        return Finding("grouped heads", "n/a", None, "fewer heads of keys than of queries are refused")
+    except Exception as error:
+        said = f"fewer heads of keys than of queries are refused: {type(error).__name__}"
+        return Finding("grouped heads", "n/a", None, said)
     layouts = {"repeated": [True, True, False, False], "tiled": [True, False, True, False]}
     names = [next((name for name, heads in layouts.items() if heads == seen), "irregular") for seen in served]
     if names[0] != names[1] and "irregular" not in names:

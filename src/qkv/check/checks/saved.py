@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from qkv.check.finding import Finding
+from qkv.check.finding import Finding, told
 from qkv.check.subject import Subject
 
 
@@ -25,10 +25,8 @@ def check_saved(subject: Subject) -> list[Finding]:
     try:
         other.load_state_dict(state)
     except Exception as error:
-        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        return [
-            Finding("saved and loaded", "fail", 1.0, f"its own state is refused: {said}", "names that change", "untied")
-        ]
+        said = f"its own state is refused: {told(error)}"
+        return [Finding("saved and loaded", "fail", 1.0, said, "names that change", "untied")]
     lost = ties(module) - ties(other)
     if lost:
         names = " and ".join(sorted(next(iter(lost))))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding
+from qkv.check.finding import Finding, told
 
 LOSSES = ("loss_fn", "loss", "criterion", "loss_function", "objective")
 OPTIMISERS = ("optimizer", "optimiser", "opt", "optim")
@@ -103,8 +103,7 @@ def _whole(function: Callable[..., Any], name: str, rows: list[int], window: int
     try:
         found = _moved(function, batches, window)
     except Exception as error:
-        said = str(error).splitlines()[0][:120] if str(error) else ""
-        return Finding(name, "inconclusive", None, f"the call failed: {type(error).__name__}: {said}")
+        return Finding(name, "inconclusive", None, f"the call failed: {told(error)}")
     expected = _expected(function, batches, window)
     score = float((found - expected).abs().max() / expected.abs().max())
     ratio = float((found * expected).sum() / (expected * expected).sum())

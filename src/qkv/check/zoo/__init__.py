@@ -1,5 +1,6 @@
 """The bug zoo: implementations with one known mistake each, which the checks must catch."""
 
+import difflib
 from collections.abc import Iterator
 
 from qkv.check.finding import Report
@@ -12,7 +13,20 @@ from qkv.check.zoo import positions as positions
 from qkv.check.zoo import training as training
 from qkv.check.zoo.mutant import MUTANTS, Mutant
 
-__all__ = ["MUTANTS", "Mutant", "checked", "walk"]
+__all__ = ["MUTANTS", "Mutant", "checked", "find", "walk"]
+
+
+def find(name: str) -> Mutant:
+    """The mutant of that name; a ValueError names the nearest.
+
+    >>> find("mask strict").family
+    'mask off by one'
+    """
+    if name in MUTANTS:
+        return MUTANTS[name]
+    near = difflib.get_close_matches(name, MUTANTS, n=3) or [other for other in MUTANTS if name in other][:3]
+    meant = f"did you mean {' or '.join(near)}?" if near else "`qkv check --zoo` walks through all of them"
+    raise ValueError(f"the zoo has no mutant {name!r}; {meant}")
 
 
 def walk() -> Iterator[tuple[Mutant, Report]]:

@@ -1,5 +1,6 @@
 """A mutant: an implementation with one known mistake, and the contract under which it is one."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,13 @@ class Mutant:
     contract: Contract
     make: Callable[[], Any]
     like: Callable[[], Any] | None = None
+
+    @property
+    def source(self) -> tuple[str, int, str]:
+        """The file it stands in, its line, and its code."""
+        made = inspect.unwrap(self.make)
+        lines, first = inspect.getsourcelines(made)
+        return inspect.getsourcefile(made) or "", first, "".join(lines)
 
 
 def mutant(

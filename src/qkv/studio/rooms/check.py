@@ -122,11 +122,9 @@ def _report(post: Post, asked: dict[str, Any], job: Job, seconds: float) -> dict
 
 
 def _mutant(name: Any) -> dict[str, Any]:
-    from qkv.check.zoo import MUTANTS
+    from qkv.check.zoo import find
 
-    if name not in MUTANTS:
-        raise ValueError(f"the zoo has no mutant {name!r}; GET /api/check lists them")
-    return {"mutant": name}
+    return {"mutant": find(str(name)).name}
 
 
 def _target(body: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +160,9 @@ def _seconds(said: Any) -> float:
 def _reproduced(asked: dict[str, Any]) -> dict[str, str]:
     """The command and the Python that give the same report."""
     if asked.get("mutant"):
-        lines = ["from qkv.check.zoo import MUTANTS, checked", "", f"report = checked(MUTANTS[{asked['mutant']!r}])"]
-        return {"command": "", "python": "\n".join([*lines, "print(report.ok, report.diagnosis)"])}
+        lines = ["from qkv.check.zoo import checked, find", "", f"report = checked(find({asked['mutant']!r}))"]
+        lines.append("print(report.ok, report.diagnosis)")
+        return {"command": shlex.join(["qkv", "check", "--zoo", asked["mutant"]]), "python": "\n".join(lines)}
     words = ["qkv", "check", asked["target"], *words_of(asked["contract"])]
     given = python_of(asked["contract"])
     if asked["arguments"]:
