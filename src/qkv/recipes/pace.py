@@ -12,11 +12,13 @@ from dataclasses import replace
 
 from qkv.loop import Report, Settings, World
 from qkv.loop import train as train_stage
+from qkv.loop.settings import MOST_STEPS
 from qkv.recipes.system import Stage, Task
 
 TRIED = 16  # steps that are tried; the later half of them is timed
 LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
+MOST_MINUTES = 60 * 24 * 366
 LOOKS = 10  # evaluations of a run that is given minutes
 
 
@@ -26,10 +28,10 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
         return task
     if minutes is not None and steps is not None:
         raise ValueError("a run is given minutes or steps, not both")
-    if minutes is not None and minutes <= 0:
-        raise ValueError(f"minutes are above 0; got {minutes}")
-    if steps is not None and steps < 1:
-        raise ValueError(f"a run has at least 1 step; got {steps}")
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise ValueError(f"minutes are above 0 and at most {MOST_MINUTES:,} (a year); got {minutes}")
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"a run has at least 1 step, and at most {MOST_STEPS:,}; got {steps}")
     shares = sum(stage.share for stage in task.stages)
     fitted = dict(task.recipe.stages)
     for stage in task.stages:
