@@ -18,9 +18,18 @@ def test_help_lists_every_command_without_importing_torch():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_that_explains_json(name, capsys):
+def test_every_command_has_help_with_examples_and_json(name, capsys):
     assert run([name, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--json" in shown
+    assert f"qkv {name}" in shown.partition("Examples:")[2]
+    assert "[default: False]" not in shown
+
+
+def test_the_commands_are_listed_in_the_order_in_which_they_are_met(capsys):
+    run(["--help"])
+    shown = capsys.readouterr().out
+    assert sorted(COMMANDS, key=lambda name: shown.index(f"│ {name} ")) == list(COMMANDS)
 
 
 def test_an_unknown_command_names_the_nearest(capsys):
@@ -45,6 +54,15 @@ def test_an_unknown_command_names_the_nearest(capsys):
         (["check", "--rubric", "rope"], "name the submissions"),
         (["use", "runs/gpt-text-1", "a text", "--count", "0"], "1 or more; got 0"),
         (["byhand", "--example", "nothing"], "there are three-tokens"),
+        (["byhand", "tests"], "tests is a folder; expected a file"),
+        (["check", "torch.nn:MultiheadAttentoin"], "did you mean MultiheadAttention?"),
+        (["check", "torch.nn:MultiheadAttention", "--html", "no/such/page.html"], "there is no folder no/such"),
+        (["claims", "run", "copy", "--report", "tests"], "tests is a folder"),
+        (["train", "vit-digits", "--folder", "README.md"], "README.md is a file; a run wants a folder of its own"),
+        (["train", "vit-digits", "--steps", "9" * 20], "at most 1,000,000,000,000"),
+        (["train", "vit-digits", "--set", f"train.steps={'9' * 400}"], "steps is at most"),
+        (["train", "vit-digits", "--minutes", "nan"], "minutes are above 0"),
+        (["train", "vit-digits", "--set", "model.width=99999999999"], "has not the memory"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):

@@ -1,4 +1,4 @@
-"""What the tutorials and the README show is what the commands print; the notebooks are the tutorials, and they run."""
+"""What the README, the tutorials and the rooms' pages show is what the commands print; the notebooks run."""
 
 import doctest
 import json
@@ -12,7 +12,8 @@ from page_blocks import commands
 from page_shell import Shell
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+ROOMS = [ROOT / "docs" / f"{room}.md" for room in ("byhand", "check", "claims")]
+PAGES = [ROOT / "README.md", *ROOMS, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CELLS = "import json, sys\nhere = {}\nfor cell in json.load(sys.stdin): exec(compile(cell, '<cell>', 'exec'), here)"

@@ -1,6 +1,7 @@
 """From what the user names to an object: a file's class, a package's function, a class with guessed arguments."""
 
 import dataclasses
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -27,7 +28,9 @@ def find(target: str) -> Any:
             found = getattr(found, part)
     except AttributeError:
         public = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
-        raise ValueError(f"{where} has no {name!r}; it has {', '.join(public[:12]) or 'nothing to call'}") from None
+        near = difflib.get_close_matches(name, public, n=1)
+        offered = f"did you mean {near[0]}?" if near else f"it has {', '.join(public[:12]) or 'nothing to call'}"
+        raise ValueError(f"{where} has no {name!r}; {offered}") from None
     return found
 
 

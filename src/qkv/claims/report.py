@@ -31,7 +31,7 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 td, th { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { font-weight: 600; color: var(--soft); }
 td.number { font-variant-numeric: tabular-nums; white-space: nowrap; text-align: right; }
-nav td:nth-child(2) { white-space: nowrap; }
+@media (min-width: 30rem) { nav td:nth-child(2) { white-space: nowrap; } }
 a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: .15em; }
 article { border-top: 1px solid var(--line); padding: 1.6rem 0 1.2rem; margin-top: 1.2rem; }
 .verdict { font-weight: 700; white-space: nowrap; }

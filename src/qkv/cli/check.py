@@ -166,8 +166,10 @@ def check(
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
     from qkv.check.terminal import render
-    from qkv.show.files import write_whole
+    from qkv.show.files import writable, write_whole
 
+    for file in filter(None, (junit, html)):
+        writable(file)
     promised = named_contract(
         contract,
         kind=kind,

@@ -1,7 +1,6 @@
 """`qkv claims`: the textbook's statements, tried by experiment."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -65,14 +64,15 @@ def claims(
     if words[0] != "run":
         raise ValueError(f"qkv claims lists; to run one, say: qkv claims run {' '.join(words)}")
     from qkv import claims as room
+    from qkv.show.files import writable
 
     names = [room.find(name).name for name in words[1:]]
     if every == bool(names):
         raise ValueError("name the claims to run, or say --all: qkv claims lists them")
     names = room.names() if every else list(dict.fromkeys(names))
     setting = {**_setting(knobs or [], names), **_wrong(wrong, names)}
-    if report is not None and not Path(report).resolve().parent.is_dir():
-        raise ValueError(f"there is no folder {Path(report).resolve().parent} for the report")
+    if report is not None:
+        writable(report)
     results = _run(names, seed, setting, long)
     if report is not None:
         _report(results, report)

@@ -11,6 +11,11 @@ from qkv.cli.console import err, out, print_json
 def doctor(*, device: str | None = None, json: bool = False) -> int:
     """What this machine has, and what it is fast at: measured, in a few seconds.
 
+    Examples:
+
+        qkv doctor
+        qkv doctor --device cuda
+
     Parameters
     ----------
     device

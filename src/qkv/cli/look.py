@@ -38,18 +38,16 @@ def look(
     A checkpoint and a text (or the file of a picture) give the kinds of heads that were found and a map of the most
     telling one. The model runs once, as it always does; its weights are computed from what was recorded.
 
-    Examples: all heads in one page, attention over a picture, an encoder–decoder, two heads silenced, which heads
-    matter, two inputs head by head:
+    Examples:
 
-        qkv look runs/gpt-text-1 "To be, or not to be"
-        qkv look stories260K/ "Once upon a time" --layer 2 --head 5
-        qkv look qkv:shakespeare "To be, or not to be"
-        qkv look gpt2 "The cat sat on the mat" --html look.html
-        qkv look my-vit/ photo.png --png overlay.png
-        qkv look my-translator/ "Ein Mann" --target "A man"
-        qkv look gpt2 "Paris is in" --silence 5.1 --silence 6.9
-        qkv look gpt2 "Paris is in" --sweep
-        qkv look gpt2 "Paris is in" --against "London is in"
+        qkv look qkv:shakespeare "To be, or not to be"           # a model that comes with qkv
+        qkv look runs/gpt-text-1 "To be, or" --layer 1 --head 2  # your own, one head of it
+        qkv look gpt2 "The cat sat on the mat" --html look.html  # all heads in one page
+        qkv look my-vit/ photo.png --png overlay.png             # attention over a picture
+        qkv look my-translator/ "Ein Mann" --target "A man"      # an encoder–decoder
+        qkv look gpt2 "Paris is in" --silence 5.1 --silence 6.9  # without two heads
+        qkv look gpt2 "Paris is in" --sweep                      # which heads matter
+        qkv look gpt2 "Paris is in" --against "London is in"     # two inputs, head by head
 
     Parameters
     ----------
@@ -90,12 +88,12 @@ def look(
         Print everything as JSON.
     """
     from qkv.look.session import Asked, run
+    from qkv.show.files import writable
 
     if full and html is None:
         raise ValueError("--full goes with --html: it embeds queries and keys in the page")
-    for file in (html, png):
-        if file is not None and not file.resolve().parent.is_dir():
-            raise ValueError(f"there is no folder {file.resolve().parent} for {file.name}")
+    for file in filter(None, (html, png)):
+        writable(file)
     given, changes = " ".join(words) or None, (tuple(silence or ()), tuple(beta or ()))
     asked = Asked(given, target, layer, head, query, *changes, sweep, rollout, lens, against)
     with err().status("reading the checkpoint") as status:

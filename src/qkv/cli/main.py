@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 a check or a claim failed · 2 wrong use · 130 interrup
 import difflib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -13,7 +14,7 @@ from qkv import __version__
 
 # name: (where its function lives, one line of help). Imported only when called, so that --help needs no torch.
 COMMANDS = {
-    "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, in under a minute."),
+    "tour": ("qkv.cli.tour:tour", "Meet qkv: an example worked, a model trained and looked into, a layer checked."),
     "byhand": ("qkv.cli.byhand:byhand", "Attention worked by hand, in exact numbers; and your own working checked."),
     "claims": ("qkv.cli.claims:claims", "The textbook: statements tried by experiment, with measured verdicts."),
     "check": ("qkv.cli.check:check", "Judge any implementation of attention: what holds, what breaks, and why."),
@@ -43,11 +44,16 @@ def make_app(called: str = "") -> App:
         help_epilogue=EPILOGUE,
         version=__version__,
         result_action="return_value",
-        default_parameter=Parameter(negative=()),
+        default_parameter=Parameter(negative=(), show_default=_shown),
     )
-    for name, (home, summary) in COMMANDS.items():
-        app.command(home, name=name, help=None if name == called else summary)
+    for place, (name, (home, summary)) in enumerate(COMMANDS.items()):
+        app.command(home, name=name, help=None if name == called else summary, sort_key=place)
     return app
+
+
+def _shown(default: object) -> str | None:
+    """A default as --help tells it; a flag that is off needs no telling."""
+    return None if default is False else str(default)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -75,6 +81,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+            return _wrong_use("this machine has not the memory for that; ask for less: a smaller model, batch or input")
         return _wrong_use(f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened")
     return result if isinstance(result, int) else 0
 
@@ -93,8 +101,15 @@ def _say(sentence: str) -> None:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    match error:
+        case FileNotFoundError(filename=str() | Path() as path):
+            return f"there is no file or folder {path}"
+        case IsADirectoryError(filename=str() | Path() as path):
+            return f"{path} is a folder; expected a file"
+        case FileExistsError(filename=str() | Path() as path) | NotADirectoryError(filename=str() | Path() as path):
+            return f"{path} is a file; expected a folder, or a name that is free"
+        case OSError(strerror=str(reason)):
+            return f"{error.filename}: {reason}" if error.filename else reason
     return str(error)
 
 

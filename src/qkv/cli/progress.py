@@ -32,11 +32,11 @@ class Line(Report):
         self.live.update(Text(self._line(progress), no_wrap=True, overflow="ellipsis"))
 
     def evaluated(self, step: int, numbers: dict[str, float]) -> None:
-        self.looked = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-        self.live.console.print(f"[dim]{self.name}, step {step:,}:[/dim] {self.looked}", highlight=False)
+        self.looked = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
+        self.live.console.print(f"[dim]{self.name}, step {step:,}, validation:[/dim] {self.looked}", highlight=False)
 
     def note(self, text: str) -> None:
-        self.live.console.print(text, style="dim", highlight=False, markup=False)
+        self.live.console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.live.stop()

@@ -25,6 +25,12 @@ def studio(
 
     The page is served by this machine to this machine alone, works without a network, and ends with Ctrl-C.
 
+    Examples:
+
+        qkv studio                                  # your runs are looked for in runs/
+        qkv studio my-checkpoint/ --runs results/   # a model of your own, runs of another folder
+        qkv studio --allow-code                     # the Check room may import modules that you name
+
     Parameters
     ----------
     models

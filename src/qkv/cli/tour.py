@@ -4,6 +4,7 @@ A person at a terminal then finds the studio open.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -26,9 +27,15 @@ LAYER = "torch.nn:MultiheadAttention"
 
 
 def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
-    """Meet qkv in about a minute: work an example, train a vision transformer, look inside it, check a layer.
+    """Meet qkv in a minute or two: work an example, train a vision transformer, look inside it, check a layer.
 
     At a terminal it ends by opening the studio, with the run in it; Ctrl-C ends that.
+
+    Examples:
+
+        qkv tour
+        qkv tour --steps 0                 # no training: a few seconds
+        qkv tour --seed 1 --folder runs/mine
 
     Parameters
     ----------
@@ -194,8 +201,8 @@ def _show_learned(learned: dict[str, Any]) -> None:
 def _show_checked(checked: dict[str, Any]) -> None:
     counts = checked["counts"]
     out().print(
-        f"[bold]4. A layer, checked.[/bold] {checked['layer']}: {counts['pass']} properties hold, {counts['fail']} "
-        f"break, {counts['described']} are described; it is {checked['kind']}."
+        f"[bold]4. A layer, checked.[/bold] {checked['layer']}: it is {checked['kind']}. Properties that hold: "
+        f"{counts['pass']}; described: {counts['described']}; broken: {counts['fail']}."
     )
     for finding in checked["shown"]:
         out().print(f"  {finding['check']}: {finding['evidence']}", markup=False)
@@ -211,3 +218,7 @@ def _show_next_steps(learned: dict[str, Any] | None) -> None:
     for command, purpose in NEXT_STEPS.items():
         steps.add_row(f"  [cyan]{command}[/cyan]", purpose)
     out().print(steps)
+    if shutil.which("qkv") is None:  # as after `make run`: the command is in an environment that is not switched on
+        place = Path(sys.executable).parent / "activate"
+        near = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+        out().print(f"\nSo that this terminal knows qkv, type once: [cyan]. {near}[/cyan]")

@@ -79,6 +79,8 @@ def train(
 
     table = {} if config is None else read_toml(config)
     name = recipe or table.get("recipe")
+    if name is None and config is not None:
+        raise ValueError(f"{config} names no recipe; name it: qkv train RECIPE --config {config}")
     if name is None:
         return _listed(json)
     known = system(name)

@@ -93,6 +93,13 @@ def use(
 def evaluate(run: str, /, *, json: bool = False) -> int:
     """Test a finished run again: the numbers of its validation and of its test, computed anew from its model.
 
+    Beside them stand those of the run's end: they should be the same.
+
+    Examples:
+
+        qkv eval runs/vit-digits-1
+        qkv eval runs/vit-digits-1 --json
+
     Parameters
     ----------
     run

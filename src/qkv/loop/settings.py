@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from qkv.models.plain import from_plain, to_plain
 
+MOST_STEPS = 10**12  # a slip of the keyboard: a run that long would never end
+
 
 @dataclass(frozen=True)
 class Optimiser:
@@ -115,6 +117,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _at_least("steps", self.steps, 1)
+        if self.steps > MOST_STEPS:
+            raise ValueError(f"steps is at most {MOST_STEPS:,}; got {self.steps:,}")
         _at_least("accumulate", self.accumulate, 1)
         _at_least("workers", self.workers, 0)
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16"))
@@ -147,7 +151,7 @@ def _one_of(name: str, value: str, options: tuple[str, ...]) -> None:
 
 
 def _at_least(name: str, value: float | int, least: int) -> None:
-    if not (math.isfinite(value) and value >= least):
+    if not least <= value < math.inf:
         raise ValueError(f"{name} is at least {least}; got {value}")
 
 

@@ -12,12 +12,14 @@ from dataclasses import replace
 
 from qkv.loop import Report, Settings, World
 from qkv.loop import train as train_stage
+from qkv.loop.settings import MOST_STEPS
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 
 TRIED = 16  # steps that are tried; the later half of them is timed
 LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
+MOST_MINUTES = 60 * 24 * 366
 LOOKS = 10  # evaluations of a run that is given minutes
 
 
@@ -29,8 +31,8 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
         return replace(task, recipe=with_steps(task.recipe, steps))
     if minutes is None:
         return task
-    if minutes <= 0:
-        raise ValueError(f"minutes are above 0; got {minutes}")
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ValueError(f"minutes are above 0 and at most {MOST_MINUTES:,} (a year); got {minutes}")
     shares = system(task.recipe.system).shares(task.recipe)
     fitted = dict(task.recipe.stages)
     for stage in task.stages:
@@ -49,8 +51,8 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     >>> {name: settings.steps for name, settings in recipe.stages.items()}
     {'pretrain': 60, 'finetune': 40}
     """
-    if steps < 1:
-        raise ValueError(f"a run has at least 1 step; got {steps}")
+    if not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"a run has at least 1 step, and at most {MOST_STEPS:,}; got {steps}")
     parts = system(recipe.system).shares(recipe)
     fitted = {name: of_steps(recipe.stages[name], max(round(steps * part), 1)) for name, part in parts.items()}
     return replace(recipe, stages={**recipe.stages, **fitted})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ STYLE = """
 .gallery img { width: 5.6rem; height: 5.6rem; image-rendering: pixelated; display: block;
   border: 1px solid var(--line); }
 .gallery .wrong img { border: 4px solid var(--bad); }
-td pre { margin: 0; white-space: pre-wrap; max-width: 38rem; }
+td pre { margin: 0; max-width: 38rem; }
 .figures { display: flex; flex-wrap: wrap; gap: 2.4rem; margin: 1.2rem 0 .4rem; }
 .figures div b { display: block; font-size: 1.7rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .figures div span { color: var(--soft); font-size: .9rem; }
@@ -50,7 +51,8 @@ def report_page(run: Run, task: Task, samples: list[dict[str, Any]]) -> str:
     parts += ["<h2>Samples</h2>", _samples(samples)]
     parts += [f'<p class="soft">{html.escape(text)}</p>' for text in run.notes]
     parts += ["<h2>The recipe</h2>", f"<pre>{html.escape(to_toml(recipe.to_table()))}</pre>"]
-    parts.append(f"<p>Again: <code>qkv train {html.escape(recipe.system)} --config recipe.toml</code></p>")
+    again = f"qkv train --config {shlex.quote(str(run.folder / 'recipe.toml'))}"
+    parts.append(f"<p>Again: <code>{html.escape(again)}</code></p>")
     return page(f"{recipe.system}: a run", *parts, style=STYLE)
 
 
@@ -101,7 +103,7 @@ def _confusion(counts: list[list[int]], classes: list[str]) -> str:
         ),
         reverse=True,
     )[:5]
-    listed = "; ".join(f"{count} × {true} taken for {said}" for count, true, said in wrong) or "none at all"
+    listed = "; ".join(f"{true} taken for {said} ({count} ×)" for count, true, said in wrong) or "none at all"
     return f"<figure>{picture}<figcaption>Most often: {html.escape(listed)}.</figcaption></figure>"
 
 

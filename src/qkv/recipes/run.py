@@ -94,10 +94,15 @@ def train(
     if isinstance(recipe, str):
         recipe = system(recipe).recipe(*changes, **choices)
     note = note or (lambda text: None)
-    place = Path(folder) if folder is not None else chosen_folder(recipe, resume)
+    place = Path(folder) if folder is not None else chosen_folder(recipe, resume, minutes, steps)
+    if place.exists() and not place.is_dir():
+        raise ValueError(f"{place} is a file; a run wants a folder of its own")
     begun = (place / RECIPE).is_file()
     if begun and resume != "never":
         recipe = _held(place, recipe, free_steps=minutes is not None or steps is not None)
+        if steps is not None and not _has_steps(recipe, steps):
+            has = sum(settings.steps for settings in recipe.stages.values())
+            raise ValueError(f"{place} holds a run of {has:,} steps, not of {steps:,}; name another folder")
     elif begun:
         raise ValueError(f"{place} holds a run already; go on with it (--resume auto), or name another folder")
     elif resume == "always":
@@ -198,14 +203,18 @@ def stage_folder(place: Path, task: Task, stage: Stage) -> Path:
     return place if len(task.stages) == 1 else place / stage.name
 
 
-def chosen_folder(recipe: Recipe, resume: str, home: Path = Path("runs")) -> Path:
-    """The newest unfinished run of this very recipe, if it may be gone on with; otherwise a new one."""
+def chosen_folder(
+    recipe: Recipe, resume: str, minutes: float | int | None, steps: int | None, home: Path = Path("runs")
+) -> Path:
+    """The newest unfinished run of this very recipe and length, if it may be gone on with; otherwise a new one."""
+    free = minutes is not None or steps is not None
     named = sorted(home.glob(f"{recipe.system}-*"), key=_number, reverse=True)
     if resume != "never":
         for place in named:
             if (place / RECIPE).is_file() and not read_status(place).get("finished"):
                 held = system(recipe.system).read(read_toml(place / RECIPE))
-                if difference(_comparable(held, free_steps=True), _comparable(recipe, free_steps=True)) is None:
+                alike = difference(_comparable(held, free_steps=free), _comparable(recipe, free_steps=free)) is None
+                if alike and (steps is None or _has_steps(held, steps)):
                     return place
     return home / f"{recipe.system}-{max(map(_number, named), default=0) + 1}"
 
@@ -250,6 +259,11 @@ def _held(place: Path, wanted: Recipe, *, free_steps: bool) -> Recipe:
     if what := difference(_comparable(held, free_steps=free_steps), _comparable(wanted, free_steps=free_steps)):
         raise ValueError(f"{place} holds a run with other settings: {what}. Name another folder, or take these back")
     return held
+
+
+def _has_steps(held: Recipe, steps: int) -> bool:
+    """Whether its stages have so many steps in all; each stage's share of them was rounded."""
+    return abs(sum(settings.steps for settings in held.stages.values()) - steps) < max(len(held.stages), 1)
 
 
 def _comparable(recipe: Recipe, *, free_steps: bool) -> dict[str, Any]:

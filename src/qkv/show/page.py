@@ -27,7 +27,8 @@ td, th { text-align: left; padding: .28rem 1.1rem .28rem 0; border-bottom: 1px s
 th { font-weight: 600; color: var(--soft); }
 td.number, th.number { font-variant-numeric: tabular-nums; white-space: nowrap; text-align: right; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .9em; }
-pre { background: var(--card); padding: .8rem 1rem; overflow-x: auto; border-radius: 4px; }
+pre { background: var(--card); padding: .8rem 1rem; border-radius: 4px;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 
 
