@@ -99,6 +99,12 @@ def test_a_promise_that_is_broken_fails(student, capsys):
     assert max(len(line) for line in shown.splitlines()) <= 80
 
 
+def test_one_mistake_of_the_zoo_is_checked_under_the_contract_that_it_breaks(capsys):
+    assert command(["check", "zoo:mask after the softmax", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and "[mask after softmax]" in report["findings"][0]["hint"]
+
+
 def test_torch_gives_nan_for_a_row_that_is_all_padding_and_it_is_said(capsys):
     assert command(["check", "torch.nn:MultiheadAttention"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
@@ -108,6 +114,8 @@ def test_torch_gives_nan_for_a_row_that_is_all_padding_and_it_is_said(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["zoo:mask after the soft max"], "did you mean 'mask after the softmax'"),
+        (["zoo:mask after the softmax", "--kind", "causal"], "name it alone"),
         ([], "name a target"),
         (["nothing.py:X"], "there is no file nothing.py"),
         (["no.such.package:X"], "could not be imported"),

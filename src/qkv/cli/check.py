@@ -1,11 +1,15 @@
 """`qkv check`: what kind of layer is it, which properties hold, which break, and what the mistake probably is."""
 
 import json as json_library
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from qkv.cli.console import err, out, print_json
 from qkv.cli.grade import grade_submissions, list_rubrics
+
+if TYPE_CHECKING:
+    from qkv.check import Report
 
 
 def check(
@@ -61,7 +65,8 @@ def check(
     ----------
     target
         file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
-        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
+        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers;
+        zoo:NAME, a known mistake, under the contract that it breaks, such as "zoo:mask after the softmax".
     contract
         What it promises, by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything. The
         options below add to it.
@@ -156,7 +161,7 @@ def check(
         raise ValueError(f"--family, --results and --fresh belong to hf:all; got the target {target}")
     if (kind == "window") != (window is not None):
         raise ValueError("--kind window and --window go together: --kind window --window 128")
-    from qkv.check import named_contract, run
+    from qkv.check import Contract, named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
     from qkv.check.terminal import render
@@ -179,7 +184,12 @@ def check(
         from qkv.check.hugging_face import contract_of
 
         promised = contract_of(target, promised)
-    report = run(target, promised, arguments=_arguments(args), call=call, like=like)
+    if target.startswith("zoo:"):
+        if promised != Contract() or args or call or like:
+            raise ValueError("a mistake of the zoo is checked under the contract that it breaks: name it alone")
+        report = _mutant(target.removeprefix("zoo:"))
+    else:
+        report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
         write_whole(junit, as_junit(report))
     if html is not None:
@@ -189,6 +199,15 @@ def check(
     else:
         out().print(render(report, everything=all_findings))
     return 0 if report.ok else 1
+
+
+def _mutant(name: str) -> "Report":
+    from qkv.check.zoo import MUTANTS, checked
+
+    if name not in MUTANTS:
+        near = get_close_matches(name, MUTANTS, 1)
+        raise ValueError(f"the zoo has no {name!r}{f'; did you mean {near[0]!r}?' if near else ''}; --zoo lists it")
+    return checked(MUTANTS[name])
 
 
 def _zoo(json: bool, matrix: bool) -> int:
