@@ -2,13 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from qkv.bench import generate, models, peers, registry
-from qkv.bench.result import Column, Report, Result, Table, markdown, write
+from qkv.bench.result import Column, Report, Result, Table, kept, markdown, write
 from qkv.cli.main import run
 
 MACHINE = {
@@ -40,6 +41,32 @@ def test_the_page_shows_the_figures_of_the_json_and_names_its_command(tmp_path: 
     assert "`qkv bench models --quick --report docs/benchmarks.md`" in page
     assert "Not installed, so not measured: x-transformers." in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmarks.json", "benchmarks.md"]
+
+
+def test_a_benchmark_measured_apart_takes_its_place_and_says_so(tmp_path: Path):
+    page = tmp_path / "benchmarks.md"
+    write(REPORT, page)
+    result = Result("studio", "The page.", (TABLE,))
+    now = replace(REPORT, machine={**MACHINE, "peak_gigaflops": 99.0}, results=(result,))
+    both = kept(page, now)
+    assert [result.name for result in both.results] == ["models", "studio"]
+    assert both.results[0] == REPORT.results[0] and both.machine == MACHINE
+    write(both, page)
+    assert Report.of(json.loads(page.with_suffix(".json").read_text("utf-8"))) == both
+    text = page.read_text("utf-8")
+    assert "Measured by `qkv bench models --quick --report" in text
+    assert "Measured apart, by `qkv bench studio --quick --keep --report docs/benchmarks.md`; then" in text
+    assert "99.0 GFLOPS" in text
+    again = kept(page, replace(now, results=(Result("models", "Anew.", (TABLE,)),)))
+    assert [result.about for result in again.results] == ["Anew.", "The page."]
+    for wrong, words in (
+        (replace(now, quick=False), "measured with --quick"),
+        (replace(now, machine={**MACHINE, "torch": "3"}), "torch differ"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            kept(page, wrong)
+    with pytest.raises(ValueError, match="adds to a report"):
+        kept(tmp_path / "none.md", now)
 
 
 def test_a_row_with_too_few_values_is_refused():
@@ -101,6 +128,7 @@ def test_benchmarks_are_found_by_name_and_each_runs_once():
         (["zzz"], "there are attention, models, generate, load"),
         (["attention", "--report", "page.txt"], "markdown page"),
         (["attention", "--report", "no/such/folder/page.md"], "there is no folder"),
+        (["attention", "--keep"], "goes with --report"),
         (["--rounds", "3"], "qkv bench --help"),
     ],
 )

@@ -91,6 +91,18 @@ def test_a_silenced_head_and_another_beta_tell_their_effect(folders, capsys):
     assert "head 1.2 silenced" in said(capsys, folders / "gpt", TEXT, "--silence", "1.2")[1]
 
 
+def test_an_edge_that_is_cut_tells_its_effect(folders, capsys):
+    for edge, cut in {"1.2:4:1": (1, 2, 4, 1), "0:4:1": (0, None, 4, 1)}.items():
+        code, out, _ = said(capsys, folders / "gpt", TEXT, "--cut", edge, "--layer", cut[0], "--head", 2, "--json")
+        found = json.loads(out)
+        model = qkv.load(folders / "gpt")
+        tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
+        told = qkv.look.effect(model, tokens, cut=[cut])
+        assert code == 0 and found["effect"]["kl_at"][4] == pytest.approx(told.kl_at[4], rel=1e-5) and told.kl_at[4] > 0
+        assert found["shown"]["weights"][4][1] == 0
+    assert "edge 0:4:1 cut" in said(capsys, folders / "gpt", TEXT, "--cut", "0:4:1")[1]
+
+
 def test_sweep_lens_rollout_and_comparison_are_told(folders, capsys, tmp_path):
     _, out, _ = said(capsys, folders / "gpt", TEXT, "--sweep", "--lens", "--rollout", "--png", tmp_path / "sweep.png")
     assert "each head silenced" in out and "what each layer would answer" in out and "rollout through 2 layers" in out
@@ -130,6 +142,8 @@ def test_a_picture_is_shown_by_its_patches(folders, capsys):
         (["gpt", TEXT, "--silence", "two"], "such as 3.1"),
         (["gpt", TEXT, "--silence", "0.9"], "has 4 heads"),
         (["gpt", TEXT, "--beta", "hot"], "--beta is a number"),
+        (["gpt", TEXT, "--cut", "1.2:4"], "such as 3.1:5:2"),
+        (["gpt", TEXT, "--cut", "1.9:4:1"], "has 4 heads"),
         (["gpt", TEXT, "--query", "77"], "0 to 8"),
         (["gpt", TEXT, "--full"], "goes with --html"),
         (["gpt", TEXT, "--target", "x"], "belongs to an encoder–decoder"),

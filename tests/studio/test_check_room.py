@@ -10,6 +10,7 @@ from qkv import check
 from qkv.check.zoo import MUTANTS, checked
 from qkv.studio.jobs import CancelledError, Job
 from qkv.studio.rooms.check import REFUSED, SOUND
+from qkv.studio.rooms.check_found import found
 from qkv.studio.work.post import EndedError, Post
 from qkv.studio.work.worker import _done
 
@@ -52,6 +53,7 @@ def test_an_example_shows_the_findings_that_the_library_has(studio, visit):
         expect(row).to_contain_text(f"fail{finding.check}{finding.evidence}")
         assert finding.score is None or row.locator("td.number").get_attribute("title") == repr(float(finding.score))
     expect(page.locator("pre.source")).to_contain_text("return scores.softmax(-2)")
+    expect(page.get_by_test_id("reproduce")).to_contain_text("qkv check --zoo 'softmax over the queries'")
     cells = page.locator("svg rect:not(.chosen)")
     expect(cells).to_have_count(len(report.influence) * len(report.influence[0]))
 
@@ -77,6 +79,25 @@ def test_a_persons_bad_module_shows_its_finding_and_its_words_stay_words(studio,
     expect(page.get_by_text("checking …")).to_be_visible(timeout=SOON)
     page.get_by_role("button", name="cancel").click()
     expect(page.get_by_text("Cancelled")).to_be_visible(timeout=SOON)
+
+
+def test_what_could_be_checked_is_found_by_reading_and_offered(studio, visit, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Block:\n    def forward(self, x): ...\n"
+        "class Attention:\n    def forward(self, x): ...\nclass Config: ...\ndef look(q, k, v): ...\ndef f(x): ...\n"
+    )
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "deep.py").write_text("(" * 10_000)
+    (tmp_path / "a folder.py").mkdir()
+    names = ["mine.py:Attention", "mine.py:Block", "mine.py:look"]
+    assert found(tmp_path) == names and not (tmp_path / "ran").exists()
+    monkeypatch.chdir(tmp_path)
+    page = visit(studio).go("check?tab=own")
+    chosen = page.get_by_label("or one that was found")
+    chosen.wait_for(timeout=SOON)
+    assert chosen.locator("option").all_inner_texts()[1:] == names
+    chosen.select_option("mine.py:look")
+    assert page.get_by_label("file.py:Name").input_value() == "mine.py:look"
 
 
 def test_without_permission_no_code_of_a_persons_is_run(serving, visit, tmp_path):

@@ -1,6 +1,7 @@
 """The Claims room: what the page shows of a claim is what the library measures, also when somebody breaks it."""
 
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -27,7 +28,7 @@ def test_a_claim_is_shown_as_the_library_measures_it_and_broken_by_a_knob(studio
     verdict = page.get_by_test_id("verdict")
     found = claims.run("copy", seed=3)
     expect(verdict).to_contain_text(WORDS[found.verdict], timeout=SOON)
-    expect(verdict).to_contain_text(found.condition)
+    expect(verdict).to_contain_text(typeset(found.condition))
     _numbers_are(page, found)
     expect(page.locator("figure img")).to_have_count(len(found.panels), timeout=SOON)
     assert page.locator("figure img").first.evaluate("each => each.naturalWidth") > 100
@@ -52,13 +53,19 @@ def test_a_claim_is_shown_as_the_library_measures_it_and_broken_by_a_knob(studio
     expect(reproduce).to_contain_text("qkv claims run copy --seed 3 --wrong uniform")
 
 
+def typeset(text):
+    """As the page writes it: indices lowered, powers raised."""
+    pattern = r"\^\(([^()]*)\)|\^(\w)|(?<=[^\W_])_([^\W_])(?![^\W_]{2})"
+    return re.sub(pattern, lambda found: "".join(filter(None, found.groups())), text)
+
+
 def _numbers_are(page, found):
     """Every number of the library's, in its own words and with all its digits."""
     rows = page.get_by_test_id("numbers").locator("tr")
     expect(rows).to_have_count(len(found.numbers))
     for place, (name, number) in enumerate(found.numbers.items()):
         value = number["value"] if isinstance(number, dict) else number
-        expect(rows.nth(place).locator("th")).to_have_text(name)
+        expect(rows.nth(place).locator("th")).to_have_text(typeset(name))
         expect(rows.nth(place).locator("td")).to_have_attribute("data-exact", repr(value))
         expect(rows.nth(place).locator("td")).to_have_text(shown(number))
 

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from small_models import HOSTILE, TEXT, WORDS, at, named, reader, shows
 
 from qkv.data.digit_images import digits
 from qkv.look import effect, subject
@@ -23,23 +21,12 @@ from qkv.studio.models.looks import Looks, window
 from qkv.studio.models.shelf import KEPT, Shelf
 from qkv.trace import change
 
-HOSTILE = "<img/src=x/onerror=document.title='owned'>"
-WORDS = [HOSTILE, "the", "cat", "sat", "on", "mat", "{@html}", "<script>alert(1)</script>", "</pre>", "a"]
-TEXT = f"the cat sat on the mat {HOSTILE} the cat"
-
-
 LARGE = """input => {
     const taken = new DataTransfer();
     taken.items.add(new File([new Uint8Array(17 * 2 ** 20)], "large.png"));
     input.files = taken.files;
     input.dispatchEvent(new Event("change", {bubbles: true}));
 }"""
-
-
-def reader() -> bytes:
-    made = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="a"))
-    made.pre_tokenizer = WhitespaceSplit()
-    return made.to_str().encode()
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +63,6 @@ def looks(folders):
     return Looks(Shelf(folders / "no-runs", (folders / "gpt", folders / "short")))
 
 
-def named(looks: Looks, title: str) -> str:
-    return next(source.id for source in looks.shelf.sources() if source.title == title)
-
-
 def asked(page, path: str, body: object) -> tuple[int, str]:
     """A request from within the page, with its cookie."""
     sent = """async ([path, body]) => {
@@ -87,19 +70,6 @@ def asked(page, path: str, body: object) -> tuple[int, str]:
         return [answer.status, await answer.text()];
     }"""
     return tuple(page.evaluate(sent, [path, body]))
-
-
-def at(page, query: int, key: int) -> str:
-    """The number that the page says of a cell of the large map."""
-    drawing = page.get_by_test_id("map")
-    cell, left, top = (float(drawing.get_attribute(f"data-{name}")) for name in ("cell", "left", "top"))
-    box = drawing.bounding_box()
-    page.mouse.move(box["x"] + left + (key + 0.5) * cell, box["y"] + top + (query + 0.5) * cell)
-    return page.get_by_test_id("weight").inner_text()
-
-
-def shows(page, layer: int, head: int) -> None:
-    page.wait_for_selector(f'[data-testid="map"][data-window^="{layer}.{head} "]')
 
 
 def test_a_picture_a_silenced_head_and_the_very_digits_of_the_library(place, visit):
@@ -149,7 +119,7 @@ def test_hostile_tokens_are_text_and_a_link_restores_cuts_and_betas(place, looks
     assert at(page, 8, 0).endswith(f"{weights[8, 0].item():.6f}")
     assert HOSTILE in page.locator(".strip").inner_text()
     assert page.title() == "qkv studio" and page.locator("main img[src=x], main script").count() == 0
-    assert "edges are cut in Python" in page.get_by_test_id("reproduce").inner_text()
+    assert "--beta 1=x2 --cut 0:8:1" in page.get_by_test_id("reproduce").inner_text()
 
 
 def test_what_cannot_be_opened_or_read_is_said_in_the_page(place, folders, visit, monkeypatch):

@@ -1,5 +1,6 @@
 """The playground in a browser: what is typed, moved, masked and linked shows the library's numbers, digit by digit."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,6 +151,42 @@ def test_a_link_opened_again_shows_the_same_and_a_hostile_name_is_only_text(room
     again.locator("[data-point=queries-2]").focus()
     again.keyboard.press("Enter")
     again.wait_for_selector("[data-testid=notice] >> text=onerror")
+
+
+def test_what_is_shown_is_taken_along_and_opened_again(room, tmp_path):
+    page = room("?example=two-heads")
+    slide(page, 30)
+    shown = {name: step(page, name) for name in ("scores-1", "weights-1", "joined")}
+
+    def saved(button: str, what: str = "weights") -> Path:
+        page.get_by_label("part of it", exact=True).select_option(what)
+        with page.expect_download() as taken:
+            page.get_by_role("button", name=button, exact=True).click()
+        file = tmp_path / taken.value.suggested_filename
+        taken.value.save_as(file)
+        return file
+
+    assert saved("PNG").read_bytes().startswith(b"\x89PNG") and saved("SVG", "asking").read_text().startswith("<svg")
+    weights = [line.split(",")[1:] for line in saved("CSV").read_text().splitlines()[1:]]
+    assert [[f"{float(cell):.4f}" for cell in row] for row in weights] == [
+        [f"{float(cell):.4f}" for cell in row] for row in shown["weights-1"]
+    ]
+    assert "weights of head 2,1,1," in saved("CSV", "steps").read_text()
+    file = saved("save file")
+    page.get_by_label("Example").select_option("copy")
+    rest(page)
+    page.get_by_label("A problem file").set_input_files(file)
+    page.wait_for_selector("[data-step='weights-1']")
+    rest(page)
+    assert {name: step(page, name) for name in shown} == shown
+
+
+def test_the_arrow_keys_choose_a_query_of_a_large_map(room):
+    page = room("?example=random-64&query=3")
+    page.get_by_role("img", name="Weights: 64 queries").focus()
+    page.keyboard.press("ArrowDown")
+    rest(page)
+    assert page.get_by_label("The query that is shown").input_value() == "1"
 
 
 def test_a_link_that_cannot_be_read_says_so_and_shows_an_example(room):

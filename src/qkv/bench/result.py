@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """One benchmark's findings. absent: peers that are not installed."""
+    """One benchmark's findings. absent: peers that are not installed.
+
+    machine: as it was found then, where this was measured apart from the rest of its report.
+    """
 
     name: str
     about: str
@@ -63,6 +66,7 @@ class Result:
     absent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    machine: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,14 @@ class Report:
                 for t in result["tables"]
             )
             said = {name: tuple(result[name]) for name in ("absent", "notes")}
-            results.append(Result(result["name"], result["about"], tables, **said, seconds=result["seconds"]))
+            more = {"seconds": result["seconds"], "machine": result.get("machine")}
+            results.append(Result(result["name"], result["about"], tables, **said, **more))
         return cls(plain["machine"], plain["quick"], tuple(results))
 
 
 def markdown(report: Report) -> str:
     """The report as a page."""
-    names = " ".join(result.name for result in report.results)
-    command = f"qkv bench {names}{' --quick' if report.quick else ''} --report docs/benchmarks.md"
+    command = _command([result.name for result in report.results if result.machine is None], report.quick)
     lines = [
         "# Benchmarks",
         "",
@@ -110,7 +114,39 @@ def markdown(report: Report) -> str:
         lines += ["", *(f"{note}\n" for note in result.notes)] if result.notes else []
         if result.absent:
             lines += ["", f"Not installed, so not measured: {', '.join(result.absent)}."]
+        if result.machine is not None:
+            lines += ["", f"Measured apart, by `{_command([result.name], report.quick, '--keep')}`; {_peaks(result)}."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(names: list[str], *flags: bool | str) -> str:
+    said = [flag if isinstance(flag, str) else "--quick" for flag in flags if flag]
+    return " ".join(["qkv bench", *names, *said, "--report docs/benchmarks.md"])
+
+
+def _peaks(result: Result) -> str:
+    machine = result.machine or {}
+    return (
+        f"then matrix products in float32 reached {machine['peak_gigaflops']:,.1f} GFLOPS, "
+        f"reading memory {machine['bandwidth']:,.1f} GB/s"
+    )
+
+
+def kept(page: Path, report: Report) -> Report:
+    """The report that a page shows, with what was measured now in place of its own; a ValueError if they do not fit."""
+    data = page.with_suffix(".json")
+    try:
+        earlier = Report.of(json.loads(data.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"--keep adds to a report that is there; {data} is none") from None
+    same = ("processor", "cores", "threads", "python", "torch")
+    if other := [name for name in same if earlier.machine.get(name) != report.machine.get(name)]:
+        raise ValueError(f"{data} was measured elsewhere ({', '.join(other)} differ); measure all of it anew")
+    if earlier.quick != report.quick:
+        raise ValueError(f"{data} was measured {'with' if earlier.quick else 'without'} --quick; so must this be")
+    now = {result.name: replace(result, machine=report.machine) for result in report.results}
+    results = [now.pop(result.name, result) for result in earlier.results]
+    return replace(earlier, results=(*results, *now.values()))
 
 
 def write(report: Report, page: Path) -> Path:

@@ -12,11 +12,11 @@ PARTS = {"claim": "the statement", "beyond": "beyond its conditions", "control":
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #5b636d; --line: #d9dde2;
-  --holds: #00674b; --if: #7a5200; --fails: #a33f00; --undecided: #4a5560; }
+  --holds: #00674b; --if: #7a5200; --fails: #b3261e; --undecided: #4a5560; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
-  --holds: #4fc79f; --if: #e8b04a; --fails: #f58a4b; --undecided: #a9b3be; } }
+  --holds: #4fc79f; --if: #e8b04a; --fails: #ff8078; --undecided: #a9b3be; } }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --holds: #00674b; --if: #7a5200;
-  --fails: #a33f00; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; }
+  --fails: #b3261e; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; }
   .head, .head + p, .statement { break-after: avoid; } nav { break-after: page; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);

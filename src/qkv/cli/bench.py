@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from qkv.bench.result import Report
 
 
-def bench(*names: str, quick: bool = False, report: Path | None = None, json: bool = False) -> int:
+def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bool = False, json: bool = False) -> int:
     """Speed and memory beside the peers: one run, competitors in turns, medians with their spread.
 
     attention: ours, PyTorch's kernel and the written formula, over lengths. models: forward pass and training step of a
@@ -37,12 +37,16 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, json: bo
         Fewer rounds and smaller sizes: figures that show the direction, not the last digit.
     report
         Write a page (markdown) to this file, and the same figures as JSON beside it.
+    keep
+        With --report: what the page has of other benchmarks stays as it is.
     json
         Print the figures as JSON.
     """
     from qkv.bench import registry, result
 
     registry.chosen(names)
+    if keep and report is None:
+        raise ValueError("--keep goes with --report: it says what else the page holds")
     if report is not None:
         if report.suffix != ".md":
             raise ValueError(f"the report is a markdown page, such as benchmarks.md; got {report}")
@@ -51,7 +55,7 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, json: bo
     with err().status("") as status:
         found = registry.run(names, quick=quick, note=status.update)
     if report is not None:
-        data = result.write(found, report)
+        data = result.write(result.kept(report, found) if keep else found, report)
         err().print(f"wrote {report} and {data}", style="dim")
     if json:
         print_json(found.as_dict())

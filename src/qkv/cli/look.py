@@ -27,6 +27,7 @@ def look(
     png: Path | None = None,
     silence: list[str] | None = None,
     beta: list[str] | None = None,
+    cut: list[str] | None = None,
     sweep: bool = False,
     rollout: bool = False,
     lens: bool = False,
@@ -76,6 +77,8 @@ def look(
     beta
         Another inverse temperature and what it does: 0.5 for all layers, x2 for twice their own, 3=x2 for layer 3,
         3.1=0 for one head.
+    cut
+        Cut an edge: 3.1:5:2 for head 3.1, whose query 5 may not attend to key 2; 3:5:2 for all heads of layer 3.
     sweep
         Silence each head in turn: which heads matter.
     rollout
@@ -94,7 +97,7 @@ def look(
         raise ValueError("--full goes with --html: it embeds queries and keys in the page")
     for file in filter(None, (html, png)):
         writable(file)
-    given, changes = " ".join(words) or None, (tuple(silence or ()), tuple(beta or ()))
+    given, changes = " ".join(words) or None, (tuple(silence or ()), tuple(beta or ()), tuple(cut or ()))
     asked = Asked(given, target, layer, head, query, *changes, sweep, rollout, lens, against)
     with err().status("reading the checkpoint") as status:
         seen = run(_opened(checkpoint, given, target), asked, note=status.update)

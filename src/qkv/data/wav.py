@@ -1,6 +1,7 @@
 """Sound from wav files, by the standard library; other formats by soundfile where it is installed."""
 
 import wave
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,10 +77,10 @@ def _by_soundfile(path: Path, error: Exception) -> Sound:
     return Sound(torch.from_numpy(samples.mean(1)), int(rate))
 
 
-def write_wav(path: str | Path, sound: Sound) -> None:
+def write_wav(to: str | Path | BytesIO, sound: Sound) -> None:
     """A recording as a mono wav file of 16 bits."""
     values = (sound.samples.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
-    with wave.open(str(path), "wb") as file:
+    with wave.open(str(to) if isinstance(to, str | Path) else to, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(sound.rate)

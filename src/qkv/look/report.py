@@ -29,7 +29,7 @@ def lines(seen: Seen, *, width: int, colour: bool) -> Iterator[Text]:
     if not asked.questions or (asked.changed and (asked.layer is not None or asked.head is not None)):
         yield from _maps(seen, width, colour)
     if seen.effect is not None:
-        said = [f"head {head} silenced" for head in asked.silence] + [f"β {beta}" for beta in asked.beta]
+        said = asked.said
         yield Text(", ".join(said), style="bold")
         yield from terminal.effect_lines(seen.subject, seen.effect)
     if seen.sweep is not None:
@@ -126,7 +126,7 @@ def _facts(seen: Seen) -> list[tuple[str, str]]:
         what = "class" if seen.subject.kind == "image" else "next token"
         likeliest = "  ".join(f"“{terminal.visible(text)}” {chance:.3f}" for _, text, chance in seen.prediction[:3])
         facts.append((what, likeliest))
-    changed = [f"head {head} silenced" for head in seen.asked.silence] + [f"β {beta}" for beta in seen.asked.beta]
+    changed = seen.asked.said
     return [*facts, ("changed", ", ".join(changed))] if changed else facts
 
 

@@ -1,4 +1,4 @@
-"""Requests as people write them: 3.1 for a head, x2 for twice a layer's own β, a layer by place or name."""
+"""Requests as people write them: 3.1 for a head, x2 for twice a layer's own β, 3.1:5:2 for an edge of it."""
 
 from __future__ import annotations
 
@@ -45,13 +45,31 @@ def betas_of(trace: Trace, asked: Iterable[str]) -> dict[tuple[int, int | None],
         where, equals, value = each.rpartition("=")
         if not equals:
             places: list[tuple[int, int | None]] = [(place, None) for place in range(len(trace.layers))]
-        elif HEAD.fullmatch(where) and not any(layer.name == where for layer in trace.layers):
-            places = [head_of(trace, where)]
         else:
-            places = [(layer_of(trace, where), None)]
+            places = [_place(trace, where)]
         for place in places:
             found[place] = _beta(trace, place[0], value, each)
     return found
+
+
+def cuts_of(trace: Trace, asked: Iterable[str]) -> list[tuple[int, int | None, int, int]]:
+    """Edges to be cut: "3.1:5:2" of one head, "3:5:2" of all heads of a layer; query 5 may not attend to key 2."""
+    found: list[tuple[int, int | None, int, int]] = []
+    for each in asked:
+        where, *ends = each.rsplit(":", 2)
+        if len(ends) != 2 or not all(end.strip().isdecimal() for end in ends):
+            raise ValueError(f"an edge is head:query:key, such as 3.1:5:2, or 3:5:2 for a whole layer; got {each!r}")
+        (layer, head), (query, key) = _place(trace, where.strip()), map(int, ends)
+        trace.weights(layer, head or 0, rows=range(query, query + 1), columns=range(key, key + 1))  # says if not
+        found.append((layer, head, query, key))
+    return found
+
+
+def _place(trace: Trace, where: str) -> tuple[int, int | None]:
+    """A head, or a layer with all of its heads."""
+    if HEAD.fullmatch(where) and not any(layer.name == where for layer in trace.layers):
+        return head_of(trace, where)
+    return layer_of(trace, where), None
 
 
 def _beta(trace: Trace, layer: int, value: str, asked: str) -> float:

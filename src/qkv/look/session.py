@@ -18,7 +18,7 @@ from qkv.look.lens import Lens, lens
 from qkv.look.outcome import question
 from qkv.look.over_picture import place_of
 from qkv.look.pictures import grid_of
-from qkv.look.requests import betas_of, is_checkpoint, layer_of, silenced_of
+from qkv.look.requests import betas_of, cuts_of, is_checkpoint, layer_of, silenced_of
 from qkv.look.result import plain
 from qkv.look.rollout import Rollout, rollout
 from qkv.look.run import scores_of
@@ -47,6 +47,7 @@ class Asked:
     query: str | None = None
     silence: tuple[str, ...] = ()
     beta: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
     sweep: bool = False
     rollout: bool = False
     lens: bool = False
@@ -54,7 +55,13 @@ class Asked:
 
     @property
     def changed(self) -> bool:
-        return bool(self.silence or self.beta)
+        return bool(self.silence or self.beta or self.cut)
+
+    @property
+    def said(self) -> list[str]:
+        """What is changed, in words."""
+        heads = [f"head {head} silenced" for head in self.silence]
+        return heads + [f"β {beta}" for beta in self.beta] + [f"edge {edge} cut" for edge in self.cut]
 
     @property
     def questions(self) -> bool:
@@ -166,8 +173,12 @@ def _changes(subject: Subject, asked: Asked) -> dict[str, Any]:
     if not asked.changed:
         return {}
     plainly = subject.trace()
-    changes: dict[str, Any] = {"silence": silenced_of(plainly, asked.silence)} if asked.silence else {}
-    return changes | ({"beta": betas_of(plainly, asked.beta)} if asked.beta else {})
+    found = {
+        "silence": silenced_of(plainly, asked.silence),
+        "beta": betas_of(plainly, asked.beta),
+        "cut": cuts_of(plainly, asked.cut),
+    }
+    return {name: changed for name, changed in found.items() if changed}
 
 
 def _unchanged() -> Any:

@@ -26,9 +26,14 @@ def sound_inputs(model: nn.Module, given: str | Path | Sound) -> tuple[Tensor, t
     if not len(frames):
         raise ValueError(f"the recording is shorter than {mel.window} s, one frame of what this model hears")
     assert isinstance(model, Transcriber)
-    step = model.config.stack * mel.hop
+    step = token_seconds(model)
     names = tuple(f"{place * step:.2f} s" for place in range(-(-len(frames) // model.config.stack)))
     return frames[None].to(next(model.parameters()).dtype), names, (BLANK, *map(str, purpose["words"]))
+
+
+def token_seconds(model: Transcriber) -> float:
+    """How long a token of what a transcriber hears is."""
+    return model.config.stack * Mel(**_purpose(model)["mel"]).hop
 
 
 def _purpose(model: nn.Module) -> dict[str, Any]:

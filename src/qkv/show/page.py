@@ -5,13 +5,13 @@ import html
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #5b636d; --line: #d9dde2; --card: #f6f7f8;
   --queries: #0067a3; --keys: #a34a00; --values: #007257; --output: #96397a;
-  --good: #00674b; --maybe: #7a5200; --bad: #a33f00; --open: #4a5560; }
+  --good: #00674b; --maybe: #7a5200; --bad: #b3261e; --open: #4a5560; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
   --card: #1d2126; --queries: #62b8ee; --keys: #f2a65a; --values: #43cda6; --output: #e6a0cb;
-  --good: #4fc79f; --maybe: #e8b04a; --bad: #f58a4b; --open: #a9b3be; } }
+  --good: #4fc79f; --maybe: #e8b04a; --bad: #ff8078; --open: #a9b3be; } }
 @media print { :root { color-scheme: light; --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --card: #fff;
   --queries: #0067a3; --keys: #a34a00; --values: #007257; --output: #96397a; --good: #00674b; --maybe: #7a5200;
-  --bad: #a33f00; --open: #4a5560; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } }
+  --bad: #b3261e; --open: #4a5560; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }

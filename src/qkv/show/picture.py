@@ -124,9 +124,9 @@ def draw(panels: Sequence[Panel], *, name: str = "claim") -> str:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    axes.set_title(panel.title, pad=8)
-    axes.set_xlabel(panel.xlabel)
-    axes.set_ylabel(panel.ylabel)
+    axes.set_title(typeset(panel.title), pad=8)
+    axes.set_xlabel(typeset(panel.xlabel))
+    axes.set_ylabel(typeset(panel.ylabel))
     if isinstance(panel, Lines):
         _lines(axes, panel)
     elif isinstance(panel, Curves):
@@ -137,10 +137,24 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         _map(axes, panel)
     elif isinstance(panel, Histogram):
         for label, samples in panel.samples.items():
-            axes.hist(samples, bins=panel.bins, alpha=0.65, label=label, color=_colour(panel, label, panel.samples))
+            axes.hist(
+                samples, bins=panel.bins, alpha=0.65, label=typeset(label), color=_colour(panel, label, panel.samples)
+            )
     shown = [label for label in axes.get_legend_handles_labels()[1] if label]
     if shown and (len(shown) > 1 or not isinstance(panel, Bars)):
         axes.legend(loc="best", handlelength=1.8, borderaxespad=0.2)
+
+
+def typeset(text: str) -> str:
+    """Indices lowered and powers raised, as matplotlib writes them; names with an underscore stay as they are.
+
+    >>> typeset("‖h − v_j‖ ≤ e^(−margin)"), typeset("kv_heads")
+    ('‖h − v$_{\\\\mathrm{j}}$‖ ≤ e$^{\\\\mathrm{−margin}}$', 'kv_heads')
+    """
+    if "$" in text:
+        return text.replace("$", r"\$")
+    text = re.sub(r"(?<=[^\W_])_([^\W_])(?![^\W_]{2})", r"$_{\\mathrm{\1}}$", text)
+    return re.sub(r"\^(?:\(([^()]*)\)|(\w))", lambda found: f"$^{{\\mathrm{{{found[1] or found[2]}}}}}$", text)
 
 
 def _lines(axes: Any, panel: Lines) -> None:
@@ -150,7 +164,7 @@ def _lines(axes: Any, panel: Lines) -> None:
         axes.plot(
             panel.x,
             values,
-            label=label,
+            label=typeset(label),
             color=_colour(panel, label, panel.series),
             linestyle="--" if formula else "-",
             linewidth=1.4,
@@ -168,7 +182,7 @@ def _curves(axes: Any, panel: Curves) -> None:
             axes.plot(
                 x,
                 y,
-                label=None if number else label,
+                label=None if number else typeset(label),
                 color=_colour(panel, label, panel.series),
                 linewidth=1.4,
                 marker=MARKS[index % len(MARKS)],
@@ -182,14 +196,13 @@ def _bars(axes: Any, panel: Bars) -> None:
     width = 0.8 / max(groups, 1)
     for index, (label, values) in enumerate(panel.series.items()):
         places = [i + (index - (groups - 1) / 2) * width for i in range(len(values))]
-        axes.bar(places, values, width * 0.92, label=label, color=_colour(panel, label, panel.series))
+        axes.bar(places, values, width * 0.92, label=typeset(label), color=_colour(panel, label, panel.series))
     long = max((len(label) for label in panel.labels), default=0) * len(panel.labels) > 42
-    axes.set_xticks(
-        range(len(panel.labels)), panel.labels, rotation=30 if long else 0, ha="right" if long else "center"
-    )
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
+    axes.set_xticks(range(len(panel.labels)), [typeset(label) for label in panel.labels], **turned)
     if panel.level is not None:
         height, text = panel.level
-        axes.axhline(height, color=FAINT, linestyle="--", linewidth=1, label=text)
+        axes.axhline(height, color=FAINT, linestyle="--", linewidth=1, label=typeset(text))
     if panel.logy:
         axes.set_yscale("log")
 

@@ -141,7 +141,7 @@ def _sound(held: Held, body: dict[str, Any]) -> Given:
         path = sample_sound(held)
         if path is None:
             raise ValueError("this model has no sample; drop a recording")
-        return Given(read_sound(path), str(path))
+        return Given(read_sound(path), path.name, sample=0)
     content = _file(body, "file", "a recording")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recording.wav"

@@ -6,20 +6,29 @@ Axes: t places · v answers · k the likeliest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.look.run import scores_of
+from qkv.look.sounds import token_seconds
 from qkv.look.subject import Subject
 from qkv.models import Transcriber
 from qkv.models.generate import LanguageModel
-from qkv.models.transcriber import read_out
+from qkv.models.transcriber import BLANK
 from qkv.models.translate import Translator
 
 TOP = 6
 Sort = Literal["next", "here", "class", "sound", "none"]
+
+
+class Word(NamedTuple):
+    """What was heard, and the seconds from and to which it was."""
+
+    text: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +38,14 @@ class Told:
     sort: "next", the token after each place; "here", the token at it; "class", one for the whole; "sound", the label of
         each place; "none", with the reason as `why`.
     ids: (t, k) the answers. before, after: (t, k) their probabilities; after is None where nothing was changed.
-    heard: of a recording, its words before and after.
+    heard: of a recording, its words before and after, each with the seconds from and to which it is said.
     """
 
     sort: Sort
     ids: Tensor
     before: Tensor
     after: Tensor | None = None
-    heard: tuple[str, ...] = ()
+    heard: tuple[tuple[Word, ...], ...] = ()
     why: str = ""
 
     @property
@@ -60,7 +69,7 @@ class Told:
             "place": place,
             "places": self.places,
             "answers": ranked,
-            "heard": list(self.heard),
+            "heard": [[word._asdict() for word in words] for words in self.heard],
             "why": "",
         }
 
@@ -73,7 +82,7 @@ def told(subject: Subject, output: Any, causal: bool, changed: Any = None) -> To
         return Told("none", torch.zeros(0, 0), torch.zeros(0, 0), why=str(refusal))
     new = None if changed is None else scores_of(subject.model, changed)
     ids, before, after = _likeliest(_rows(old), None if new is None else _rows(new))
-    heard: tuple[str, ...] = ()
+    heard: tuple[tuple[Word, ...], ...] = ()
     if isinstance(subject.model, Transcriber):
         heard = tuple(_heard(subject, logits) for logits in (old, new) if logits is not None)
     return Told(_sort(subject, old, causal), ids, before, after, heard)
@@ -107,5 +116,16 @@ def _likeliest(old: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor, Tensor 
     return ids, before, after
 
 
-def _heard(subject: Subject, logits: Tensor) -> str:
-    return " ".join(subject.token(label) for label in read_out(logits)[0])
+def _heard(subject: Subject, logits: Tensor) -> tuple[Word, ...]:
+    """The labels that `read_out` gives, each with the places where it is the likeliest."""
+    assert isinstance(subject.model, Transcriber)
+    second = token_seconds(subject.model)
+    found: list[Word] = []
+    before = BLANK
+    for place, label in enumerate(logits[0].argmax(-1).tolist()):
+        if label != BLANK and label == before:
+            found[-1] = found[-1]._replace(end=(place + 1) * second)
+        elif label != BLANK:
+            found.append(Word(subject.token(label), place * second, (place + 1) * second))
+        before = label
+    return tuple(found)

@@ -8,9 +8,11 @@ from typing import Any
 from qkv.look.heads import KINDS
 from qkv.look.over_picture import picture_grid
 from qkv.look.result import plain
+from qkv.look.sounds import token_seconds
 from qkv.look.subject import Subject
 from qkv.look.sweep import beta_of
 from qkv.look.terminal import telling
+from qkv.models import Transcriber
 from qkv.models.base import Model
 from qkv.studio.models.given import BYTES, picture_uri, room, samples
 from qkv.studio.models.looks import Look
@@ -67,6 +69,7 @@ def seen(look: Look) -> dict[str, Any]:
         "tells_kinds": look.tells_kinds,
         "notes": list(subject.notes),
         "picture": _picture(look),
+        "second": token_seconds(subject.model) if isinstance(subject.model, Transcriber) else None,
         "told": look.told.at(-1, subject),
         "effect": None if look.effect is None else _effect(look),
         "reproduce": reproduce(look),
@@ -132,10 +135,12 @@ def reproduce(look: Look) -> dict[str, Any]:
     words += ["--target", look.given.target] if look.given.target else []
     flags = [word for head in look.changes.silence for word in ("--silence", head)]
     flags += [word for beta in look.changes.beta for word in ("--beta", beta)]
+    flags += [word for edge in look.changes.cut for word in ("--cut", _edge(*edge))]
     return {
         "command": shlex.join(words) + (' "$(cat text.txt)"' if _is_long(look) else ""),
         "flags": shlex.join(flags),
-        "cut": bool(look.changes.cut),
+        "where": where,
+        "given": _given(look),
         "open": _open_lines(look),
         "change": _change_lines(look),
     }
@@ -147,14 +152,26 @@ def _is_long(look: Look) -> bool:
 
 def _open_lines(look: Look) -> list[str]:
     where = repr(look.held.source.where)
-    given = 'open("text.txt").read()' if _is_long(look) else repr(look.given.name)
     target = f", target={look.given.target!r}" if look.given.target else ""
     first = ["import qkv", "from qkv.look import effect, subject"]
-    if look.given.sample is not None:
+    if look.given.sample is not None and look.subject.kind == "sound":
+        first += ["from qkv.hub import shipped", "", f'recording = shipped.place({where}) / "{look.given.name}"']
+    elif look.given.sample is not None:
         first += ["from PIL import Image", "from qkv.data.digit_images import digits"]
-        given = "picture"
         first += ["", f"picture = Image.fromarray(digits().test.pixels[{look.given.sample}, 0].numpy())"]
-    return [*first, f"seen = subject.open({where}, {given}{target})", "trace = qkv.look.at(seen.model, seen.inputs)"]
+    opened = f"seen = subject.open({where}, {_given(look)}{target})"
+    return [*first, opened, "trace = qkv.look.at(seen.model, seen.inputs)"]
+
+
+def _given(look: Look) -> str:
+    """The input, as Python says it."""
+    if look.given.sample is not None:
+        return "recording" if look.subject.kind == "sound" else "picture"
+    return 'open("text.txt").read()' if _is_long(look) else repr(look.given.name)
+
+
+def _edge(layer: int, head: int | None, query: int, key: int) -> str:
+    return f"{layer}{'' if head is None else f'.{head}'}:{query}:{key}"
 
 
 def _change_lines(look: Look) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from starlette.routing import BaseRoute
 from qkv.studio.answers import asking, reading
 from qkv.studio.jobs import CancelledError, Job
 from qkv.studio.rooms.check_contract import choices, promised, python_of, words_of
+from qkv.studio.rooms.check_found import found
 from qkv.studio.state import Studio
 from qkv.studio.work.post import EndedError, Post
 
@@ -76,6 +78,7 @@ class Room:
         return {
             "allow_code": self.studio.allow_code,
             "folder": os.getcwd(),
+            "found": found(Path.cwd()) if self.studio.allow_code else [],
             "sound": [{"target": target, "words": words} for target, words in SOUND.items()],
             "families": [{"name": name, "fix": FAMILIES[name], "mutants": found} for name, found in families.items()],
             "seconds": SECONDS,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
+from qkv.data.wav import Sound, write_wav
 from qkv.look.compare import compare
 from qkv.look.sweep import sweep
-from qkv.studio.answers import asking, maps, reading
+from qkv.studio.answers import UnknownError, asking, maps, reading
 from qkv.studio.jobs import Job
 from qkv.studio.models.given import TooLongError
 from qkv.studio.models.looks import Looks, window
@@ -42,6 +44,7 @@ def routes(studio: Studio) -> list[BaseRoute]:
         asking("/api/models/kinds", lambda body: kinds(looks.get(body["look"]))),
         asking("/api/models/layer", lambda body: _layer(looks, body)),
         asking("/api/models/window", lambda body: _window(looks, body)),
+        reading("/api/models/sound/{look}", lambda request: _sound(looks, request.path_params["look"])),
         asking("/api/models/compare", lambda body: _compared(looks, body)),
         asking("/api/models/sweep", lambda body: _sweep(studio, looks, body)),
     ]
@@ -103,6 +106,15 @@ def _run(body: dict[str, Any], name: str, size: int) -> range:
     if not 0 <= start < stop <= size:
         raise ValueError(f"{name} lie within 0 to {size}; got {asked}")
     return range(start, stop)
+
+
+def _sound(looks: Looks, name: str) -> Response:
+    """The recording of a look as a file that every browser plays, whatever came in."""
+    sound, file = looks.get(name).given.value, io.BytesIO()
+    if not isinstance(sound, Sound):
+        raise UnknownError("this look has no recording")
+    write_wav(file, sound)
+    return Response(file.getvalue(), media_type="audio/wav")
 
 
 def _compared(looks: Looks, body: dict[str, Any]) -> dict[str, Any]:

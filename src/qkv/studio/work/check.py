@@ -58,8 +58,10 @@ def plain(report: Report) -> dict[str, Any]:
 
 
 def _source(made: Any) -> str:
-    """The lines of a mutant: the textbook's class with one thing wrong."""
+    """The lines of a mutant, the textbook's class with one thing wrong; without the mark that puts it into the zoo."""
     try:
-        return textwrap.dedent(inspect.getsource(made)).strip()
+        lines = textwrap.dedent(inspect.getsource(made)).strip().splitlines()
     except (OSError, TypeError):
         return ""
+    begin = next((place for place, line in enumerate(lines) if line.startswith(("class ", "def "))), 0)
+    return "\n".join(lines[begin:])

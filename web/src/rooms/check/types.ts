@@ -14,6 +14,7 @@ export interface Family {
 export interface About {
   allow_code: boolean;
   folder: string;
+  found: string[]; // in the folder's files: file.py:Name
   sound: { target: string; words: string }[];
   families: Family[];
   seconds: [number, number, number];

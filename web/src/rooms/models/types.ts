@@ -41,8 +41,14 @@ export interface Told {
   place: number;
   places: number;
   answers: Answer[];
-  heard: string[];
+  heard: Word[][]; // of a recording: before, and after a change
   why: string;
+}
+
+export interface Word {
+  text: string;
+  start: number; // seconds
+  end: number;
 }
 
 export interface Effect {
@@ -70,9 +76,10 @@ export interface Seen {
   tells_kinds: boolean;
   notes: string[];
   picture: Picture | null;
+  second: number | null; // of a recording: how long a token is
   told: Told;
   effect: Effect | null;
-  reproduce: { command: string; flags: string; cut: boolean; open: string[]; change: string[] };
+  reproduce: { command: string; flags: string; where: string; given: string; open: string[]; change: string[] };
 }
 
 export interface Head {

@@ -1,5 +1,7 @@
 // Numbers as `qkv byhand` prints them, for answers in float64: four places, tiny ones with two digits.
 
+import { minus, split, type Piece } from "../../lib/formula";
+
 const CLOSE = 1e-12; // float64 may miss a round number by this much
 
 export function decimal(value: number, places = 4): string {
@@ -22,22 +24,13 @@ function scientific(value: number, digits: number): string {
   return `${mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa}e${Number(power)}`;
 }
 
-export const minus = (text: string): string => text.replaceAll("-", "−");
-
-export type Piece = { text: string; raised?: boolean; lowered?: boolean };
-
 // Exact text in pieces, powers raised and indices lowered: e^(3/2)/2, W_Q, 1.2e-7.
 export function pieces(written: string): Piece[] {
-  const found: Piece[] = [];
   const pattern = /\^\(((?:[^()]|\([^()]*\))*)\)|\^(\w+)|(\d)e(-?\d+)|([WSZEAHQKV])_?([QKVO]\b|\d+(?=ᵀ|\b))/g;
-  let place = 0;
-  for (const match of written.matchAll(pattern)) {
-    found.push({ text: minus(written.slice(place, match.index)) });
-    if (match[3] !== undefined) found.push({ text: `${match[3]}·10` }, { text: minus(match[4]), raised: true });
-    else if (match[5] !== undefined) found.push({ text: match[5] }, { text: match[6], lowered: true });
-    else found.push({ text: minus(match[1] ?? match[2]), raised: true });
-    place = match.index + match[0].length;
-  }
-  found.push({ text: minus(written.slice(place)) });
-  return found.filter((piece) => piece.text);
+  const found = split(written, pattern, (match) => {
+    if (match[3] !== undefined) return [{ text: `${match[3]}·10` }, { text: match[4], raised: true }];
+    if (match[5] !== undefined) return [{ text: match[5] }, { text: match[6], lowered: true }];
+    return [{ text: match[1] ?? match[2], raised: true }];
+  });
+  return found.map((piece) => ({ ...piece, text: minus(piece.text) }));
 }
