@@ -188,8 +188,8 @@ def _listed(json: bool) -> int:
     out().print(rows)
     out().print(
         "\nMinutes are those of training, all parts of one seed together. By steps: as long as the recipes' own steps "
-        "take, a minute for digits, up to hours for the others; docs/results.md says how long it was. --data FOLDER has "
-        "what is needed."
+        "take, a minute for digits, up to hours for the others; docs/results.md says how long it was. --data FOLDER "
+        "has what is needed."
     )
     return 0
 
