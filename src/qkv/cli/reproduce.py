@@ -183,10 +183,14 @@ def _listed(json: bool) -> int:
     rows.add_column("what is measured")
     for row in ROWS.values():
         told = _told(row)
-        time = f"{told['minutes']:g}" if told["minutes"] else "about 1"
+        time = f"{told['minutes']:g}" if told["minutes"] else "by steps"
         rows.add_row(row.name, time, ", ".join(told["needs"]) or "nothing", row.what)
     out().print(rows)
-    out().print("\nMinutes are those of training, all parts of one seed together; --data FOLDER has what is needed.")
+    out().print(
+        "\nMinutes are those of training, all parts of one seed together. By steps: as long as the recipes' own steps "
+        "take, a minute for digits, up to hours for the others; docs/results.md says how long it was. --data FOLDER "
+        "has what is needed."
+    )
     return 0
 
 

@@ -42,5 +42,6 @@ def _fetched(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # whatever the network and the hub can raise
-        reason = " ".join(str(error).split()).split(". ")[0][:200] or type(error).__name__
+        first = (str(error).strip().splitlines() or [""])[0]  # the hub's errors go on for a paragraph
+        reason = first.split(". ")[0].rstrip(".").removeprefix("Got: ")[:200] or type(error).__name__
         raise ValueError(f"there is no folder {name}, and the hub did not give it: {reason}") from error

@@ -45,8 +45,8 @@ def png_of_heads(scene: Scene) -> bytes:
         cells[0][head].text(
             0.5, 1.22, f"head {head}", transform=cells[0][head].transAxes, ha="center", fontsize=6, color=QUIET
         )
-    _legend(figure, drawn, list(cells.flat))
     _title(figure, _plain(scene.title))
+    _legend(figure, drawn, list(cells.flat))
     return _bytes(figure)
 
 
@@ -107,10 +107,10 @@ def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head:
             named = f"head {number}, " if each.layer.heads > 1 else ""
             axes.set_title(f"{named}to {float(grid.max()):.3f}", fontsize=6, pad=2)
     assert drawn is not None  # there is at least one layer with a head
-    bar = figure.colorbar(drawn, ax=list(cells.flat), fraction=0.02, pad=0.02, ticks=[0, 0.5, 1])
-    bar.ax.set_yticklabels(["0", "¼ of largest", "largest"], fontsize=6)
     name = _plain(scene.axes[scene.picture.axis].tokens[query])
     _title(figure, f"{_plain(scene.title)}: what “{name}” attends to")
+    bar = figure.colorbar(drawn, ax=list(cells.flat), fraction=0.02, pad=0.02, ticks=[0, 0.5, 1])
+    bar.ax.set_yticklabels(["0", "¼ of largest", "largest"], fontsize=6)
     return _bytes(figure)
 
 
@@ -180,7 +180,7 @@ def _legend(figure: Any, drawn: Any, axes: Any) -> None:
 
 
 def _title(figure: Figure, text: str) -> None:
-    """A title right above the maps, however many there are."""
+    """A title right above the maps, however many there are; before a legend, which takes its place from them."""
     high = figure.get_figheight()
     figure.subplots_adjust(top=1 - 0.55 / high)
     figure.suptitle(text, fontsize=9, y=1 - 0.1 / high)
