@@ -5,6 +5,15 @@ import tempfile
 from pathlib import Path
 
 
+def to_disk(path: Path) -> None:
+    """Bring a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there by one rename, so that nobody ever sees half of it."""
     path = Path(path)
