@@ -101,7 +101,7 @@ def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(folder, device):
 
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize(
-    "failing", ["folder.save_file", "whole_folder._to_disk", "whole_folder._swap", "folder.json.dumps"]
+    "failing", ["folder.save_file", "whole_folder.to_disk", "whole_folder._swap", "folder.json.dumps"]
 )
 def test_a_save_that_fails_leaves_what_was_there(failing, exists, tmp_path, device, monkeypatch):
     before, after = randomised(GPTS["rope"], device), randomised(GPTS["rope"], device)

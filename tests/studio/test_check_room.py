@@ -1,9 +1,5 @@
 """The Check room: examples for everybody, a person's own code only with permission, and no harm whatever it does."""
 
-import json
-import urllib.error
-import urllib.request
-
 import pytest
 
 from qkv import check
@@ -100,18 +96,17 @@ def test_what_could_be_checked_is_found_by_reading_and_offered(studio, visit, tm
     assert page.get_by_label("file.py:Name").input_value() == "mine.py:look"
 
 
-def test_without_permission_no_code_of_a_persons_is_run(serving, visit, tmp_path):
+def test_without_permission_no_code_of_a_persons_is_run(serving, visit, post, tmp_path):
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n", encoding="utf-8")
     place = serving()
     page = visit(place).go("check?tab=own")
     expect(page.get_by_test_id("not-allowed")).to_contain_text("qkv studio --allow-code", timeout=SOON)
-    session = place.entry.exchange(place.entry._token)
     for body in (
         {"target": f"{tmp_path}/mine.py:X"},
         {"target": "os:system"},
         {"target": "qkv:attention", "like": f"{tmp_path}/mine.py:X"},
     ):
-        assert _asked(place, session, body) == (403, {"error": REFUSED})
+        assert post(place, "/api/check/run", body) == (403, {"error": REFUSED})
     for body, words in (
         ({"mutant": HOSTILE}, "the zoo has no mutant"),
         ({"target": "attention.py"}, "a target is file.py:Name"),
@@ -121,22 +116,9 @@ def test_without_permission_no_code_of_a_persons_is_run(serving, visit, tmp_path
         ({"target": "qkv:attention", "seconds": 1e9}, "a check may take 1 to 600 seconds"),
         ({"target": "qkv:attention\n"}, "target is one line"),
     ):
-        status, said = _asked(place, session, body)
+        status, said = post(place, "/api/check/run", body)
         assert (status, words in said["error"]) == (400, True), said
     assert not (tmp_path / "ran").exists()
-
-
-def _asked(place, session, body):
-    request = urllib.request.Request(
-        place.address + "/api/check/run", json.dumps(body).encode(), {"Origin": place.address}
-    )
-    request.add_header("Cookie", f"qkv-{place.address.rpartition(':')[2]}={session}")
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as problem:
-        with problem:
-            return problem.code, json.load(problem)
 
 
 def test_work_that_ends_its_process_or_never_ends_leaves_a_sentence(tmp_path, monkeypatch):

@@ -1,9 +1,6 @@
 """The Claims room: what the page shows of a claim is what the library measures, also when somebody breaks it."""
 
-import json
 import re
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -85,30 +82,21 @@ def test_many_claims_are_run_one_after_the_other_and_can_be_cancelled(studio, vi
     expect(page.locator("button.claim", has_text="two-uses")).to_contain_text("minutes")
 
 
-def test_what_cannot_be_asked_is_answered_with_a_sentence(studio):
-    session = studio.entry.exchange(studio.entry._token)
+def test_what_cannot_be_asked_is_answered_with_a_sentence(studio, post):
     for body, words in (
         ({"name": "<b>no</b>"}, "there is no claim '<b>no</b>'"),
-        ({"name": "copy", "knobs": {"beta": 1e400}}, "beta is a number; got inf"),
-        ({"name": "copy", "knobs": {"m": 2.5}}, "m is a whole number; got 2.5"),
+        (
+            {"name": "copy", "knobs": {"beta": 1e400}},
+            "beta (inverse temperature of the copy) is a number from 0 to 1,000, such as 50; got inf",
+        ),
+        ({"name": "copy", "knobs": {"m": 2.5}}, "m (keys) is a whole number from 4 to 256, such as 10; got 2.5"),
         ({"name": "copy", "knobs": {"gamma": 1}}, "copy has no knob 'gamma'"),
         ({"name": "copy", "wrong": "unmasked"}, "copy is tried with"),
         ({"name": "copy", "seed": -1}, "a seed is a whole number from 0"),
         ({}, "the request lacks 'name'"),
     ):
-        status, said = _asked(studio, session, "/api/claims/run", body)
+        status, said = post(studio, "/api/claims/run", body)
         assert (status, words in said["error"]) == (400, True), said
-
-
-def _asked(place, session, path, body):
-    request = urllib.request.Request(place.address + path, json.dumps(body).encode(), {"Origin": place.address})
-    request.add_header("Cookie", f"qkv-{place.address.rpartition(':')[2]}={session}")
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as problem:
-        with problem:
-            return problem.code, json.load(problem)
 
 
 @pytest.mark.parametrize("name", sorted(BREAKS))

@@ -25,12 +25,41 @@ _swap = threading.RLock()
 
 @dataclass(frozen=True)
 class Knob:
-    """A condition of an experiment that a person may change; `long` is its value for a longer run."""
+    """A condition of an experiment that a person may change; it is a whole number where its default is one.
+
+    between: the lowest and the highest value that the experiment can be tried with; whole numbers go up by `step`.
+    long: its value for a longer run.
+    """
 
     name: str
     default: Real
     help: str
+    between: tuple[Real, Real]
     long: Real | None = None
+    step: int = 1
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.default, int)
+
+    def checked(self, value: Any, claim: str) -> Real:
+        """The value as the experiment takes it; a ValueError says what would fit.
+
+        >>> Knob("m", 10, "keys", (4, 256)).checked(2.5, "copy")
+        Traceback (most recent call last):
+        ValueError: copy: m (keys) is a whole number from 4 to 256, such as 10; got 2.5
+        """
+        least, most = self.between
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and least <= value <= most and not (self.whole and (value - least) % self.step):
+            return int(value) if self.whole else float(value)
+        kind = "a whole number" if self.whole else "a number"
+        steps = f" in steps of {self.step}" if self.step > 1 else ""
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        raise ValueError(
+            f"{claim}: {self.name} ({self.help}) is {kind} from {least:,g} to {most:,g}{steps}, such as "
+            f"{self.default:g}; got {shown}"
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +151,7 @@ class Lab:
     def orthonormal(self, count: int, width: int) -> Tensor:
         """`count` vectors of length 1 at right angles, as rows; count ≤ width."""
         if count > width:
-            raise ValueError(f"at most {width} vectors of width {width} stand at right angles; got {count}")
+            raise ValueError(f"{count} vectors at right angles need a width of {count} or more; got {width}")
         return torch.linalg.qr(self.draw(width, width))[0][:count]
 
     def weights(self, q: Tensor, k: Tensor, **options: Any) -> Tensor:

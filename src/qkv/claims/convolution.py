@@ -49,8 +49,8 @@ def heads_2d(lab: Lab, image: Tensor, kernel: Tensor, **options) -> Tensor:
 
 
 def convolution(lab: Lab, n: int, width: int, kernel: int, beta: float) -> Measured:
-    if kernel % 2 == 0:
-        raise ValueError(f"kernel is an odd number, so that it has a centre; got {kernel}")
+    if kernel > n:
+        raise ValueError(f"kernel is at most n, {n}, so that it fits somewhere; got {kernel}")
     x, filters = lab.draw(n, width), lab.draw(3, width, kernel)
     wanted = F.conv1d(x.mT[None], filters, padding=kernel // 2)[0].mT
     inner = slice(kernel // 2, n - kernel // 2)
@@ -113,10 +113,10 @@ CLAIMS = (
         "the kernel fits (or padding tokens have the value 0): at the border weights still sum to 1",
         convolution,
         (
-            Knob("n", 10, "tokens"),
-            Knob("width", 4, "channels"),
-            Knob("kernel", 3, "length of the kernel, odd"),
-            Knob("beta", 40.0, "inverse temperature of the soft heads"),
+            Knob("n", 10, "tokens, as many as the kernel is long or more", (3, 128)),
+            Knob("width", 4, "channels", (1, 64)),
+            Knob("kernel", 3, "length of the kernel", (3, 31), step=2),
+            Knob("beta", 40.0, "inverse temperature of the soft heads", (-100, 1000)),
         ),
         ("uniform", "beta-ignored", "wrong-axis", "never-hard", "v-for-k", "k-for-v", "not-normalised"),
         "Inside, the error falls exponentially with β; at the border it stays.",

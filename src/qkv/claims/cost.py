@@ -16,6 +16,7 @@ from qkv.claims.predicates import near
 from qkv.show.picture import Lines
 
 FAMILY = "self-attention"
+TICK = 1e-6  # seconds: what a clock of processor time tells apart
 
 
 def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
@@ -41,9 +42,11 @@ def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
                 if name in seconds:
                     timed = [cpu_seconds(lambda run=run, q=q, k=k, v=v, n=n: run(q, k, v, n)) for _ in range(repeats)]
                     seconds[name].append(min(timed))
-    powers = {name: exponent(lengths, found) for name, found in memory.items()}
-    speed = {name: math.log(found[-1] / found[0]) / math.log(4) for name, found in seconds.items()}
-    crossing = flops_crossing(lab, width)
+    powers = {name: exponent(found) for name, found in memory.items()}
+    speed = {
+        name: math.log(max(found[-1], TICK) / max(found[0], TICK)) / math.log(4) for name, found in seconds.items()
+    }
+    crossing = flops_crossing(width)
     return Measured(
         {
             **{f"memory, {name}: exponent of n": power for name, power in powers.items()},
@@ -114,14 +117,14 @@ def cpu_seconds(run: Callable[[], object]) -> float:
         torch.set_num_threads(threads)
 
 
-def exponent(lengths: list[int], found: list[float]) -> float:
+def exponent(found: list[float]) -> float:
     """p of a + b·n^p through three lengths, each twice the last."""
     first, second, third = found
     rise = (third - second) / max(second - first, 1e-12)
     return float(torch.tensor(max(rise, 1e-12)).log2())
 
 
-def flops_crossing(lab: Lab, width: int) -> float:
+def flops_crossing(width: int) -> float:
     """The length, over d, at which scores and averages cost as much as an RNN's two matrices; by counted operations."""
     ratios = {}
     for n in (width // 2, width, 2 * width):
@@ -147,9 +150,9 @@ CLAIMS = (
         "",
         cost,
         (
-            Knob("shortest", 1024, "shortest length; two doublings follow"),
-            Knob("width", 32, "width of the head"),
-            Knob("repeats", 2, "timings of each, the fastest counts"),
+            Knob("shortest", 1024, "shortest length; two doublings follow", (64, 2048)),
+            Knob("width", 32, "width of the head", (2, 256)),
+            Knob("repeats", 2, "timings of each, the fastest counts", (1, 20)),
         ),
         ("written-out",),
         "Memory parts ways, time does not.",

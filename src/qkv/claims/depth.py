@@ -17,8 +17,6 @@ FAMILY = "the transformer"
 
 def path_length(lab: Lab, width: int, longest: int) -> Measured:
     lengths = [n for n in (16, 32, 64, 128, 256, 512) if n <= longest]
-    if len(lengths) < 3:
-        raise ValueError(f"longest is at least 64, so that there is a curve; got {longest}")
 
     def lstm(bias: float = 0.0) -> nn.LSTM:
         layer = nn.LSTM(width, width, batch_first=True)
@@ -40,8 +38,8 @@ def path_length(lab: Lab, width: int, longest: int) -> Measured:
             lab.note(name)
             model = lab.build(make, offset)
             curves[name] = [first_to_last(model, x[:, :n]) for n in lengths]
-    rnn, lstm_curve = (slope(lengths, curves[name], straight=True) for name in ("RNN", "LSTM"))
-    power = slope([math.log(n) for n in lengths], curves["transformer"], straight=True)
+    rnn, lstm_curve = (slope(lengths, curves[name]) for name in ("RNN", "LSTM"))
+    power = slope([math.log(n) for n in lengths], curves["transformer"])
     return Measured(
         {
             **{f"{name}: gradient at n = {lengths[-1]}": curve[-1] for name, curve in curves.items()},
@@ -95,10 +93,10 @@ def first_to_last(model: nn.Module, x: Tensor) -> float:
     return float(found[0, 0].norm())
 
 
-def slope(x: Sequence[Real], y: Sequence[float], *, straight: bool) -> float:
+def slope(x: Sequence[Real], y: Sequence[float]) -> float:
     """The least-squares slope of log y over x; values that have underflowed are left out."""
     kept = [(a, math.log(b)) for a, b in zip(x, y, strict=True) if b > 1e-250]
-    if len(kept) < 2 or not straight:
+    if len(kept) < 2:
         return -math.inf
     xs, ys = (torch.tensor(side, dtype=torch.float64) for side in zip(*kept, strict=True))
     return float(((xs - xs.mean()) * (ys - ys.mean())).sum() / (xs - xs.mean()).square().sum())
@@ -212,7 +210,10 @@ CLAIMS = (
         "holds",
         "",
         path_length,
-        (Knob("width", 32, "width of all models"), Knob("longest", 256, "longest sequence")),
+        (
+            Knob("width", 32, "width of all models", (4, 128), step=4),
+            Knob("longest", 256, "longest sequence", (64, 512)),
+        ),
         ("itself",),
         "Exponential against polynomial: not level, but never out of reach.",
         cost="seconds",
@@ -225,7 +226,11 @@ CLAIMS = (
         "holds-if",
         "it is measured by the diversity of tokens too: by its gradient alone the stack without residual is not told",
         residual_norm,
-        (Knob("depth", 64, "layers"), Knob("width", 32, "width"), Knob("tokens", 12, "tokens")),
+        (
+            Knob("depth", 64, "layers", (1, 128)),
+            Knob("width", 32, "width", (4, 128), step=4),
+            Knob("tokens", 12, "tokens", (2, 128)),
+        ),
         ("itself", "argmax"),
         "Without a way around, tokens collapse into one within a few layers.",
         cost="seconds",

@@ -219,9 +219,9 @@ def two_heads_wrong(lab: Lab, alpha: float, beta: float, draws: int) -> Measured
 
 def _knobs(alpha: float, beta: float, draws: int) -> tuple[Knob, ...]:
     return (
-        Knob("alpha", alpha, "variance of the keys"),
-        Knob("beta", beta, "strength of the query"),
-        Knob("draws", draws, "draws of the keys", long=10 * draws),
+        Knob("alpha", alpha, "variance of the keys", (1e-12, 100)),
+        Knob("beta", beta, "strength of the query", (0.01, 1000)),
+        Knob("draws", draws, "draws of the keys", (100, 200_000), long=10 * draws),
     )
 
 

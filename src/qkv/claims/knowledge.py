@@ -210,9 +210,9 @@ def shared_name_share(strangers: People, guessed: Tensor, known: People) -> floa
 
 
 _KNOBS = (
-    Knob("people", 120, "people told of", long=400),
-    Knob("steps", 250, "steps of reading; a quarter as many of learning to answer", long=4000),
-    Knob("seeds", 2, "starts", long=5),
+    Knob("people", 120, "people told of", (20, 500), long=400),
+    Knob("steps", 250, "steps of reading; a quarter as many of learning to answer", (1, 50_000), long=4000),
+    Knob("seeds", 2, "starts", (1, 20), long=5),
 )
 
 CLAIMS = (

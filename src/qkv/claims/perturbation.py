@@ -95,8 +95,7 @@ def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
     )
     others = torch.arange(n) != i
     own = float((after[i] - before[i]).norm())
-    x = torch.cat((q, lab.draw(max(m - n, 0), d)))[:n]
-    whole = (lab.attention(x + change, x + change, x + change) - lab.attention(x, x, x))[others]
+    whole = (lab.attention(q + change, q + change, q + change) - lab.attention(q, q, q))[others]
     same = torch.equal(before[others], after[others]) and torch.equal(fused_before[others], fused_after[others])
     return Measured(
         {
@@ -160,12 +159,12 @@ CLAIMS = (
         "q·ε ≠ 0, α_i ≠ 0 and v_i ≠ h: where one is 0 the output stays",
         perturb_key,
         (
-            Knob("n", 4, "queries"),
-            Knob("m", 6, "keys"),
-            Knob("d", 5, "width"),
-            Knob("beta", 0.6, "inverse temperature"),
-            Knob("sigma", 0.05, "s.d. of the noise"),
-            Knob("draws", 20000, "draws of the noise"),
+            Knob("n", 4, "queries", (1, 64)),
+            Knob("m", 6, "keys", (2, 64)),
+            Knob("d", 5, "width", (1, 64)),
+            Knob("beta", 0.6, "inverse temperature", (0.01, 100)),
+            Knob("sigma", 0.05, "s.d. of the noise", (1e-4, 10)),
+            Knob("draws", 20000, "draws of the noise", (100, 100_000)),
         ),
         ("beta-ignored", "beta-squared", "uniform", "argmax", "wrong-axis", "v-for-k"),
         "The first-order formula is right up to a term of second order, which is what noise leaves behind.",
@@ -177,7 +176,12 @@ CLAIMS = (
         "holds",
         "",
         perturb_query,
-        (Knob("n", 6, "queries"), Knob("m", 6, "keys"), Knob("d", 5, "width"), Knob("size", 1.0, "size of the move")),
+        (
+            Knob("n", 6, "queries", (2, 64)),
+            Knob("m", 6, "keys", (1, 64)),
+            Knob("d", 5, "width", (1, 64)),
+            Knob("size", 1.0, "size of the move", (0, 1e6)),
+        ),
         ("wrong-axis", "uniform", "v-for-k", "no-scale"),
         "Only the diagonal moves.",
     ),
@@ -189,11 +193,11 @@ CLAIMS = (
         "q·k > 0; where q·k < 0 the weight falls",
         scale_key,
         (
-            Knob("m", 8, "keys"),
-            Knob("d", 6, "width"),
-            Knob("draws", 2000, "draws"),
-            Knob("alpha", 2.0, "factor"),
-            Knob("beta", 0.7, "inverse temperature"),
+            Knob("m", 8, "keys", (1, 128)),
+            Knob("d", 6, "width", (1, 128)),
+            Knob("draws", 2000, "draws", (20, 10_000)),
+            Knob("alpha", 2.0, "factor", (-1000, 1000)),
+            Knob("beta", 0.7, "inverse temperature", (-100, 1000)),
         ),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "argmax", "v-for-k"),
         "The same factor raises the weight of a key that meets the query and lowers that of one that opposes it.",

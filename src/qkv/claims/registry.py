@@ -54,6 +54,7 @@ FAMILIES = (
     knowledge,
     worked,
 )
+SEEDS = 2**31  # seeds are below
 CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
 
 
@@ -86,6 +87,8 @@ def run(
     >>> round(run("average").numbers["weight with 1/√d"], 3)
     0.376
     """
+    if not 0 <= seed < SEEDS:
+        raise ValueError(f"a seed is a whole number from 0 to {SEEDS - 1}; got {seed}")
     claim = find(name)
     setting = settings(claim, knobs, long=long)
     began = time.perf_counter()
@@ -118,21 +121,13 @@ def settings(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict
             there = ", ".join(f"{knob.name} ({knob.help}; {knob.default:g})" for knob in claim.knobs) or "none"
             raise ValueError(f"{claim.name} has no knob {name!r}; there are: {there}")
     defaults = {k.name: k.long if long and k.long is not None else k.default for k in claim.knobs}
-    return {name: _like(name, default, knobs.get(name, default)) for name, default in defaults.items()}
+    return {name: knob.checked(knobs.get(name, defaults[name]), claim.name) for name, knob in known.items()}
 
 
 def names(families: Iterable[str] = ()) -> list[str]:
     """All claims' names, or those of some families."""
     chosen = set(families)
     return [claim.name for claim in CLAIMS.values() if not chosen or claim.family in chosen]
-
-
-def _like(name: str, default: Real, value: Real) -> Real:
-    if isinstance(default, int):
-        if value != int(value):
-            raise ValueError(f"{name} is a whole number; got {value}")
-        return int(value)
-    return float(value)
 
 
 def _plain(number: Any) -> Any:

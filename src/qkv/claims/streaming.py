@@ -16,6 +16,11 @@ FAMILY = "self-attention"
 
 
 def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Measured:
+    if tokens <= max(chunk - 1, layers * ahead):
+        raise ValueError(
+            f"tokens are more than chunk - 1 and layers × ahead, {max(chunk - 1, layers * ahead)}, so that the wait "
+            f"shows; got {tokens}"
+        )
     x = lab.draw(1, tokens, 6)
     config = EncoderConfig(features=6, width=16, layers=layers, heads=2, chunk=chunk, left_chunks=1)
     encoder = lab.build(lambda: Encoder(config)).eval()
@@ -103,10 +108,10 @@ CLAIMS = (
         "",
         streaming,
         (
-            Knob("tokens", 16, "tokens"),
-            Knob("chunk", 4, "tokens in a chunk"),
-            Knob("layers", 3, "layers"),
-            Knob("ahead", 1, "look-ahead of each layer of the sliding mask"),
+            Knob("tokens", 16, "tokens", (2, 128)),
+            Knob("chunk", 4, "tokens in a chunk", (1, 64)),
+            Knob("layers", 3, "layers", (1, 16)),
+            Knob("ahead", 1, "look-ahead of each layer of the sliding mask", (0, 64)),
         ),
         ("unmasked", "mask-after-softmax", "mask-one-late", "wrong-axis"),
         "Chunks do not add up over layers, look-ahead does; without a mask every output waits for the end.",

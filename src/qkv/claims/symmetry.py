@@ -15,8 +15,6 @@ FAMILY = "self-attention"
 
 
 def equivariance(lab: Lab, n: int, d: int) -> Measured:
-    if n < 2:
-        raise ValueError(f"n is 2 tokens or more: fewer have no other order; got {n}")
     x, w_q, w_k, w_v = lab.draw(n, d), *(lab.draw(d, d) / d**0.5 for _ in range(3))
     order = torch.randperm(n, generator=lab.generator)
     while torch.equal(order, torch.arange(n)):
@@ -145,8 +143,6 @@ def kqv(lab: Lab, beta: float) -> Measured:
 
 
 def identity(lab: Lab, n: int, d: int, beta: float) -> Measured:
-    if n > d:
-        raise ValueError(f"n={n} vectors at right angles need a width of at least n; got d={d}")
     x = lab.orthonormal(n, d)
 
     def closed(b: float) -> float:
@@ -206,7 +202,7 @@ CLAIMS = (
         "holds",
         "no positions and no causal mask: either breaks it",
         equivariance,
-        (Knob("n", 6, "tokens"), Knob("d", 8, "width")),
+        (Knob("n", 6, "tokens", (2, 128)), Knob("d", 8, "width", (1, 128))),
         ("wrong-axis", "uniform", "argmax", "no-scale", "v-for-k", "unmasked"),
         "The map of permuted tokens is the map with rows and columns permuted, not the same map.",
     ),
@@ -217,7 +213,7 @@ CLAIMS = (
         "holds",
         "",
         values_only,
-        (Knob("beta", 5.0, "length of the vectors"),),
+        (Knob("beta", 5.0, "length of the vectors", (0.1, 26)),),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis"),
         "The error falls as e^(−β²).",
     ),
@@ -228,7 +224,7 @@ CLAIMS = (
         "holds",
         "",
         kqv,
-        (Knob("beta", 2.0, "length of the vectors"),),
+        (Knob("beta", 2.0, "length of the vectors", (0.1, 26)),),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "v-for-k", "k-for-v"),
         "x_2 asks for x_1 and x_1 for x_3; the values do the rest.",
     ),
@@ -239,7 +235,11 @@ CLAIMS = (
         "holds-if",
         "β is large and n ≤ d; at β = 1, n = 8 the diagonal is 0.28, and crowded tokens share",
         identity,
-        (Knob("n", 8, "tokens"), Knob("d", 8, "width"), Knob("beta", 12.0, "inverse temperature")),
+        (
+            Knob("n", 8, "tokens", (1, 64)),
+            Knob("d", 8, "width, as many as tokens or more", (1, 64)),
+            Knob("beta", 12.0, "inverse temperature", (-100, 1000)),
+        ),
         ("uniform", "beta-ignored", "beta-squared", "argmax", "v-for-k", "wrong-axis"),
         "The diagonal rises with β by the formula; permuted keys give the inverse permutation.",
     ),

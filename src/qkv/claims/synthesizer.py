@@ -140,9 +140,9 @@ CLAIMS = (
         "the order of keys is random and values are distinct: with a fixed order the synthesizer solves it too",
         synthesizer,
         (
-            Knob("pairs", 8, "pairs of key and value"),
-            Knob("steps", 400, "training steps", long=3000),
-            Knob("seeds", 2, "starts", long=5),
+            Knob("pairs", 8, "pairs of key and value", (2, 24)),
+            Knob("steps", 400, "training steps", (1, 50_000), long=3000),
+            Knob("seeds", 2, "starts", (1, 20), long=5),
         ),
         ("uniform", "itself"),
         "Dot attention finds the key; the dense synthesizer only where the key always stands in the same place.",

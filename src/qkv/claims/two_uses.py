@@ -170,7 +170,10 @@ CLAIMS = (
         "holds",
         "",
         two_uses,
-        (Knob("steps", 200, "training steps", long=2000), Knob("seeds", 1, "starts", long=5)),
+        (
+            Knob("steps", 200, "training steps", (1, 50_000), long=2000),
+            Knob("seeds", 1, "starts", (1, 20), long=5),
+        ),
         ("unmasked", "mask-after-softmax", "itself"),
         "The encoder tells senses and cannot write; the decoder writes and cannot tell; without its mask it copies.",
         cost="minutes",

@@ -117,7 +117,7 @@ CLAIMS = (
         "holds-if",
         "positions are not learned one by one: a learned table and a dense synthesizer grow with length",
         versus,
-        (Knob("width", 16, "width of all models"),),
+        (Knob("width", 16, "width of all models", (4, 128), step=4),),
         ("learned-positions",),
         "Parameters and sequential steps of the library's own models against length.",
     ),

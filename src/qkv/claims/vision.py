@@ -15,7 +15,8 @@ FAMILY = "vision"
 
 def patches(lab: Lab, side: int, patch: int, width: int) -> Measured:
     if side % patch:
-        raise ValueError(f"pictures of {side} pixels do not cut into patches of {patch}")
+        fits = ", ".join(str(p) for p in range(1, side + 1) if side % p == 0)
+        raise ValueError(f"pictures of {side} pixels do not cut into patches of {patch}; sides that fit: {fits}")
     kind = PatchEmbedding if lab.part is None else lab.part
     layer = lab.build(lambda: kind(3, patch, width))
     images = lab.draw(2, 3, side, side)
@@ -61,7 +62,7 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Measured:
         lambda: nn.ModuleList(nn.Conv2d(width, width, kernel, padding=kernel // 2) for _ in range(layers))
     )
     x = lab.draw(1, width, side, side)
-    centre = places // 2 + side // 2 if side % 2 == 0 else places // 2
+    centre = side // 2  # of a row and of a column
 
     def through_blocks(y: Tensor, depth: int) -> Tensor:
         tokens = y.flatten(2).mT
@@ -74,25 +75,30 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Measured:
             y = torch.tanh(convolution(y))
         return y
 
+    def shifted(y: Tensor) -> Tensor:
+        return y.roll((1, 2), dims=(2, 3))
+
     reached: dict[str, list[float]] = {"ViT": [], "CNN": []}
     maps = {}
     with lab.inside_layers():
         for depth in range(1, layers + 1):
             for name, run in (("ViT", through_blocks), ("CNN", through_convolutions)):
                 y = x.clone().requires_grad_()
-                out = run(y, depth).flatten(2)[0, :, centre]
+                out = run(y, depth)[0, :, centre, centre]
                 (found,) = torch.autograd.grad(out @ lab.draw(width), y)
                 seen = found.norm(dim=1)[0]
                 reached[name].append(float((seen > 0).double().mean()))
                 maps.setdefault(name, (seen / seen.max()).sqrt())
     with lab.inside_layers(), torch.no_grad():
-        moved = x.roll((1, 2), dims=(2, 3))
-        wanted = through_convolutions(x, 1).roll((1, 2), dims=(2, 3))
-        cnn_gap = gap(through_convolutions(moved, 1)[..., 3:-1, 3:-1], wanted[..., 3:-1, 3:-1])
-        vit_gap = gap(through_blocks(moved, layers), through_blocks(x, layers).roll((1, 2), dims=(2, 3)))
+        framed = F.pad(x, (kernel,) * 4)
+        found, wanted = through_convolutions(shifted(framed), 1), shifted(through_convolutions(framed, 1))
+        inside = slice(2 + kernel // 2, framed.shape[-1] - kernel // 2)  # what neither the border nor the roll touches
+        cnn_gap = gap(found[..., inside, inside], wanted[..., inside, inside])
+        vit_gap = gap(through_blocks(shifted(x), layers), shifted(through_blocks(x, layers)))
         table = lab.draw(1, width, side, side)
-        placed = gap(through_blocks(moved + table, layers), through_blocks(x + table, layers).roll((1, 2), dims=(2, 3)))
-    squares = [min((1 + depth * (kernel - 1)) ** 2, places) / places for depth in range(1, layers + 1)]
+        placed = gap(through_blocks(shifted(x) + table, layers), shifted(through_blocks(x + table, layers)))
+    reaches = [depth * (kernel // 2) for depth in range(1, layers + 1)]
+    squares = [(min(reach, centre) + 1 + min(reach, side - 1 - centre)) ** 2 / places for reach in reaches]
     off = max(abs(a - b) for a, b in zip(reached["CNN"], squares, strict=True))
     return Measured(
         {
@@ -133,7 +139,11 @@ CLAIMS = (
         "holds-if",
         "patches are flattened in the order of the convolution's weights (channel, row, column)",
         patches,
-        (Knob("side", 12, "pixels"), Knob("patch", 4, "side of a patch"), Knob("width", 10, "width of the embedding")),
+        (
+            Knob("side", 12, "pixels, a multiple of patch", (1, 64)),
+            Knob("patch", 4, "side of a patch", (1, 64)),
+            Knob("width", 10, "width of the embedding", (1, 256)),
+        ),
         ("rows-first-patches",),
         "One picture's patches, embedded.",
     ),
@@ -145,9 +155,9 @@ CLAIMS = (
         "",
         receptive_field,
         (
-            Knob("side", 9, "patches a side"),
-            Knob("kernel", 3, "kernel of the CNN, odd"),
-            Knob("layers", 3, "layers"),
+            Knob("side", 9, "patches a side", (5, 24)),
+            Knob("kernel", 3, "kernel of the CNN", (1, 15), step=2),
+            Knob("layers", 3, "layers", (1, 16)),
         ),
         ("itself", "argmax"),
         "What the centre sees, by gradients, after each layer; and in the first layer of each.",

@@ -230,9 +230,9 @@ def data_regimes(lab: Lab, steps: int, seeds: int, most: int) -> Measured:
 
 def _knobs(steps: int, seeds: int, count: int = 2000) -> tuple[Knob, ...]:
     return (
-        Knob("count", count, "pictures to train on", long=10 * count),
-        Knob("steps", steps, "training steps", long=10 * steps),
-        Knob("seeds", seeds, "starts", long=5),
+        Knob("count", count, "pictures to train on", (1, 100_000), long=10 * count),
+        Knob("steps", steps, "training steps", (0, 50_000), long=10 * steps),
+        Knob("seeds", seeds, "starts", (1, 20), long=5),
     )
 
 
@@ -273,9 +273,9 @@ CLAIMS = (
         "the CNN is ahead at every size tried; “much” means millions of pictures, which this run does not have",
         data_regimes,
         (
-            Knob("steps", 150, "training steps", long=3000),
-            Knob("seeds", 3, "starts", long=5),
-            Knob("most", 1600, "pictures at most", long=20_000),
+            Knob("steps", 150, "training steps", (0, 50_000), long=3000),
+            Knob("seeds", 3, "starts", (1, 20), long=5),
+            Knob("most", 1600, "pictures at most", (16, 1_000_000), long=20_000),
         ),
         ("itself",),
         "Accuracy of both against the number of pictures.",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.data.batches import Batch
 from qkv.data.lengths import by_length, check_budget
+from qkv.data.planned import Planned
 from qkv.data.reading import read_lines
 from qkv.data.tokens import PAD, START, STOP
 
@@ -43,7 +44,7 @@ def read_pairs(source: str | Path, target: str | Path) -> list[Pair]:
     return pairs
 
 
-class PairBatches:
+class PairBatches(Planned[list[int]]):
     """`source`, `source_present` (b, m); `target_in`, `targets`, `scored` (b, t).
 
     The source ends in STOP; the target is read after START and predicted up to STOP. (Padding of the target comes
@@ -75,21 +76,14 @@ class PairBatches:
         self.rows, self.tokens, self.seed, self.shuffled = rows, tokens, seed, shuffled
         sides = ([len(side) + 1 for side in both] for both in (self.sources, self.targets))
         self._lengths = torch.tensor(list(zip(*sides, strict=True)))
-        self._planned: tuple[int, list[list[int]]] | None = None  # the last epoch's plan, for speed alone
-
-    def count(self, epoch: int) -> int:
-        """How many batches the epoch has."""
-        return len(self.plan(epoch))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """The batch at that place."""
-        plan = self.plan(epoch)
-        if not 0 <= index < len(plan):
-            raise IndexError(f"this epoch has batches 0 … {len(plan) - 1}; got {index}")
-        source = _filled([_ended(self.sources[i]) for i in plan[index]])
-        targets = _filled([_ended(self.targets[i]) for i in plan[index]])
+        pairs = self._held(epoch, index)
+        source = _filled([_ended(self.sources[i]) for i in pairs])
+        targets = _filled([_ended(self.targets[i]) for i in pairs])
         read = torch.cat((torch.full_like(targets[:, :1], START), targets[:, :-1]), 1)
-        lengths = self._lengths[plan[index]]
+        lengths = self._lengths[pairs]
         source_present, scored = (
             torch.arange(side.shape[1]) < lengths[:, k, None] for k, side in enumerate((source, targets))
         )
@@ -101,14 +95,11 @@ class PairBatches:
             "scored": scored,
         }
 
-    def plan(self, epoch: int) -> list[list[int]]:
-        """Which pairs each batch holds: those of like lengths."""
-        if self._planned is None or self._planned[0] != epoch:
-            groups = by_length(
-                self._lengths, rows=self.rows, tokens=self.tokens, seed=self.seed, epoch=epoch, shuffled=self.shuffled
-            )
-            self._planned = epoch, groups
-        return self._planned[1]
+    def _plan(self, epoch: int) -> list[list[int]]:
+        """Pairs of like lengths."""
+        return by_length(
+            self._lengths, rows=self.rows, tokens=self.tokens, seed=self.seed, epoch=epoch, shuffled=self.shuffled
+        )
 
     def padding(self, epoch: int) -> float:
         """The share of all places, of both sides, that hold no token."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.data.batches import Batch
 from qkv.data.lengths import by_length, check_budget, packed
 from qkv.data.order import epoch_order
+from qkv.data.planned import Planned
 
 Layout = Literal["padded", "by-length", "packed"]
 PADDING = -1  # in `documents`: no document
@@ -74,7 +75,7 @@ def whole_documents(ids: Sequence[Tensor], length: int) -> FixedExamples:
     return FixedExamples([Example(piece, torch.ones(len(piece), dtype=torch.bool)) for piece in pieces])
 
 
-class SequenceBatches:
+class SequenceBatches(Planned[list[list[int]]]):
     """`tokens`, `targets`, `scored` (b, t): place i of a text is read, i + 1 is to be predicted.
 
     length: the longest text; padded rows are length − 1 wide.
@@ -114,28 +115,14 @@ class SequenceBatches:
             raise ValueError(f"a text of {longest} tokens does not fit into length={length}")
         self.examples, self.length, self.rows, self.tokens = examples, length, rows, tokens
         self.layout, self.pad, self.seed, self.shuffled = layout, pad, seed, shuffled
-        self._planned: tuple[int, list[list[list[int]]]] | None = None  # the last epoch's plan, for speed alone
-
-    def count(self, epoch: int) -> int:
-        """How many batches the epoch has."""
-        return len(self.plan(epoch))
 
     def batch(self, epoch: int, index: int) -> Batch:
         """The batch at that place."""
-        plan = self.plan(epoch)
-        if not 0 <= index < len(plan):
-            raise IndexError(f"this epoch has batches 0 … {len(plan) - 1}; got {index}")
-        rows = [[self.examples.example(epoch, item) for item in row] for row in plan[index]]
+        rows = [[self.examples.example(epoch, item) for item in row] for row in self._held(epoch, index)]
         width = self.width
         if self.layout == "by-length":
             width = max(len(example.tokens) - 1 for row in rows for example in row)
         return self._filled(rows, width)
-
-    def plan(self, epoch: int) -> list[list[list[int]]]:
-        """Batches of rows of texts."""
-        if self._planned is None or self._planned[0] != epoch:
-            self._planned = epoch, self._plan(epoch)
-        return self._planned[1]
 
     def padding(self, epoch: int) -> float:
         """The share of all places of an epoch that hold no text."""
@@ -148,6 +135,7 @@ class SequenceBatches:
         return 1 - used / places
 
     def _plan(self, epoch: int) -> list[list[list[int]]]:
+        """Rows of texts."""
         settings = {"seed": self.seed, "epoch": epoch, "shuffled": self.shuffled}
         steps = self.examples.lengths(epoch) - 1
         if self.layout == "by-length":

@@ -169,7 +169,7 @@ def _write(config: GPTConfig, architecture: str) -> dict[str, Any]:
         "intermediate_size": config.hidden or 4 * config.width,
         "hidden_act": "silu",
         "rms_norm_eps": config.epsilon,
-        "rope_parameters": write_rope(config.position, config.length),
+        "rope_parameters": write_rope(config.position),
         "attention_dropout": config.dropout,
         "tie_word_embeddings": config.tied,
     }

@@ -31,7 +31,7 @@ def read_rope(switches: Switches, length: int) -> Rope:
     return Rope(base=base, pairing="halves", scaling=scaling)
 
 
-def write_rope(rope: Rope, length: int) -> dict[str, Any]:
+def write_rope(rope: Rope) -> dict[str, Any]:
     """The settings that describe a rotation."""
     scaling = rope.scaling
     settings: dict[str, Any] = {"rope_theta": rope.base}

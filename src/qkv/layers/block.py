@@ -66,6 +66,16 @@ class BlockConfig:
         values["position"] = config.position if isinstance(config.position, Relative) else None
         return cls(**values)
 
+    def make_norm(self) -> nn.Module:
+        return make_norm(self.norm, self.width, epsilon=self.epsilon, bias=self.bias)
+
+    def make_last_norm(self, wanted: bool | None = None) -> nn.Module:
+        """What follows the last block: unless said otherwise, a norm after pre-norm blocks; others end in one."""
+        return self.make_norm() if (self.order == "pre" if wanted is None else wanted) else nn.Identity()
+
+    def make_feed_forward(self) -> FeedForward:
+        return FeedForward(self.width, self.hidden, activation=self.activation, dropout=self.dropout, bias=self.bias)
+
 
 class Block(nn.Module):
     """One layer of a transformer.
@@ -80,20 +90,14 @@ class Block(nn.Module):
         super().__init__()
         self.order = config.order
         self.attention = _attention(config, config.score, config.position)
-        self.attention_norm = _norm(config)
+        self.attention_norm = config.make_norm()
         if config.cross:  # positions say how far apart two tokens of one text are: nothing across two texts
             self.cross_attention = _attention(config, Dot(), None)
-            self.cross_norm = _norm(config)
+            self.cross_norm = config.make_norm()
         else:
             self.cross_attention = self.cross_norm = None
-        self.feed_forward = FeedForward(
-            config.width,
-            config.hidden,
-            activation=config.activation,
-            dropout=config.dropout,
-            bias=config.bias,
-        )
-        self.feed_forward_norm = _norm(config)
+        self.feed_forward = config.make_feed_forward()
+        self.feed_forward_norm = config.make_norm()
         self.dropout = Dropout(config.dropout)
 
     def forward(
@@ -157,7 +161,3 @@ def _attention(config: BlockConfig, score: Score, position: Relative | None) -> 
         dropout=config.dropout if config.attention_dropout is None else config.attention_dropout,
         bias=config.bias if config.attention_bias is None else config.attention_bias,
     )
-
-
-def _norm(config: BlockConfig) -> nn.Module:
-    return make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)

@@ -85,12 +85,3 @@ def damage(folder: Path) -> str | None:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 return f"the SHA-256 of {name} is not that of what was written"
     return None
-
-
-def settle_folder(folder: Path) -> None:
-    """Bring a folder's list of names to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

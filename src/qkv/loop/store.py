@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from qkv.loop.files import Writer, damage, settle_folder
+from qkv.loop.files import Writer, damage
 from qkv.loop.journal import FULL
+from qkv.show.files import to_disk
 
 FOLDER = "checkpoints"
 NAMED = re.compile(r"step-(\d{8,})")
@@ -44,11 +45,11 @@ class Store:
             writer = Writer(scratch)
             write(writer)
             writer.manifest()
-            settle_folder(scratch)
+            to_disk(scratch)
             if place.exists():
                 os.rename(place, self.folder / f".{place.name}.replaced")
             os.rename(scratch, place)
-            settle_folder(self.folder)
+            to_disk(self.folder)
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
             raise self._explained(error, step) from error

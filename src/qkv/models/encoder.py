@@ -16,7 +16,7 @@ from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.context import checked_present, chunked_mask
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.norms import NormKind
 from qkv.layers.placement import Placement, Position, named_position
 from qkv.layers.positions import Positions
 from qkv.models.base import Model, small_normal
@@ -97,7 +97,6 @@ class Encoder(Model):
             self.tokens = TokenEmbedding(config.vocab, config.width)
         else:
             self.tokens = nn.Linear(config.features or 0, config.width)
-        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
         self.place = Placement(
             config.position,
             config.length,
@@ -105,12 +104,10 @@ class Encoder(Model):
             dropout=config.dropout,
             scale=config.scale,
             segments=config.segments,
-            norm=norm if config.embedding_norm else None,
+            norm=config.block.make_norm() if config.embedding_norm else None,
         )
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
-        final = config.order == "pre" if config.final_norm is None else config.final_norm
-        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
-        self.norm = norm if final else nn.Identity()
+        self.norm = config.block.make_last_norm(config.final_norm)
         small_normal(self, layers=config.layers)
 
     def forward(

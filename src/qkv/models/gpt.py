@@ -15,7 +15,7 @@ from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.norms import NormKind
 from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
 from qkv.models.decode import WORTHWHILE, Decoder, decodable
@@ -81,9 +81,7 @@ class GPT(LanguageModel, Model):
         self.tokens = TokenEmbedding(config.vocab, config.width)
         self.place = Placement(config.position, config.length, config.width, dropout=config.dropout)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
-        # with post-norm each block ends in a norm already
-        last = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
-        self.norm = last if config.order == "pre" else nn.Identity()
+        self.norm = config.block.make_last_norm()
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         small_normal(self, layers=config.layers)
         if config.tied:

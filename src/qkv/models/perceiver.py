@@ -7,7 +7,7 @@ To stay a language model, latent k stands at a position, sees tokens up to it an
 by tokens from it on.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,8 +19,8 @@ from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.context import causal_context
 from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import TokenEmbedding
-from qkv.layers.feed_forward import Activation, FeedForward
-from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.feed_forward import Activation
+from qkv.layers.norms import NormKind
 from qkv.layers.placement import Placement
 from qkv.models.base import Model, small_normal
 from qkv.models.generate import LanguageModel
@@ -96,8 +96,7 @@ class Perceiver(LanguageModel, Model):
         self.down = Exchange(config.block)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers - 2))
         self.up = Exchange(config.block)
-        last = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
-        self.norm = last if config.order == "pre" else nn.Identity()
+        self.norm = config.block.make_last_norm()
         self.head = nn.Linear(config.width, config.vocab, bias=False)
         self.register_buffer("places", torch.tensor(config.places), persistent=False)
         small_normal(self, layers=config.layers)
@@ -138,19 +137,10 @@ class Exchange(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        config = replace(config, cross=False)
         self.order = config.order
         self.attention = MultiHeadAttention(config.width, config.heads, dropout=config.dropout, bias=config.bias)
-        self.feed_forward = FeedForward(
-            config.width,
-            config.hidden,
-            activation=config.activation,
-            dropout=config.dropout,
-            bias=config.bias,
-        )
-        self.attention_norm, self.memory_norm, self.feed_forward_norm = (
-            make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) for _ in range(3)
-        )
+        self.feed_forward = config.make_feed_forward()
+        self.attention_norm, self.memory_norm, self.feed_forward_norm = (config.make_norm() for _ in range(3))
         self.dropout = Dropout(config.dropout)
 
     def forward(

@@ -14,7 +14,7 @@ from qkv.layers.cache import undone_on_failure
 from qkv.layers.context import causal_context, checked_present, chunked_context
 from qkv.layers.embeddings import TokenEmbedding
 from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.norms import NormKind
 from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model
 from qkv.models.translate import Translator
@@ -95,7 +95,7 @@ class Seq2Seq(Translator, Model):
         decoder = replace(config.block, position=_facing(config.block.position, both=False), cross=True)
         self.encoder = nn.ModuleList(Block(encoder) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Block(decoder) for _ in range(config.decoder_layers))
-        self.encoder_norm, self.decoder_norm = self._final_norm(config), self._final_norm(config)
+        self.encoder_norm, self.decoder_norm = (config.block.make_last_norm(config.final_norm) for _ in range(2))
         self.head = nn.Linear(config.width, target_vocab, bias=config.head_bias)
         for parameter in self.parameters():
             if parameter.ndim > 1:
@@ -161,21 +161,13 @@ class Seq2Seq(Translator, Model):
 
     @staticmethod
     def _placement(config: Seq2SeqConfig) -> Placement:
-        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
         return Placement(
             config.position,
             config.length,
             config.width,
             dropout=config.dropout,
             scale=config.scale,
-            norm=norm if config.embedding_norm else None,
-        )
-
-    @staticmethod
-    def _final_norm(config: Seq2SeqConfig) -> nn.Module:
-        final = config.order == "pre" if config.final_norm is None else config.final_norm
-        return (
-            make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias) if final else nn.Identity()
+            norm=config.block.make_norm() if config.embedding_norm else None,
         )
 
 

@@ -14,7 +14,7 @@ from qkv.layers.block import Block, BlockConfig, Order
 from qkv.layers.dropout import Dropout
 from qkv.layers.embeddings import LearnedPositions2D, PatchEmbedding
 from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind, make_norm
+from qkv.layers.norms import NormKind
 from qkv.layers.placement import make_positions
 from qkv.models.base import Model, small_normal
 from qkv.models.images import check_images
@@ -96,9 +96,7 @@ class ViT(Model):
             self.positions = make_positions(config.position, tokens, config.width)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
-        final = config.order == "pre" if config.final_norm is None else config.final_norm
-        norm = make_norm(config.norm, config.width, epsilon=config.epsilon, bias=config.bias)
-        self.norm = norm if final else nn.Identity()
+        self.norm = config.block.make_last_norm(config.final_norm)
         self.head = nn.Linear(config.width, config.classes) if config.classes else nn.Identity()
         small_normal(self, layers=config.layers)
 

@@ -1,11 +1,12 @@
 """A folder that appears whole or not at all: it is written beside its place and moved there by one rename."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from qkv.show.files import to_disk
 
 
 @contextmanager
@@ -22,13 +23,13 @@ def whole_folder(target: str | Path, own: Collection[str], *, what: str = "model
         yield scratch
         for path in scratch.iterdir():
             path.chmod(0o644)
-            _to_disk(path)
+            to_disk(path)
         scratch.chmod(0o755)
-        _to_disk(scratch)
+        to_disk(scratch)
         _swap(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    _to_disk(target.parent)
+    to_disk(target.parent)
 
 
 def _refuse_others(target: Path, own: Collection[str], what: str) -> None:
@@ -51,11 +52,3 @@ def _swap(new: Path, target: Path) -> None:
         old.rename(target)
         raise
     shutil.rmtree(old)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

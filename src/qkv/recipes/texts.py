@@ -71,7 +71,7 @@ def build(recipe: Recipe) -> Task:
             ),
         ),
         test=lambda model: _by_letter(measured(model, whole, objective), letters),
-        samples=lambda model: _samples(model, tokenizer, validation_text, data.length),
+        samples=lambda model: _samples(model, tokenizer, validation_text),
         purpose=lambda _: {"task": "generate", "prompt": validation_text[:40]},
         files={"tokenizer.json": as_file(tokenizer)},
     )
@@ -92,7 +92,7 @@ def _by_letter(numbers: dict[str, float], letters: float) -> dict[str, float]:
     return {**numbers, "bits_per_letter": numbers["loss"] / letters / torch.log(torch.tensor(2.0)).item()}
 
 
-def _samples(model: nn.Module, tokenizer: Tokenizer, text: str, length: int) -> list[dict[str, Any]]:
+def _samples(model: nn.Module, tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
     rows = []
     for temperature in (0.0, 0.7, 1.0):
         begin = text[:40]

@@ -5,6 +5,15 @@ import tempfile
 from pathlib import Path
 
 
+def to_disk(path: Path) -> None:
+    """Bring a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def writable(path: str | Path) -> Path:
     """The path, if a file can stand there: asked before the work whose result it is to hold."""
     path = Path(path)

@@ -52,7 +52,7 @@ def _piece(piece: Piece, layer: Layer, batch: int, blob: Blob, shared: dict[tupl
     plain["floor"] = None if math.isinf(source.floor) else source.floor
     plain["softcap"] = source.softcap
     plain["mask"] = [_mask(part, t, s, batch, blob) for part in _parts(source.mask)]
-    plain["bias"] = None if source.bias is None else _bias(source.bias, t, s, batch, blob)
+    plain["bias"] = None if source.bias is None else _bias(source.bias, batch, blob)
     if source.sink is not None:
         sink = _row_of(source.sink, batch)
         plain["sink"] = {"heads": sink.shape[0], "rows": sink.shape[1], "at": blob.floats(sink)}
@@ -98,7 +98,7 @@ def _mask(mask: Mask, t: int, s: int, batch: int, blob: Blob) -> dict[str, Any]:
     return {"heads": allowed.shape[0], "rows": allowed.shape[1], "at": blob.bits(allowed)}
 
 
-def _bias(bias: Tensor | ByDistance, t: int, s: int, batch: int, blob: Blob) -> dict[str, Any]:
+def _bias(bias: Tensor | ByDistance, batch: int, blob: Blob) -> dict[str, Any]:
     if isinstance(bias, ByDistance):
         table = _row_of(bias.table.reshape(*bias.table.shape[:-1], 1, -1), batch)
         return {"heads": table.shape[0], "distance": bias.t - 1, "size": table.shape[-1], "at": blob.floats(table)}

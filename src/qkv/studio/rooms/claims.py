@@ -5,7 +5,6 @@ Claims run in processes of their own: they swap attention and seed torch, which 
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any
 
@@ -19,7 +18,6 @@ from qkv.studio.state import Studio
 from qkv.studio.work.post import Post
 
 KEPT = 300  # results that are remembered
-MOST = 2**31  # seeds are below
 WORK = "qkv.studio.work.claim"
 
 
@@ -128,9 +126,11 @@ def _about(claim: Any) -> dict[str, Any]:
             {
                 "name": knob.name,
                 "default": knob.default,
+                "between": knob.between,
+                "step": knob.step,
                 "long": knob.long,
                 "help": knob.help,
-                "whole": isinstance(knob.default, int),
+                "whole": knob.whole,
             }
             for knob in claim.knobs
         ],
@@ -147,23 +147,20 @@ def _asked(claim: Any, seed: Any, knobs: Any = None, wrong: Any = "") -> dict[st
     knobs = {} if knobs is None else knobs
     if not isinstance(knobs, dict):
         raise ValueError("knobs is an object of numbers by name")
-    for name, value in knobs.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is a number; got {value!r}")
-        if abs(value) > 1e15:
-            raise ValueError(f"{name} is too large to be tried: {value:g}")
     if wrong and wrong not in claim.mutants:
         raise ValueError(f"{claim.name} is tried with {', '.join(claim.mutants)}; got {wrong!r}")
     return {"name": claim.name, "seed": _seed(seed), "knobs": settings(claim, knobs), "wrong": wrong}
 
 
 def _seed(said: Any) -> int:
+    from qkv.claims.registry import SEEDS
+
     try:
         seed = int(said)
     except (TypeError, ValueError, OverflowError):
         seed = -1
-    if isinstance(said, bool) or (seed != said and not isinstance(said, str)) or not 0 <= seed < MOST:
-        raise ValueError(f"a seed is a whole number from 0 to {MOST - 1}; got {said!r}")
+    if isinstance(said, bool) or (seed != said and not isinstance(said, str)) or not 0 <= seed < SEEDS:
+        raise ValueError(f"a seed is a whole number from 0 to {SEEDS - 1}; got {said!r}")
     return seed
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ def work(request: dict[str, Any], say: Callable[..., None]) -> None:
     """Says the report."""
     if request.get("mutant"):
         mutant = MUTANTS[request["mutant"]]
-        report, source = checked(mutant), _source(mutant.make)
+        report, source = checked(mutant), mutant.source[2].strip()
     else:
         report = run(
             request["target"],
@@ -55,13 +53,3 @@ def plain(report: Report) -> dict[str, Any]:
         "influence": [[float(move) for move in row] for row in report.influence],
         "page": page(report),
     }
-
-
-def _source(made: Any) -> str:
-    """The lines of a mutant, the textbook's class with one thing wrong; without the mark that puts it into the zoo."""
-    try:
-        lines = textwrap.dedent(inspect.getsource(made)).strip().splitlines()
-    except (OSError, TypeError):
-        return ""
-    begin = next((place for place, line in enumerate(lines) if line.startswith(("class ", "def "))), 0)
-    return "\n".join(lines[begin:])

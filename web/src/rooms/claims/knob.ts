@@ -12,10 +12,12 @@ export interface Track {
 const rounded = (value: number) => Number(value.toPrecision(3));
 
 export function track(knob: Knob): Track {
-  if (knob.whole && knob.default <= 64) return even(Math.min(1, knob.default), Math.max(8, 4 * knob.default), Math.round);
-  if (knob.whole) return factors(1, 10 * knob.default, (value) => Math.round(value));
-  if (knob.default > 0) return factors(knob.default / 1000, knob.default * 1000, rounded);
-  return even(knob.default - 3, knob.default + 3, (value) => Number(value.toFixed(2)));
+  const within = (low: number, high: number) => [Math.max(low, knob.between[0]), Math.min(high, knob.between[1])] as const;
+  const whole = (value: number) => knob.between[0] + knob.step * Math.round((value - knob.between[0]) / knob.step);
+  if (knob.whole && knob.default <= 64) return even(...within(Math.min(1, knob.default), Math.max(8, 4 * knob.default)), whole);
+  if (knob.whole) return factors(...within(1, 10 * knob.default), whole);
+  if (knob.default > 0) return factors(...within(knob.default / 1000, knob.default * 1000), rounded);
+  return even(...within(knob.default - 3, knob.default + 3), (value) => Number(value.toFixed(2)));
 }
 
 function even(low: number, high: number, kept: (value: number) => number): Track {

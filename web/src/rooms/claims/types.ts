@@ -4,6 +4,8 @@ export type Verdict = "holds" | "holds-if" | "fails" | "undecided";
 export interface Knob {
   name: string;
   default: number;
+  between: [number, number]; // the lowest and the highest value that can be tried
+  step: number; // of whole numbers
   long: number | null;
   help: string;
   whole: boolean;
