@@ -11,6 +11,7 @@ from typing import Any
 
 from qkv.recipes import open_run
 from qkv.studio.rooms.runs import Room
+from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER, LOG, Training
 
 STEPS = 200
@@ -32,7 +33,7 @@ def test_a_run_that_cannot_begin_says_why_and_leaves_no_folder(tmp_path):
 
 
 def test_a_run_begun_stopped_and_gone_on_with_has_the_bits_of_one_never_stopped(tmp_path):
-    room = Room(tmp_path / "runs")
+    room = Room(Studio(runs=tmp_path / "runs"))
     begun = room.training.start({"recipe": "vit-digits", "model": "mlp", "steps": STEPS, "seed": 5})
     name, place = begun["id"], tmp_path / "runs" / begun["id"]
     assert begun["command"] == f"qkv train vit-digits --model=mlp --seed=5 --steps={STEPS} --folder {place}"

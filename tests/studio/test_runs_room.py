@@ -20,6 +20,7 @@ from qkv.studio import journals
 from qkv.studio.answers import UnknownError
 from qkv.studio.journals import since
 from qkv.studio.rooms.runs import Room
+from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER, options_of
 
 RESULT = {
@@ -72,7 +73,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 def test_runs_are_listed_with_what_the_library_says_of_them(runs):
-    listed = {run["id"]: run for run in Room(runs).listed()["runs"]}
+    listed = {run["id"]: run for run in Room(Studio(runs=runs)).listed()["runs"]}
     assert set(listed) == {"vit-digits-1", "vit-digits-2", "broken"}
     one, two, broken = (listed[name] for name in ("vit-digits-1", "vit-digits-2", "broken"))
     opened = open_run(runs / "vit-digits-1")
@@ -85,22 +86,22 @@ def test_runs_are_listed_with_what_the_library_says_of_them(runs):
         if name != "classes"
     }
     assert "there is no recipe" in broken["problem"]
-    assert Room(runs / "none").listed()["runs"] == []
+    assert Room(Studio(runs=runs / "none")).listed()["runs"] == []
 
 
 def test_numbers_that_are_none_are_shown_and_break_nothing(tmp_path):
     place = made(tmp_path / "vit-digits-1")
     (place / "run.json").write_text(json.dumps({"finished": True, "result": {"test": {"loss": math.nan}}}))
     (place / "samples.json").write_text(json.dumps([{"sure": math.inf, "said": None}, 3]))
-    room = Room(tmp_path)
+    room = Room(Studio(runs=tmp_path))
     assert json.loads(json.dumps(room.listed(), allow_nan=False))["runs"][0]["figures"][0]["shown"] == "nan"
     request = Request({"type": "http", "path_params": {"run": "vit-digits-1"}})
-    assert room.samples(request) == {"samples": [{"sure": "inf", "said": "None"}]}
+    assert room.samples(request) == {"samples": [{"sure": "inf", "said": "None"}], "seen": []}
 
 
 @pytest.mark.parametrize("name", ["..", "../elsewhere", "elsewhere", "", ".", "vit-digits-1/../broken", "/etc"])
 def test_only_runs_of_the_folder_can_be_asked_for(runs, name):
-    room = Room(runs)
+    room = Room(Studio(runs=runs))
     for ask in (room.stop, room.resume):
         with pytest.raises(UnknownError, match="there is no run"):
             ask({"run": name})
@@ -170,7 +171,7 @@ def test_a_form_becomes_the_command_or_a_sentence():
 def test_one_run_at_a_time_is_begun(tmp_path):
     place = made(tmp_path / "vit-digits-1", finished=False)
     (place / HOLDER).write_text(json.dumps(process(os.getpid())))  # as if this process trained it
-    room = Room(tmp_path)
+    room = Room(Studio(runs=tmp_path))
     assert room.described(place)["state"] == "running"
     with pytest.raises(ValueError, match="vit-digits-1 is being trained; one run at a time"):
         room.training.start({"recipe": "vit-digits"})
@@ -202,7 +203,7 @@ def test_the_page_shows_the_numbers_of_a_run(serving, visit, runs):
     assert page.get_by_text("<b>a note</b>").count() == 1
     assert f"--config {runs}/vit-digits-1/recipe.toml" in page.locator("[data-testid=reproduce]").inner_text()
     with page.expect_download() as saved:
-        page.get_by_role("button", name="CSV").click()
+        page.get_by_role("region", name="Curves").get_by_role("button", name="CSV").click()
     rows = Path(saved.value.path()).read_text().splitlines()
     assert f"vit-digits-1,train,training loss,10,1.25,{2 / 10}" in rows
     assert len(rows) == 1 + 30 * 6

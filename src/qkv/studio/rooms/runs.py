@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,21 @@ from qkv.loop.lock import holder
 from qkv.recipes import SYSTEMS, Run, open_run, system
 from qkv.recipes.plain import differing, to_toml
 from qkv.recipes.report import figure
-from qkv.recipes.run import RECIPE, REPORT, SAMPLES, STATUS
+from qkv.recipes.run import RECIPE, REPORT, STATUS
 from qkv.studio.answers import UnknownError, asking, reading
 from qkv.studio.journals import last_step, since
+from qkv.studio.samples import Sampled, cell, newest, written
 from qkv.studio.state import Studio
 from qkv.studio.training import Training, command
 
-MOST_SAMPLES, LONGEST_CELL, LONGEST_PICTURE = 60, 4000, 200_000
-PICTURE = "data:image/png;base64,"
-LARGEST_SAMPLES = 8 * 2**20  # bytes
 REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a file may come from anywhere
 
 
 class Room:
     """What the room's answers share."""
 
-    def __init__(self, runs: Path) -> None:
-        self.runs, self.training = runs, Training(runs)
+    def __init__(self, studio: Studio) -> None:
+        self.runs, self.training, self.sampled = studio.runs, Training(studio.runs), Sampled(studio)
         self._known: dict[
             str, tuple[tuple[int, ...], Run | str]
         ] = {}  # by name: when its files were written, what they say
@@ -112,6 +109,7 @@ class Room:
         return {
             **described,
             "stages": stages,
+            "checkpoint": newest({name: stage_place(run, name) for name in run.recipe.stages}),
             "toml": to_toml(run.recipe.to_table()),
             "report": (place / REPORT).is_file(),
             "notes": list(run.notes),
@@ -126,20 +124,15 @@ class Room:
         found = differing([run.recipe.to_table() for _, run in runs])
         return {
             "runs": [place.name for place, _ in runs],
-            "settings": [
-                {"name": name, "values": [_cell(value) for value in values]} for name, values in found.items()
-            ],
-            "command": " ".join(["qkv runs", *(str(place) for place, _ in runs)]),
+            "settings": [{"name": name, "values": [cell(value) for value in values]} for name, values in found.items()],
+            "command": shlex.join(["qkv", "runs", *(str(place) for place, _ in runs)]),
+            "python": compared_in_python([place for place, _ in runs]),
         }
 
     def samples(self, request: Request) -> dict[str, Any]:
-        """What a finished run's model does: rows with named columns; pictures are data of their own."""
-        path = self.place(request.path_params["run"]) / SAMPLES
-        if not path.is_file() or path.stat().st_size > LARGEST_SAMPLES:
-            return {"samples": []}
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        shown = [row for row in rows if isinstance(row, dict)][:MOST_SAMPLES] if isinstance(rows, list) else []
-        return {"samples": [{str(name): _cell(value) for name, value in row.items()} for row in shown]}
+        """What a run's model does: at the end, and at the checkpoints that were looked at."""
+        place = self.place(request.path_params["run"])
+        return {"samples": written(place), "seen": self.sampled.seen(place)}
 
     def report(self, request: Request) -> Response:
         """A run's report, as a page that can do nothing."""
@@ -171,7 +164,7 @@ class Room:
 
 def routes(studio: Studio) -> list[BaseRoute]:
     """What the runs room answers."""
-    room = Room(studio.runs)
+    room = Room(studio)
     return [
         reading("/api/runs", lambda request: room.listed()),
         reading("/api/runs/recipes", lambda request: recipes()),
@@ -179,6 +172,7 @@ def routes(studio: Studio) -> list[BaseRoute]:
         reading("/api/runs/run/{run}", room.one),
         reading("/api/runs/samples/{run}", room.samples),
         reading("/api/runs/report/{run}", room.report),
+        asking("/api/runs/sample", lambda asked: room.sampled.ask(room.place(str(asked["run"])))),
         asking("/api/runs/start", room.training.start),
         asking("/api/runs/stop", room.stop),
         asking("/api/runs/resume", room.resume),
@@ -223,15 +217,17 @@ def again_in_python(place: Path) -> str:
     )
 
 
+def compared_in_python(places: list[Path]) -> str:
+    return (
+        "from qkv import recipes\n"
+        "from qkv.recipes.plain import differing\n"
+        f"runs = [recipes.open_run(place) for place in {[str(place) for place in places]!r}]\n"
+        "print([run.result for run in runs], differing([run.recipe.to_table() for run in runs]))"
+    )
+
+
 def _order(place: Path) -> tuple[float, str]:
     return -(place / RECIPE).stat().st_mtime, place.name
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, int | float | bool) and math.isfinite(value):
-        return value
-    text = str(value)
-    return text[: LONGEST_PICTURE if text.startswith(PICTURE) else LONGEST_CELL]
 
 
 def _complaint(text: str) -> str:

@@ -32,6 +32,7 @@ export interface Listing {
 }
 export interface Detail extends Listed {
   stages: Record<string, Piece>;
+  checkpoint: string; // the newest: its stage and step
   toml: string;
   report: boolean;
   notes: string[];
