@@ -183,7 +183,9 @@ def test_the_page_shows_what_the_command_prints(qkv, tmp_path, monkeypatch, comm
     answer = next(
         block for block in re.findall(r"```toml\n([\s\S]*?)```", PAGE.read_text("utf-8")) if "queries" in block
     )
-    (tmp_path / "answer.toml").write_text(answer)
+    written = tmp_path / "docs" / "examples" / "answer.toml"
+    written.parent.mkdir(parents=True)
+    written.write_text(answer)
     monkeypatch.chdir(tmp_path)
     _, out, err = qkv(*shlex.split(command))
     place, printed = 0, without_rounding(out + err)

@@ -49,7 +49,7 @@ def precision_at(answers: Sequence[Answer], questions: Sequence[Question], cover
     """How many of the surest answers are exact, in percent; coverage: the share of the questions that they are.
 
     >>> told = [Answer("a", 0.9), Answer("x", 0.5), Answer("c", 0.7), Answer("y", 0.1)]
-    >>> precision_at(answers, [Question("", right, "") for right in "abcd"], 0.5)
+    >>> precision_at(told, [Question("", right, "") for right in "abcd"], 0.5)
     100.0
     """
     if not 0 < coverage <= 1:
