@@ -111,6 +111,14 @@ def test_the_rollout_is_reached_by_the_keys_and_shows_the_librarys_numbers(page,
     expect(page.get_by_test_id("reproduce")).to_contain_text("--rollout")
 
 
+def test_a_link_restores_the_window_that_was_zoomed_to(page):
+    page.get_by_test_id("map").press("+")
+    page.wait_for_selector('[data-testid="map"][data-window="1.3 4,9 2,7"]')
+    page.wait_for_url("**view=4.9.2.7**")
+    page.reload()
+    page.wait_for_selector('[data-testid="map"][data-window="1.3 4,9 2,7"]')
+
+
 def test_beta_and_a_cut_by_the_keys_change_the_answer_as_the_library_says(page, folders):
     seen = subject.open(folders / "gpt", TEXT)
     own = beta_of(seen.trace().layers[1])

@@ -9,6 +9,13 @@ export class Refused extends Error {
   }
 }
 
+// A server that has ended answers nothing: that is said as such, and not as the browser says it.
+function fetched(path: string, options: RequestInit): Promise<Response> {
+  return fetch(path, options).catch((problem: Error) => {
+    throw problem.name === "AbortError" ? problem : new Refused(0, "the server does not answer; is qkv studio still open?");
+  });
+}
+
 async function answered(response: Response): Promise<Response> {
   if (response.ok) return response;
   const problem = await response.json().catch(() => ({}));
@@ -16,7 +23,7 @@ async function answered(response: Response): Promise<Response> {
 }
 
 export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (await answered(await fetch(path, { signal }))).json();
+  return (await answered(await fetched(path, { signal }))).json();
 }
 
 export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
@@ -24,7 +31,7 @@ export async function post<T>(path: string, body: unknown, signal?: AbortSignal)
 }
 
 function sent(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
-  return fetch(path, {
+  return fetched(path, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(body),
@@ -83,5 +90,5 @@ export function watched<Result>(id: string, heard: (event: any) => void = () => 
 }
 
 export async function cancel(id: string): Promise<void> {
-  await answered(await fetch(`/api/jobs/${id}`, { method: "DELETE" }));
+  await answered(await fetched(`/api/jobs/${id}`, { method: "DELETE" }));
 }

@@ -2,7 +2,7 @@
 
 import type { State } from "../../lib/route.svelte";
 import type { Session } from "./session.svelte";
-import type { Edge } from "./types";
+import type { Edge, View } from "./types";
 
 const LETTERS = 1500; // of a text that the address keeps
 
@@ -13,6 +13,7 @@ export interface Shown {
   key: number;
   scale: string;
   beside: string;
+  view: View | null;
 }
 
 export function linked(session: Session, shown: Shown): State {
@@ -31,6 +32,7 @@ export function linked(session: Session, shown: Shown): State {
     beta: Object.entries(session.beta).map(([where, factor]) => `${where || "all"}:${Number(factor.toPrecision(3))}`).join(","),
     scale: shown.scale === "root" ? "" : shown.scale,
     beside: shown.beside,
+    view: shown.view ? [...shown.view.rows, ...shown.view.columns].join(".") : "",
   };
 }
 
@@ -41,6 +43,11 @@ export function cutsOf(kept: string | undefined): Edge[] {
     .filter((parts) => parts.length === 4)
     .map(([layer, head, query, key]): Edge => [Number(layer), head === "all" ? null : Number(head), Number(query), Number(key)])
     .filter((edge) => edge.every((part) => part === null || Number.isInteger(part)));
+}
+
+export function viewOf(kept: string | undefined): View | null {
+  const [a, b, c, d] = (kept ?? "").split(".").map(Number);
+  return [a, b, c, d].every(Number.isInteger) ? { rows: [a, b], columns: [c, d] } : null;
 }
 
 export function betasOf(kept: string | undefined): Record<string, number> {

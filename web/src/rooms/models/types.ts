@@ -98,6 +98,11 @@ export interface Kinds {
   heads: Head[];
 }
 
+export interface View {
+  rows: [number, number];
+  columns: [number, number];
+}
+
 export interface Small {
   heads: number;
   rows: number;

@@ -66,6 +66,7 @@ class Playing {
   example = $state("");
   query = $state(0);
   head = $state(0);
+  exactly = $state(false); // numbers are written as they are, not as decimals
   derivation = $state.raw<(Derivation & { at: string; of: State }) | null>(null);
   sources = $derived(this.derivation && this.derivation.of === this.state ? new Set(this.derivation.sources) : NO_SOURCES);
   took = $state(0);
@@ -100,6 +101,7 @@ class Playing {
       const example = this.examples.find((each) => each.name === known.example);
       if (known.example && !example) throw new Error(`there is no example “${known.example}”`);
       this.open(known.form ? fromFields(known) : (example ?? this.examples[0]).state, known.form ? "" : (example ?? this.examples[0]).name);
+      this.exactly = known.exact === "1";
       this.choose(Number(known.query ?? 1) - 1, Number(known.head ?? 1) - 1);
     } catch (problem) {
       this.open(this.examples[0].state, this.examples[0].name);
@@ -181,6 +183,7 @@ class Playing {
     const base: Record<string, string> = this.example ? { example: this.example } : await packed(fields(this.state!));
     if (this.query) base.query = String(this.query + 1);
     if (this.head) base.head = String(this.head + 1);
+    if (this.exactly) base.exact = "1";
     return base;
   }
 
@@ -218,6 +221,11 @@ class Playing {
     const state = this.detached();
     const scales = Array.from({ length: keys(state) }, (_, i) => (i === row ? by : (state.scales?.[i] ?? "1")));
     this.set({ ...state, scales });
+  }
+
+  write(exactly: boolean): void {
+    this.exactly = exactly;
+    this.settle();
   }
 
   back(): void {

@@ -92,7 +92,7 @@ export class Watch {
       }
       this.problem = "";
     } catch (problem) {
-      this.problem = problem instanceof TypeError ? "The server does not answer. Is qkv studio still open?" : String((problem as Error).message);
+      this.problem = (problem as Error).message;
     }
   }
 
