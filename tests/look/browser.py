@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from qkv.bench.studio import ARGUMENTS
 
 
 @contextmanager
@@ -26,7 +19,7 @@ def chromium() -> Iterator[Any]:
     if program is None:
         pytest.skip("there is no chromium to open pages in")
     with driver.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
         yield browser
         browser.close()
 

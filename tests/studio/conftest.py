@@ -6,13 +6,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import chromium
+from starlette.routing import Route
 
+from qkv.studio import app as studio_app
 from qkv.studio.serve import Open, opened
 from qkv.studio.state import Studio
 
@@ -35,28 +38,42 @@ class Visitor:
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Callable[..., Open]]:
     """Opens studios: serving(runs=…, models=…, allow_code=…)."""
-    ending: list[Callable[[], None]] = []
+    with ExitStack() as ending:
+        yield lambda **state: ending.enter_context(running(opened(Studio(**{"runs": Path("no-runs"), **state}))))
 
-    def serve(**state: Any) -> Open:
-        door = opened(Studio(**{"runs": Path("no-runs"), **state}))
-        place = door.__enter__()
+
+@pytest.fixture(scope="module")
+def place(serving: Callable[..., Open]) -> Open:
+    """A studio as it comes."""
+    return serving()
+
+
+@pytest.fixture(scope="module")
+def serving_rooms() -> Iterator[Callable[..., Open]]:
+    """Opens studios with no rooms but these: serving_rooms(routes, studio=…, largest=…)."""
+    with ExitStack() as ending:
+
+        def serve(routes: list[Route], studio: Studio | None = None, **options: Any) -> Open:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(studio_app, "rooms", lambda: [lambda studio: routes])
+                door = opened(studio or Studio(runs=Path("no-runs")), **options)
+                return ending.enter_context(running(door))
+
+        yield serve
+
+
+@contextmanager
+def running(door: AbstractContextManager[Open]) -> Iterator[Open]:
+    """A studio that answers, in a thread of its own."""
+    with door as place:
         thread = threading.Thread(target=place.run, daemon=True)
         thread.start()
         until = time.monotonic() + 30
         while not place.server.started and time.monotonic() < until:
             time.sleep(0.02)
-
-        def end() -> None:
-            place.stop()
-            thread.join(10)
-            door.__exit__(None, None, None)
-
-        ending.append(end)
-        return place
-
-    yield serve
-    for end in ending:
-        end()
+        yield place
+        place.stop()
+        thread.join(10)
 
 
 @pytest.fixture(scope="module")
