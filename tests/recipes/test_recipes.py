@@ -109,7 +109,8 @@ def test_the_recipe_that_is_shown_has_the_steps_that_are_asked_for(more, steps, 
 
 
 @pytest.mark.parametrize(
-    ("said", "message"), [(["--minutes", "3"], "--show takes --steps"), (["--steps", "0"], "at least 1 step, and at most")]
+    ("said", "message"),
+    [(["--minutes", "3"], "--show takes --steps"), (["--steps", "0"], "at least 1 step, and at most")],
 )
 def test_steps_that_cannot_be_shown_are_wrong_use(said, message, capsys):
     assert run(["train", "birthplaces", "--show", *said]) == 2
