@@ -89,7 +89,7 @@ def visit(browser: Any) -> Iterator[Callable[[Open], Visitor]]:
     visitors: list[Visitor] = []
 
     def enter(place: Open, **options: Any) -> Visitor:
-        page = browser.new_context(viewport={"width": 1400, "height": 900}, **options).new_page()
+        page = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}).new_page()
         visitor = Visitor(page, place.address)
         visitors.append(visitor)
         page.on("console", lambda said: said.type == "error" and visitor.complaints.append(said.text))

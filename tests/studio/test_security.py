@@ -208,7 +208,10 @@ def everybodys_arguments() -> str:
     return "\n".join(found)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long)],
+)
 def test_the_command_keeps_its_token_to_itself_and_leaves_nothing(tmp_path, number, code):
     with command(tmp_path) as (process, told, heard):
         file, address = Path(told["open"]), told["address"]

@@ -20,7 +20,7 @@ export function csv(rows: (string | number)[][]): string {
 // A drawing as it looks now: the page's colours are written into the copy, which then stands alone.
 export function standalone(drawing: SVGSVGElement): string {
   const copy = drawing.cloneNode(true) as SVGSVGElement;
-  const names = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor"];
+  const names = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "stroke-linecap", "fill-opacity", "opacity", "paint-order", "font-family", "font-size", "font-weight", "text-anchor"];
   const from = [drawing, ...drawing.querySelectorAll<SVGElement>("*")];
   const to = [copy, ...copy.querySelectorAll<SVGElement>("*")];
   from.forEach((element, i) => {
