@@ -58,6 +58,7 @@ def test_an_unknown_command_names_the_nearest(capsys):
         (["check", "torch.nn:MultiheadAttentoin"], "did you mean MultiheadAttention?"),
         (["check", "torch.nn:MultiheadAttention", "--html", "no/such/page.html"], "there is no folder no/such"),
         (["claims", "run", "copy", "--report", "tests"], "tests is a folder"),
+        (["studio", "--runs", "README.md"], "README.md is not a folder; --runs is the folder in which runs are kept"),
         (["train", "vit-digits", "--folder", "README.md"], "README.md is a file; a run wants a folder of its own"),
         (["train", "vit-digits", "--steps", "9" * 20], "at most 1,000,000,000,000"),
         (["train", "vit-digits", "--set", f"train.steps={'9' * 400}"], "steps is at most"),

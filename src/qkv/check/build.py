@@ -40,7 +40,13 @@ def built(found: Any, arguments: dict[str, Any] | None = None) -> tuple[Any, str
         return found, ""
     given = dict(arguments or {})
     values = {}
-    for name, parameter in inspect.signature(found).parameters.items():
+    parameters = inspect.signature(found).parameters
+    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name in given.keys() - parameters.keys():
+            near = difflib.get_close_matches(name, parameters, n=1)
+            offered = f"did you mean {near[0]}?" if near else f"it takes {', '.join(parameters) or 'none'}"
+            raise ValueError(f"{found.__name__} takes no argument {name!r}; {offered}")
+    for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if name in given:

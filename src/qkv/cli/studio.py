@@ -54,6 +54,8 @@ def studio(
     for model in models:
         if not model.is_dir():
             raise ValueError(f"{model} is not a folder; a model is a folder with config.json and safetensors")
+    if runs.exists() and not runs.is_dir():
+        raise ValueError(f"{runs} is not a folder; --runs is the folder in which runs are kept")
     code = 0
     try:
         with (

@@ -14,11 +14,13 @@ from qkv.models.plain import KINDS
 Table = dict[str, Any]
 
 
-def changed(table: Table, changes: Mapping[str, Any], *, where: str = "settings") -> Table:
+def changed(table: Table, changes: Mapping[str, Any], *, where: str = "the settings", path: str = "") -> Table:
     """The table with some values replaced; {"model.width": 64} and {"model": {"width": 64}} say the same.
 
     A name that the table does not have is a ValueError that offers the nearest one. Where a part is described, another
     may be chosen by its name; the fields of the one before go with it.
+
+    where, path: whose settings, and the way to this table in them, for the message if something does not fit.
 
     >>> changed({"seed": 0, "model": {"width": 32}}, {"model.width": 64})
     {'seed': 0, 'model': {'width': 64}}
@@ -31,17 +33,19 @@ def changed(table: Table, changes: Mapping[str, Any], *, where: str = "settings"
     for name, value in changes.items():
         head, _, rest = name.partition(".")
         if head not in table:
-            raise ValueError(f"{where} have no {name!r}{_near(head, list(table))}")
+            raise ValueError(f"{where} have no {path}{name}{_near(head, list(table), path)}")
         here = result[head]
         part = isinstance(here, dict) and here.get("kind") in KINDS
         if rest or (isinstance(value, Mapping) and isinstance(here, dict) and "kind" not in value):
             if not isinstance(here, dict):
-                raise ValueError(f"{head} of {where} is one value ({here!r}); there is no {name!r}")
-            result[head] = changed(here, {rest: value} if rest else value, where=f"{where} of {head}")
+                raise ValueError(f"{path}{head} is one value ({here!r}) in {where}; there is no {path}{name}")
+            inner = {rest: value} if rest else value
+            result[head] = changed(here, inner, where=where, path=f"{path}{head}.")
         elif part and isinstance(value, str):
             result[head] = {"kind": value} if value in KINDS else value
         elif isinstance(here, dict) and not isinstance(value, Mapping):
-            raise ValueError(f"{head} of {where} is a table with {', '.join(here)}; set one of them: {head}.NAME=…")
+            known = ", ".join(here)
+            raise ValueError(f"{path}{head} is a table with {known}; set one of them: {path}{head}.NAME=VALUE")
         elif head == "kind" and here in KINDS and value != here:
             result = {"kind": value}
         else:
@@ -180,6 +184,7 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
-def _near(name: str, known: list[str]) -> str:
+def _near(name: str, known: list[str], path: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; they have {', '.join(known)}"
+    whose = f"{path.removesuffix('.')} has" if path else "they have"
+    return f"; did you mean {path}{near[0]}?" if near else f"; {whose} {', '.join(known)}"
