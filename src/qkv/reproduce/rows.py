@@ -89,9 +89,17 @@ ANSWERS = (
 )
 
 
-def _birthplaces(label: str, public: str, *, pretrain: bool = True, **more: Any) -> Part:
-    changes = {} if pretrain else {"data.pretrain": False}
+def _birthplaces(label: str, public: str, *, pretrain: bool = True, changes: Any = (), **more: Any) -> Part:
+    changes = dict(changes) | ({} if pretrain else {"data.pretrain": False})
     return Part(label, "birthplaces", changes=changes, data=("birthplaces",), public=public, **more)
+
+
+def _variant(model: str, public: str, *, label: str = "", layers: int = 2, pretrain: bool = True) -> Part:
+    """A kind of attention of the course, at a size that reads all documents several times in a quarter of an hour."""
+    size = {"model.width": 128, "model.layers": layers, "model.heads": 4}
+    texts = {"data.length": 80, "data.corruption.longest": 70}
+    options = {"model": model, "minutes": 15, "pretrain": pretrain}
+    return _birthplaces(label or model, public, changes=texts | size, **options)
 
 
 def _cifar(minutes: float | int, *goals: str) -> Row:
@@ -135,13 +143,13 @@ _ALL = (
     ),
     Row(
         "birthplaces-variants",
-        "Where people were born: the course's variants of attention, 20 minutes each",
+        "Where people were born: the course's variants of attention, 15 minutes each",
         (
-            _birthplaces("vanilla", "22.4–25.8", model="vanilla", minutes=20),
-            _birthplaces("synthesizer", "12.8–24.4", model="synthesizer", minutes=20),
-            _birthplaces("perceiver", "about 16", model="perceiver", minutes=20),
-            _birthplaces("rope", _PRETRAINED, model="rope", minutes=20),
-            _birthplaces("no-pretraining", _UNTRAINED, model="vanilla", minutes=20, pretrain=False),
+            _variant("vanilla", "22.4–25.8"),
+            _variant("synthesizer", "12.8–24.4"),
+            _variant("perceiver", "about 16", layers=4),  # the first and the last turn texts to latents and back
+            _variant("rope", _PRETRAINED),
+            _variant("vanilla", _UNTRAINED, label="no-pretraining", pretrain=False),
         ),
         (EXACT, COMMONEST),
         "exact",
