@@ -72,7 +72,6 @@ MODELS = {
         data="Free Spoken Digit Dataset, Z. Jackson and others, 8 kHz recordings of the ten digits",
         licence="CC BY-SA 4.0",
         changes={"data.path": SPOKEN},
-        steps=700,
         half=True,
         sample=f"{SPOKEN}/7_yweweler_3.wav",
     ),
