@@ -12,6 +12,7 @@ from qkv.claims.reference import by_loops
 from qkv.show.picture import Bars, Lines
 
 FAMILY = "attention as a function"
+ROUNDING = 1e-17  # what is smaller is 0 in float64, and drawn as this
 
 
 def copy_error(lab: Lab, q: Tensor, k: Tensor, v: Tensor, j: int, beta: float) -> tuple[float, float, float]:
@@ -74,7 +75,10 @@ def copy(lab: Lab, m: int, d: int, beta: float) -> Measured:
                 "β",
                 "‖h − v_j‖",
                 betas,
-                {"measured": [max(e, 1e-17) for e in errors], "(m−1) e^(−margin) max‖v_i − v_j‖": bounds},
+                {
+                    "measured": [max(e, ROUNDING) for e in errors],
+                    "(m−1) e^(−margin) max‖v_i − v_j‖": [max(b, ROUNDING) for b in bounds],
+                },
                 logx=True,
                 logy=True,
                 roles={"(m−1) e^(−margin) max‖v_i − v_j‖": "formula"},
