@@ -1,12 +1,15 @@
 """The command line as a stranger meets it."""
 
 import json
+import math
 import subprocess
 import sys
 import tomllib
 
 import pytest
 
+from qkv.cli.checkpoint import trained
+from qkv.cli.console import print_json
 from qkv.cli.main import COMMANDS, run
 
 
@@ -53,6 +56,8 @@ def test_an_unknown_command_names_the_nearest(capsys):
         (["check", "layer.py:Layer", "--kind", "window"], "--kind window --window 128"),
         (["check", "--rubric", "rope"], "name the submissions"),
         (["use", "runs/gpt-text-1", "a text", "--count", "0"], "1 or more; got 0"),
+        (["use", "qkv:digits", "a.png", "--top", "0"], "--top is how many classes are shown, 1 or more; got 0"),
+        (["use", "qkv:biographies", "Who?", "--threshold", "nan"], "from 0 to 1; got nan"),
         (["byhand", "--example", "nothing"], "there are three-tokens"),
         (["byhand", "tests"], "tests is a folder; expected a file"),
         (["check", "torch.nn:MultiheadAttentoin"], "did you mean MultiheadAttention?"),
@@ -93,6 +98,20 @@ def test_a_run_that_is_not_there_is_not_asked_of_the_hub(capsys, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert run(["use", "runs/digits-2", "seven.png"]) == 2
     assert capsys.readouterr().err == "qkv: there is no run runs/digits-2; `qkv runs runs` lists those there are\n"
+
+
+def test_a_model_that_ships_is_found_in_a_folder_of_runs_too(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/recipe.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert run(["use", "qkv:digits", "none.png"]) == 2
+    assert "none.png" in capsys.readouterr().err
+    assert trained("gpt2") == "gpt2"
+
+
+def test_json_has_no_number_that_json_does_not_know(capsys):
+    print_json({"delay": math.inf, "losses": [math.nan, 1.5]})
+    assert json.loads(capsys.readouterr().out) == {"delay": None, "losses": [None, 1.5]}
 
 
 def test_a_recipe_that_is_shown_is_toml_however_narrow_the_terminal(capsys, monkeypatch):

@@ -192,6 +192,19 @@ def restored(tokens, mark, spans):
     return [x for k, part in enumerate(kept) for x in (*part, *(gone[k] if k < spans else []))]
 
 
+def test_a_text_that_could_get_too_long_in_a_later_epoch_is_refused_at_once():
+    documents = [torch.arange(2, 140)]
+    short = next(
+        examples
+        for examples in (SpanExamples(documents, 1, seed=seed) for seed in range(50))
+        if int(examples.lengths(0).max()) <= 80
+    )
+    drawn = max(int(short.lengths(epoch).max()) for epoch in range(300))
+    assert 80 < drawn <= short.longest == 114
+    with pytest.raises(ValueError, match="a text of 114 tokens does not fit into length=80"):
+        SequenceBatches(short, length=80, rows=2)
+
+
 @pytest.mark.parametrize("spans", [1, 2, 4])
 @pytest.mark.parametrize("begin", ["start", "anywhere"])
 def test_corrupted_documents_hold_all_of_the_part_that_was_kept(spans, begin):

@@ -4,7 +4,6 @@ import json
 import math
 import signal
 from collections import Counter
-from functools import partial
 
 import pytest
 
@@ -15,7 +14,6 @@ from qkv.positions import Alibi, Rope
 from qkv.recipes import SYSTEMS, open_run, pace, system, train
 from qkv.recipes.pace import of_steps
 from qkv.recipes.plain import read_toml, to_toml
-from qkv.recipes.run import begin, chosen_folder
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -239,37 +237,6 @@ def test_each_recipe_runs_end_to_end_and_learns(name, tmp_path, unchecked):
     last = losses(first)[-1]
     assert last < floor(name, run), f"{name} has not learned: {last:.3f}"
     assert open_run(folder).result == json.loads(json.dumps(run.result))
-
-
-def test_a_finished_run_is_not_run_again_and_another_recipe_is_refused(tmp_path, unchecked):
-    small, told = {"model.width": 16, "model.layers": 1, "model.heads": 2}, []
-    once = train("vit-digits", small, steps=4, folder=tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    again = train("vit-digits", small, steps=4, folder=tmp_path / "run", note=told.append)
-    assert again.result == json.loads(json.dumps(once.result))
-    assert "finished already" in told[0]
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    with pytest.raises(ValueError, match=r"model.width was 16 and is now 32"):
-        train("vit-digits", {**small, "model.width": 32}, steps=4, folder=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a run of 4 steps, not of 5"):
-        train("vit-digits", small, steps=5, folder=tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a run of vit-digits"):
-        train("speech", folder=tmp_path / "run")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds other files"):
-        train("vit-digits", steps=1, folder=tmp_path / "mine")
-
-
-def test_without_a_folder_an_unfinished_run_of_the_same_length_is_gone_on_with_and_no_other(tmp_path):
-    recipe = system("vit-digits").recipe({"model.layers": 1})
-    task = pace.given(system("vit-digits").build(recipe), None, 50, lambda text: None)
-    begin(tmp_path / "vit-digits-1", task)
-    chosen = partial(chosen_folder, recipe, "auto", home=tmp_path)
-    assert chosen(None, 50).name == "vit-digits-1"
-    assert chosen(5.0, None).name == "vit-digits-1"  # as many steps as fitted into these minutes when it began
-    assert chosen(None, 60).name == "vit-digits-2"
-    assert chosen(None, None).name == "vit-digits-2"
 
 
 def test_a_trained_model_is_used_on_a_picture_and_names_a_file_that_is_none(tmp_path, unchecked):

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import shlex
+import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from qkv.cli.main import run
 from qkv.loop import Report
 from qkv.recipes import open_run, system
 from qkv.recipes.pace import of_steps
+from qkv.recipes.plain import read_toml
 from qkv.reproduce import ROWS, row
 from qkv.reproduce.carry_out import Budget, default_keep, enter, reproduce
 from qkv.reproduce.measured import Measured, keep, read
@@ -119,7 +122,9 @@ def test_a_run_trained_by_hand_is_entered_with_the_command_that_makes_it_again(d
     assert f"train.steps={STEPS}" in capsys.readouterr().out
     (entered,) = read(tmp_path, "digits")
     (_, own) = read(home / "kept", "digits")
-    assert entered.command == f"qkv train vit-digits --set train.steps={STEPS} --seed 1"
+    assert entered.command.startswith(f"qkv train vit-digits --set train.steps={STEPS} --set ")
+    assert run([*shlex.split(entered.command)[1:], "--show"]) == 0
+    assert tomllib.loads(capsys.readouterr().out) == read_toml(folder / "recipe.toml")
     assert entered.peak_gigaflops == 100.0
     assert (entered.share_of_peak or 0) * 100 == pytest.approx((own.share_of_peak or 0) * own.peak_gigaflops, rel=0.01)
     assert (entered.test, entered.curve, entered.began) == (own.test, own.curve, own.began)

@@ -10,7 +10,8 @@ def trained(checkpoint: str) -> str:
     'openai-community/gpt2'
     """
     run = Path(checkpoint)
-    if not run.exists() and any(run.parent.glob("*/recipe.toml")):  # among runs: a slip, and no name of the hub's
+    a_path = len(run.parts) > 1 and ":" not in checkpoint  # not a model that ships, nor a hub's name of one word
+    if a_path and not run.exists() and any(run.parent.glob("*/recipe.toml")):  # among runs: a slip
         raise ValueError(f"there is no run {run}; `qkv runs {run.parent}` lists those there are")
     if not (run / "recipe.toml").is_file():
         return checkpoint

@@ -7,6 +7,8 @@ from functools import cache
 
 from rich.console import Console
 
+from qkv.show.numbers import finite
+
 
 @cache
 def out() -> Console:
@@ -22,7 +24,7 @@ def err() -> Console:
 
 def print_json(result: object) -> None:
     """One JSON document on stdout."""
-    sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(finite(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _console(*, stderr: bool) -> Console:

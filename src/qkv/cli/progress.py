@@ -11,6 +11,7 @@ from rich.text import Text
 
 from qkv.cli.console import err
 from qkv.loop import Progress, Report
+from qkv.show.numbers import finite
 
 WIDTH = 24
 
@@ -87,7 +88,7 @@ class JsonLines(Report):
         self._tell({"stage": self.name, "note": text})
 
     def _tell(self, line: dict[str, object]) -> None:
-        sys.stderr.write(json.dumps(line) + "\n")
+        sys.stderr.write(json.dumps(finite(line), allow_nan=False) + "\n")
 
 
 def listener(name: str, *, quiet: bool, json_lines: bool) -> Report:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.cli.console import err, out, print_json
+from qkv.cli.train import stopped_by
 
 if TYPE_CHECKING:
     from qkv.reproduce.carry_out import Reproduced
@@ -97,7 +98,7 @@ def reproduce(
     _show(found, json)
     if draw and found.kept is not None and not found.stopped:
         _drawn(found.kept.parent, False, quiet=json)
-    return 130 if found.stopped == "SIGINT" else 0
+    return stopped_by(found.stopped)
 
 
 def _used(**options: Any) -> str | None:

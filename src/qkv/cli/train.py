@@ -1,5 +1,6 @@
 """`qkv train`: carry out a recipe, or go on with it."""
 
+import signal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -130,7 +131,18 @@ def _run(resolved, folder, minutes, steps, resume, quiet: bool, json: bool) -> i
         out().print(f"stopped ({run.stopped}); the same command goes on: {run.folder}", markup=False)
     else:
         show_result(run)
-    return 130 if run.stopped == "SIGINT" else 0
+    return stopped_by(run.stopped)
+
+
+def stopped_by(name: str | None) -> int:
+    """The exit code of work that a signal stopped, as shells have it; another process's was to end it, too.
+
+    >>> stopped_by(None), stopped_by("SIGINT"), stopped_by("SIGTERM")
+    (0, 130, 143)
+    """
+    if name is None:
+        return 0
+    return 128 + getattr(signal, name, signal.SIGTERM)
 
 
 def show_result(run) -> None:

@@ -72,6 +72,12 @@ def use(
 
     if count is not None and count < 1:
         raise ValueError(f"--count is how many tokens are written, 1 or more; got {count}")
+    if top is not None and top < 1:
+        raise ValueError(f"--top is how many classes are shown, 1 or more; got {top}")
+    if beams is not None and beams < 1:
+        raise ValueError(f"--beams is how wide the search is, 1 or more; got {beams}")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"--threshold is how sure the model must be, from 0 to 1; got {threshold}")
     tool = open_tool(trained(checkpoint))
     given = {"top": top, "count": count, "temperature": temperature, "top_p": top_p, "seed": seed, "beams": beams}
     given["threshold"] = threshold

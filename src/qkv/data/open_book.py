@@ -126,6 +126,10 @@ class OpenBook:
     def __len__(self) -> int:
         return len(self.pages) * self.times
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def lengths(self, epoch: int) -> Int64[Tensor, " items"]:
         return torch.tensor([len(example.tokens) for example in self._epoch(epoch)])
 

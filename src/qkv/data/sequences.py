@@ -34,6 +34,11 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def longest(self) -> int:
+        """No text has more tokens, in any epoch."""
+        ...
+
     def lengths(self, epoch: int) -> Int64[Tensor, " items"]:
         """How many tokens each text has in this epoch."""
         ...
@@ -54,6 +59,10 @@ class FixedExamples:
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def longest(self) -> int:
+        return int(self._lengths.max())
 
     def lengths(self, epoch: int) -> Int64[Tensor, " items"]:
         return self._lengths
@@ -110,9 +119,8 @@ class SequenceBatches(Planned[list[list[int]]]):
         self.width = length - 1 if width is None else width
         if layout != "by-length" and rows is None:
             rows = max((tokens or 0) // self.width, 1)
-        longest = int(examples.lengths(0).max())
-        if longest > length:
-            raise ValueError(f"a text of {longest} tokens does not fit into length={length}")
+        if examples.longest > length:
+            raise ValueError(f"a text of {examples.longest} tokens does not fit into length={length}")
         self.examples, self.length, self.rows, self.tokens = examples, length, rows, tokens
         self.layout, self.pad, self.seed, self.shuffled = layout, pad, seed, shuffled
 

@@ -107,6 +107,11 @@ class SpanExamples:
     def __len__(self) -> int:
         return len(self.documents)
 
+    @property
+    def longest(self) -> int:
+        most = min(self.corruption.longest, int(self._lengths.max()))
+        return most + 2 * self.corruption.spans_of(most)
+
     def kept(self, epoch: int) -> Int64[Tensor, " items"]:
         """At which length each document is cut in this epoch."""
         if self._kept is None or self._kept[0] != epoch:

@@ -31,11 +31,13 @@ class Meter:
         run, steps = self.run, self.run.settings.steps
         now = time.perf_counter()
         run.seconds = now - self.origin
-        speed = (self._items() - self.counted) / max(now - self.since, 1e-9)
+        items = self._items() - self.counted
+        speed = items / max(now - self.since, 1e-9)
         means = {name: plain(value) for name, value in run.means().items()}
         line = {"step": run.step, "epoch": run.last.epoch, **means, "rate": run.rate, "gradient_norm": run.norm}
         memory = memory_used(run.computer.device)
-        timing = {"seconds": round(run.seconds, 3), "items_per_second": round(speed, 1), "memory": memory}
+        timing = {"seconds": round(run.seconds, 3), "items": items, "items_per_second": round(speed, 1)}
+        timing["memory"] = memory
         self._add({**line, "timing": timing})
         loss = means.pop("loss")
         self.report.progress(

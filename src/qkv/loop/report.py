@@ -26,7 +26,7 @@ class Progress:
 class Outcome:
     """How a run ended.
 
-    finished: whether every step was made. stopped: the signal that ended it before, if one did.
+    finished: whether every step was made. stopped: the signal that ended it before that, or that came with the last.
     checkpoint: the last one. best: the best one, and its value, if the settings name what is best.
     """
 

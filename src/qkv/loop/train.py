@@ -176,13 +176,14 @@ class Session:
 
     def _outcome(self) -> Outcome:
         run = self.run
+        finished, asked = run.step == self.settings.steps, self.interrupts.asked
         best = run.best if run.best and self.store.place(run.best[0]).exists() else None
         outcome = Outcome(
             folder=self.folder,
             step=run.step,
             steps=self.settings.steps,
-            finished=run.step == self.settings.steps,
-            stopped=None if run.step == self.settings.steps else self.interrupts.asked or "another process",
+            finished=finished,
+            stopped=self.world.text(asked or "") or None if finished else asked or "another process",
             seconds=run.seconds,
             checkpoint=None if self.saved is None else self.store.place(self.saved),
             best=None if best is None else self.store.place(best[0]),

@@ -1,12 +1,22 @@
 """Models drawn from a seed."""
 
+import copy
+
 import torch
 
 from qkv.data.batches import mixed
+from qkv.loop import World
 from qkv.models import Model
 from qkv.models import build as build_model
 
 WEIGHTS = 101  # the stream of randomness that draws first weights
+
+
+def at_work(model: Model) -> Model:
+    """A copy of a model where it is trained: on this process's device, which is a GPU if there is one."""
+    world = World.here()
+    alone = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return copy.deepcopy(model).to(alone if world.size == 1 else world.device)
 
 
 def drawn(config: object, seed: int) -> Model:

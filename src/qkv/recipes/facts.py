@@ -45,6 +45,12 @@ def build(recipe: Recipe) -> Task:
     mark = tokenizer.encode(MARK, add_special_tokens=False).ids[0]
     train, validation = parted(facts.train, data.validation, recipe.seed)
     config = replace(recipe.model, vocab=max(tokenizer.get_vocab_size(), recipe.model.vocab))
+    model: Any = drawn(config, recipe.seed)
+    if model.limit is not None and model.limit < data.length - 1:
+        raise ValueError(
+            f"texts of {data.length} tokens are too long for a model of {model.limit} positions; set data.length or "
+            "model.length"
+        )
     objective = language_model()
     read: dict[str, float] = {}  # how sure the model was of its own answers when it read them, by question
     judged = SequenceBatches(
@@ -60,7 +66,7 @@ def build(recipe: Recipe) -> Task:
 
     return Task(
         recipe=replace(recipe, model=config),
-        model=drawn(config, recipe.seed),
+        model=model,
         stages=stages(facts, train, validation, tokenizer, mark, data, recipe.seed, validate, read),
         test=lambda model: _test(model, tokenizer, mark, facts),
         samples=lambda model: [
@@ -208,5 +214,6 @@ BIRTHPLACES = System(
     presets={"course": _COURSE, "long": _LONG},
     habits={"rnn": {f"{stage}.optimiser": {"name": "adamw", "lr": 1e-3} for stage in ("pretrain", "finetune")}},
     build=build,
+    fills=("vocab",),
     shares=shares,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import tempfile
 import time
@@ -13,6 +12,7 @@ from dataclasses import replace
 from qkv.loop import Report, Settings, World
 from qkv.loop import train as train_stage
 from qkv.loop.settings import MOST_STEPS
+from qkv.recipes.building import at_work
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 
@@ -23,16 +23,23 @@ MOST_MINUTES = 60 * 24 * 366
 LOOKS = 10  # evaluations of a run that is given minutes
 
 
-def given(task: Task, minutes: float | int | None, steps: int | None, note: Callable[[str], None]) -> Task:
-    """The task with its stages fitted to minutes, or to a number of steps; as it was if neither is given."""
+def check(minutes: float | int | None, steps: int | None) -> None:
+    """A ValueError if no run can be so long."""
     if minutes is not None and steps is not None:
         raise ValueError("a run is given minutes or steps, not both")
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise ValueError(f"minutes are above 0 and at most {MOST_MINUTES:,} (a year); got {minutes}")
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
+        raise ValueError(f"a run has at least 1 step, and at most {MOST_STEPS:,}; got {steps}")
+
+
+def given(task: Task, minutes: float | int | None, steps: int | None, note: Callable[[str], None]) -> Task:
+    """The task with its stages fitted to minutes, or to a number of steps; as it was if neither is given."""
+    check(minutes, steps)
     if steps is not None:
         return replace(task, recipe=with_steps(task.recipe, steps))
     if minutes is None:
         return task
-    if not 0 < minutes <= MOST_MINUTES:
-        raise ValueError(f"minutes are above 0 and at most {MOST_MINUTES:,} (a year); got {minutes}")
     shares = system(task.recipe.system).shares(task.recipe)
     fitted = dict(task.recipe.stages)
     for stage in task.stages:
@@ -51,11 +58,26 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
     >>> {name: settings.steps for name, settings in recipe.stages.items()}
     {'pretrain': 60, 'finetune': 40}
     """
-    if not 1 <= steps <= MOST_STEPS:
-        raise ValueError(f"a run has at least 1 step, and at most {MOST_STEPS:,}; got {steps}")
+    check(None, steps)
     parts = system(recipe.system).shares(recipe)
     fitted = {name: of_steps(recipe.stages[name], max(round(steps * part), 1)) for name, part in parts.items()}
     return replace(recipe, stages={**recipe.stages, **fitted})
+
+
+def as_long_as(recipe: Recipe, other: Recipe) -> Recipe:
+    """The recipe, fitted as minutes would fit it, to the steps of another."""
+    parts = system(recipe.system).shares(recipe)
+    fitted = {name: of_steps(recipe.stages[name], other.stages[name].steps, looks=LOOKS) for name in parts}
+    return replace(recipe, stages={**recipe.stages, **fitted})
+
+
+def steps_of(recipe: Recipe) -> int:
+    """All steps of the stages that a recipe carries out.
+
+    >>> steps_of(system("birthplaces").recipe()), steps_of(system("birthplaces").recipe({"data.pretrain": False}))
+    (4000, 2000)
+    """
+    return sum(recipe.stages[name].steps for name in system(recipe.system).shares(recipe))
 
 
 def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settings:
@@ -91,7 +113,7 @@ def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settin
 def step_seconds(task: Task, stage: Stage, settings: Settings) -> tuple[float, float]:
     """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away."""
     world = World.here()
-    model, clock = copy.deepcopy(task.model), _Clock(patient=world.size > 1)
+    model, clock = at_work(task.model), _Clock(patient=world.size > 1)
     saving = replace(settings.saving, log_every=1, evaluate_every=0, checkpoint_every=0, best="")
     schedule = replace(settings.schedule, warmup=0, decay=None)
     trial = replace(settings, steps=TRIED, saving=saving, schedule=schedule)
@@ -102,7 +124,7 @@ def step_seconds(task: Task, stage: Stage, settings: Settings) -> tuple[float, f
     look = 0.0
     if stage.validate is not None:
         began = time.perf_counter()
-        stage.validate(task.model)  # the copy may be spread over processes by now
+        stage.validate(at_work(task.model))  # the copy above may be spread over processes by now
         look = time.perf_counter() - began
     step, look = json.loads(world.text(json.dumps([clock.step, look])))  # all processes go by the first one's clock
     return step, look

@@ -159,6 +159,7 @@ DIGITS = System(
     },
     stages={"train": _settings(1200, 3e-3, warmup=60, muon=0.02)},
     build=build,
+    fills=("image", "channels", "classes"),
 )
 
 _COURSE = {
@@ -202,6 +203,7 @@ def _cifar(name: str, classes: int, summary: str) -> System:
         stages={"train": _settings(7_000, 3e-3, warmup=200, muon=0.02)},
         presets={"course": _COURSE},
         build=build,
+        fills=("image", "channels", "classes"),
     )
 
 

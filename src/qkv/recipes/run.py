@@ -11,7 +11,6 @@ report.html      curves, numbers and samples
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -25,12 +24,14 @@ from qkv.loop import Outcome, Report, Settings, World, alone, restored
 from qkv.loop import train as train_stage
 from qkv.models import Model, folder
 from qkv.recipes import pace
+from qkv.recipes.building import at_work
 from qkv.recipes.plain import difference, read_toml, to_toml
 from qkv.recipes.prepared import learned_from
 from qkv.recipes.source import commit
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 from qkv.show.files import write_whole
+from qkv.show.numbers import finite
 
 RECIPE, STATUS, MODEL, REPORT, PURPOSE = "recipe.toml", "run.json", "model", "report.html", "purpose.json"
 SAMPLES = "samples.json"
@@ -93,16 +94,14 @@ def train(
     """
     if isinstance(recipe, str):
         recipe = system(recipe).recipe(*changes, **choices)
+    pace.check(minutes, steps)
     note = note or (lambda text: None)
     place = Path(folder) if folder is not None else chosen_folder(recipe, resume, minutes, steps)
     if place.exists() and not place.is_dir():
         raise ValueError(f"{place} is a file; a run wants a folder of its own")
     begun = (place / RECIPE).is_file()
     if begun and resume != "never":
-        recipe = _held(place, recipe, free_steps=minutes is not None or steps is not None)
-        if steps is not None and not _has_steps(recipe, steps):
-            has = sum(settings.steps for settings in recipe.stages.values())
-            raise ValueError(f"{place} holds a run of {has:,} steps, not of {steps:,}; name another folder")
+        recipe = _held(place, recipe, minutes, steps)
     elif begun:
         raise ValueError(f"{place} holds a run already; go on with it (--resume auto), or name another folder")
     elif resume == "always":
@@ -118,16 +117,17 @@ def train(
             task = pace.given(task, minutes, steps, note)
         except pace.StoppedError as stopped:
             return Run(place, task.recipe, False, str(stopped), 0.0, task.model.size, notes=task.notes)
-        begin(place, task)
+        begin(place, task, minutes)
     return _carried_out(place, task, listen or (lambda stage, settings: Report()), note)
 
 
-def begin(place: Path, task: Task) -> None:
-    """Make the run's folder: what is done stands in it before anything is."""
+def begin(place: Path, task: Task, minutes: float | int | None = None) -> None:
+    """Make the run's folder: what is done stands in it before anything is. minutes: those it was given, if any."""
     if not World.here().first:
         return
     place.mkdir(parents=True, exist_ok=True)
-    if others := [path.name for path in place.iterdir() if not path.name.startswith(".")]:
+    # a status without a recipe is that of a run which was killed while it began
+    if others := [path.name for path in place.iterdir() if not path.name.startswith(".") and path.name != STATUS]:
         raise ValueError(f"{place} holds other files ({others[0]}, …); a run wants a folder of its own")
     described = {
         "qkv": __version__,
@@ -136,6 +136,7 @@ def begin(place: Path, task: Task) -> None:
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "parameters": task.model.size,
         "finished": False,
+        **({} if minutes is None else {"minutes": minutes}),
     }
     write_status(place, described)
     write_whole(place / RECIPE, to_toml(task.recipe.to_table(), comment="qkv train --config this-file"))
@@ -146,7 +147,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
     outcome: Outcome | None = None
     task.model.files = {**task.model.files, **task.files}
     for stage in task.stages:
-        model = copy.deepcopy(task.model)  # training may spread it over processes for good
+        model = at_work(task.model)  # training may spread it over processes for good
         if outcome is not None:  # the stage before is over: its best weights are what this one begins with
             model.load_state_dict(restored(outcome.best or outcome.checkpoint or place).state_dict())
         settings = task.recipe.stages[stage.name]
@@ -161,7 +162,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
             report=listen(stage, settings),
         )
         seconds += outcome.seconds
-        if not outcome.finished:
+        if outcome.stopped or not outcome.finished:  # asked to stop while the last step was made, too
             return Run(place, task.recipe, False, outcome.stopped, seconds, model.size, notes=task.notes)
     assert outcome is not None
     return finish(place, task, outcome, seconds, note)
@@ -207,14 +208,12 @@ def chosen_folder(
     recipe: Recipe, resume: str, minutes: float | int | None, steps: int | None, home: Path = Path("runs")
 ) -> Path:
     """The newest unfinished run of this very recipe and length, if it may be gone on with; otherwise a new one."""
-    free = minutes is not None or steps is not None
     named = sorted(home.glob(f"{recipe.system}-*"), key=_number, reverse=True)
     if resume != "never":
         for place in named:
             if (place / RECIPE).is_file() and not read_status(place).get("finished"):
                 held = system(recipe.system).read(read_toml(place / RECIPE))
-                alike = difference(_comparable(held, free_steps=free), _comparable(recipe, free_steps=free)) is None
-                if alike and (steps is None or _has_steps(held, steps)):
+                if _otherwise(place, held, recipe, minutes, steps) is None:
                     return place
     return home / f"{recipe.system}-{max(map(_number, named), default=0) + 1}"
 
@@ -225,7 +224,7 @@ def read_status(place: Path) -> dict[str, Any]:
 
 
 def write_status(place: Path, status: dict[str, Any]) -> None:
-    write_whole(place / STATUS, json.dumps(status, indent=2, ensure_ascii=False) + "\n")
+    write_whole(place / STATUS, json.dumps(finite(status), indent=2, ensure_ascii=False) + "\n")
 
 
 def open_run(place: str | Path) -> Run:
@@ -250,30 +249,37 @@ def _finished(place: Path, recipe: Recipe, status: Mapping[str, Any]) -> Run:
     )
 
 
-def _held(place: Path, wanted: Recipe, *, free_steps: bool) -> Recipe:
+def _held(place: Path, wanted: Recipe, minutes: float | int | None, steps: int | None) -> Recipe:
     """The recipe that a folder holds; a ValueError if it is another than the one wanted."""
     table = read_toml(place / RECIPE)
     if table.get("recipe") != wanted.system:
         raise ValueError(f"{place} holds a run of {table.get('recipe')}, not of {wanted.system}; name another folder")
     held = system(wanted.system).read(table)
-    if what := difference(_comparable(held, free_steps=free_steps), _comparable(wanted, free_steps=free_steps)):
-        raise ValueError(f"{place} holds a run with other settings: {what}. Name another folder, or take these back")
+    if what := _otherwise(place, held, wanted, minutes, steps):
+        raise ValueError(f"{place} holds a run {what}. Name another folder, or take this back")
     return held
 
 
-def _has_steps(held: Recipe, steps: int) -> bool:
-    """Whether its stages have so many steps in all; each stage's share of them was rounded."""
-    return abs(sum(settings.steps for settings in held.stages.values()) - steps) < max(len(held.stages), 1)
+def _otherwise(place: Path, held: Recipe, wanted: Recipe, minutes: float | int | None, steps: int | None) -> str | None:
+    """In what a run that a folder holds is not the one wanted, as a phrase; None if it is."""
+    if steps is not None:
+        wanted = pace.with_steps(wanted, steps)
+        if pace.steps_of(held) != pace.steps_of(wanted):
+            return f"of {pace.steps_of(held):,} steps, not of {steps:,}"
+    if minutes is not None:
+        given = read_status(place).get("minutes")
+        if given != minutes:
+            return f"{'that was given no minutes' if given is None else f'of {given:g} minutes'}, not of {minutes:g}"
+        wanted = pace.as_long_as(wanted, held)
+    what = difference(_comparable(held), _comparable(wanted))
+    return what and f"with other settings: {what}"
 
 
-def _comparable(recipe: Recipe, *, free_steps: bool) -> dict[str, Any]:
-    """A recipe without what the data fills in; and without what minutes decide."""
+def _comparable(recipe: Recipe) -> dict[str, Any]:
+    """A recipe without what the data fills in."""
     table = recipe.to_table()
-    for name in ("vocab", "classes", "image", "channels", "length", "labels", "features"):
+    for name in system(recipe.system).fills:
         table["model"].pop(name, None)
-    if free_steps:
-        for stage in recipe.stages:
-            table.pop(stage)
     return table
 
 

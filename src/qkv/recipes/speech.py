@@ -184,4 +184,5 @@ SPEECH = System(
         "undisguised": {"data.disguise": to_plain(Disguise())},
     },
     build=build,
+    fills=("features", "labels"),
 )

@@ -84,6 +84,7 @@ class System:
     data: settings of the data; `path` in it is where a person's own data is. models: the first is the default.
     presets: named changes. build: reads the data and builds the model.
     habits: by model, changes that it comes with under every preset, such as another optimiser for a baseline.
+    fills: the settings of its models that the data decides, such as the vocabulary.
     shares: the stages that a recipe carries out, each with its part of a run's minutes or steps; all alike by default.
     """
 
@@ -95,6 +96,7 @@ class System:
     build: Callable[[Recipe], Task]
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     habits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fills: tuple[str, ...] = ()
     shares: Callable[[Recipe], Mapping[str, float]] = lambda recipe: dict.fromkeys(
         recipe.stages, 1 / len(recipe.stages)
     )

@@ -97,10 +97,17 @@ def _samples(model: nn.Module, tokenizer: Tokenizer, text: str) -> list[dict[str
     for temperature in (0.0, 0.7, 1.0):
         begin = text[:40]
         tokens = to_ids(tokenizer, begin)[None].to(next(model.parameters()).device)
-        room = WRITTEN if model.limit is None else min(WRITTEN, model.limit - tokens.shape[1])  # type: ignore[operator]
+        room = WRITTEN
+        if (limit := model.limit) is not None:  # a short memory gets a short beginning
+            tokens = tokens[:, : max(int(limit) // 2, 1)]  # type: ignore[arg-type]
+            room = min(WRITTEN, int(limit) - tokens.shape[1])  # type: ignore[arg-type]
         written = model.generate(tokens, room, temperature=temperature, generator=generator_for(0))  # type: ignore[operator]
         rows.append(
-            {"temperature": temperature, "begins": begin, "goes on": to_text(tokenizer, written[0, tokens.shape[1] :])}
+            {
+                "temperature": temperature,
+                "begins": to_text(tokenizer, tokens[0]),
+                "goes on": to_text(tokenizer, written[0, tokens.shape[1] :]),
+            }
         )
     return rows
 
@@ -123,4 +130,5 @@ TEXT = System(
     },
     presets={"bpe": {"data.tokens": "bpe"}},
     build=build,
+    fills=("vocab", "length"),
 )

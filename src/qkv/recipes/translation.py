@@ -184,4 +184,5 @@ TRANSLATE = System(
     },
     habits={"rnn-attention": {"train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
     build=build,
+    fills=("vocab",),
 )

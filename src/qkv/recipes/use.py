@@ -130,7 +130,7 @@ def translate(tool: Tool, given: str, *, beams: int | None = None) -> Used:
 
     if not given.strip():
         raise ValueError("an empty line has no translation; give a sentence")
-    beams = beams or int(tool.purpose.get("beams", 4))
+    beams = beams if beams is not None else int(tool.purpose.get("beams", 4))
     penalty = float(tool.purpose.get("length_penalty", 0.6))
     said = translated(tool.model, tokenizer_of(tool.model), [Pair(given, "")], beams, penalty)
     return Used("translate", given, said[0])
@@ -140,12 +140,12 @@ def transcribe(tool: Tool, given: str) -> Used:
     """The words of a recording, heard as a stream if the model can: when each came, and how late."""
     from qkv.data.wav import read_sound
 
-    words = list(spoken(tool, read_sound(given)))
+    words, late = list(spoken(tool, read_sound(given))), delay(tool)
     return Used(
         "transcribe",
         given,
         " ".join(word.text for word in words),
-        more={"words": [vars(word) for word in words], "delay": round(delay(tool), 3)},
+        more={"words": [vars(word) for word in words], "delay": late and round(late, 3)},
     )
 
 
@@ -188,11 +188,11 @@ def spoken(tool: Tool, sound: Any, piece: float = 0.1) -> Iterator[Word]:
             last, told = label, told + 1
 
 
-def delay(tool: Tool) -> float:
-    """How long after a sound its chunk can be told at the latest, in seconds; infinite for a model that hears all."""
+def delay(tool: Tool) -> float | None:
+    """How long after a sound its chunk can be told at the latest, in seconds; None for a model that hears all first."""
     config: Any = tool.model.config
     if config.chunk is None:
-        return float("inf")
+        return None
     return config.chunk * (1 + config.ahead) * config.stack * tool.purpose["mel"]["hop"]
 
 

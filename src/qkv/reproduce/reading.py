@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from qkv.loop.snapshot import read_state
 from qkv.loop.store import Store
 from qkv.recipes import Recipe, Run, Task, system
 from qkv.recipes.pace import of_steps
-from qkv.recipes.plain import flat
+from qkv.recipes.plain import Table, flat
 from qkv.recipes.run import read_status
 from qkv.recipes.source import UNKNOWN
 from qkv.reproduce.measured import Measured, Pace, Point, rounded
@@ -28,7 +29,6 @@ from qkv.reproduce.rows import Part, Row
 from qkv.reproduce.work import operations_of_item
 
 POINTS = 60  # of a curve
-GIVEN = ("vocab", "classes", "image", "channels", "length", "labels", "features")  # by the data, not by the recipe
 
 
 def read_run(
@@ -46,7 +46,7 @@ def read_run(
     told = Measured(
         label=part.label,
         seed=run.recipe.seed,
-        command=command or train_command(part, run.recipe.seed, differs, steps=steps_of(run.recipe)),
+        command=command or train_command(part, run.recipe),
         commit=str(status.get("commit", UNKNOWN)),
         began=str(status.get("began", "")),
         machine={**_about(), "torch": settled["torch"]},
@@ -98,8 +98,7 @@ def threads(count: int) -> Iterator[None]:
 
 def _pace(name: str, folder: Path, task: Task | None, peak: float) -> Pace:
     lines = [line for line in read_metrics(folder) if "timing" in line]
-    speeds = [line["timing"]["items_per_second"] for line in lines if line["timing"]["items_per_second"] > 0]
-    speed = len(speeds) / sum(1 / each for each in speeds) if speeds else 0.0  # as many items in each line
+    speed = _speed([line["timing"] for line in lines if line["timing"]["items_per_second"] > 0])
     stage = None if task is None else next((stage for stage in task.stages if stage.name == name), None)
     share = None
     if task is not None and stage is not None and peak > 0:
@@ -108,6 +107,17 @@ def _pace(name: str, folder: Path, task: Task | None, peak: float) -> Pace:
     return Pace(
         name, last["step"], round(last["timing"]["seconds"] / 60, 3), round(speed, 1), share and round(share, 4)
     )
+
+
+def _speed(timings: list[dict[str, Any]]) -> float:
+    """Items a second of all lines together; a line that does not tell how many it had counts as one of equal ones.
+
+    >>> _speed([{"items": 300, "items_per_second": 100.0}, {"items": 100, "items_per_second": 100.0}])
+    100.0
+    """
+    items = [timing.get("items", 1.0) for timing in timings]
+    seconds = [many / timing["items_per_second"] for many, timing in zip(items, timings, strict=True)]
+    return sum(items) / sum(seconds) if timings else 0.0
 
 
 def curve(run: Run, name: str) -> list[Point]:
@@ -151,9 +161,13 @@ def differences(recipe: Recipe, part: Part) -> tuple[str, ...]:
             f"{part.label} is a run of {part.recipe}, {wanted['model.kind']}; this one is of {recipe.system}, "
             f"{own['model.kind']}"
         )
-    free = {"seed", "data.path", *(f"model.{name}" for name in GIVEN)}
+    return _changes(own, wanted, recipe)
+
+
+def _changes(own: Table, wanted: Table, recipe: Recipe) -> tuple[str, ...]:
+    free = {"seed", "data.path", *(f"model.{name}" for name in system(recipe.system).fills)}
     return tuple(
-        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        f"{name}={'none' if value is None else json.dumps(value, ensure_ascii=False)}"
         for name, value in own.items()
         if value != wanted.get(name) and name not in free
     )
@@ -176,23 +190,15 @@ def _fitted(settings: Settings, own: Settings, free: bool) -> Settings:
     return replace(short, steps=own.steps if free else settings.steps, saving=replace(short.saving, **counts))
 
 
-def steps_of(recipe: Recipe) -> int:
-    """All steps that a run makes: with minutes they depend on the machine, and these say what was done."""
-    return sum(settings.steps for settings in recipe.stages.values())
-
-
-def train_command(
-    part: Part, seed: int = 0, differs: tuple[str, ...] = (), data: str = "DATA", steps: int | None = None
-) -> str:
-    """The `qkv train` of a part, for its minutes or for so many steps; DATA stands for the data folder."""
+def train_command(part: Part, recipe: Recipe, data: str = "DATA") -> str:
+    """The `qkv train` that makes a run of a part again, step by step; DATA stands for the data folder."""
     words = [f"qkv train {part.recipe}"]
     words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
     words += [f"--data {data}/{part.data[0]}"] if part.data else []
     words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
-    words += [f"--set {change}" for change in differs]
-    if part.minutes is not None:
-        words.append(f"--minutes {part.minutes:g}" if steps is None else f"--steps {steps}")
-    return " ".join([*words, f"--seed {seed}"])
+    own, wanted = flat(recipe.to_table()), flat(part_recipe(part, recipe.seed).to_table())
+    words += [f"--set {shlex.quote(change)}" for change in _changes(own, wanted, recipe)]
+    return " ".join([*words, f"--seed {recipe.seed}"])
 
 
 def with_data(recipe: Recipe, path: str | None) -> Recipe:

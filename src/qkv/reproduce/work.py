@@ -13,9 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.data.batches import Batch, Batches
+from qkv.data.mixture import Mixture
 from qkv.loop import Objective
 
-TRIED = 3  # batches of an epoch that are counted
+TRIED = 6  # batches of an epoch that are counted, of each kind
 
 
 def operations(model: nn.Module, objective: Objective, batch: Batch) -> tuple[int, float]:
@@ -33,11 +34,16 @@ def operations(model: nn.Module, objective: Objective, batch: Batch) -> tuple[in
 
 
 def operations_of_item(model: nn.Module, objective: Objective, batches: Batches) -> float:
-    """Operations for each item (picture, token) of training, over some batches spread over an epoch."""
-    count = batches.count(0)
-    places = sorted({index * count // TRIED for index in range(TRIED)})
-    counted = [operations(model, objective, batches.batch(0, place)) for place in places]
-    return sum(work for work, _ in counted) / max(sum(items for _, items in counted), 1.0)
+    """Operations for each item (picture, token) of training: of an epoch, told from some batches of each kind."""
+    work = items = 0.0
+    for part in batches.parts if isinstance(batches, Mixture) else [batches]:
+        count = part.count(0)
+        places = sorted({index * count // TRIED for index in range(TRIED)})
+        for place in places:
+            done, scored = operations(model, objective, part.batch(0, place))
+            work += done * count / len(places)
+            items += scored * count / len(places)
+    return work / max(items, 1.0)
 
 
 @contextmanager

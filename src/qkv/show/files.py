@@ -32,6 +32,8 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not find the name without the content
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
