@@ -20,7 +20,8 @@ TRIED = 16  # steps that are tried; the later half of them is timed
 LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
 MOST_MINUTES = 60 * 24 * 366
-LOOKS = 10  # evaluations of a run that is given minutes
+LOOKS = 10  # evaluations of a run that is given minutes, at the most
+LOOKING = 0.2  # of its time, at the most
 
 
 def check(minutes: float | int | None, steps: int | None) -> None:
@@ -45,10 +46,21 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
     for stage in task.stages:
         share, settings = shares[stage.name], task.recipe.stages[stage.name]
         step, look = step_seconds(task, stage, settings)
-        count = max(int((60 * minutes * share * SPARE - (LOOKS + 1) * look) / step), LOOKS)
-        fitted[stage.name] = of_steps(settings, count, looks=LOOKS)
+        seconds = 60 * minutes * share * SPARE
+        looks = looks_in(seconds, look)
+        count = max(int((seconds - (looks + 1) * look) / step), looks)
+        fitted[stage.name] = of_steps(settings, count, looks=looks)
         note(f"{stage.name}: {step * 1000:.0f} ms a step, so {count:,} steps fit into {60 * minutes * share:.0f} s")
     return replace(task, recipe=replace(task.recipe, stages=fitted))
+
+
+def looks_in(seconds: float, look: float) -> int:
+    """How often a run of so many seconds is evaluated, if it takes so long each time.
+
+    >>> looks_in(600, 1), looks_in(100, 5), looks_in(10, 60)
+    (10, 3, 1)
+    """
+    return max(min(LOOKS, int(LOOKING * seconds / max(look, 1e-9)) - 1), 1)
 
 
 def with_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -65,10 +77,17 @@ def with_steps(recipe: Recipe, steps: int) -> Recipe:
 
 
 def as_long_as(recipe: Recipe, other: Recipe) -> Recipe:
-    """The recipe, fitted as minutes would fit it, to the steps of another."""
+    """The recipe, fitted as minutes have fitted another: to its steps, evaluated and saved as often."""
+
+    def fitted(settings: Settings, like: Settings) -> Settings:
+        found = of_steps(settings, like.steps)
+        every = {name: getattr(like.saving, name) for name in ("evaluate_every", "checkpoint_every")}
+        return replace(found, saving=replace(found.saving, **every))
+
     parts = system(recipe.system).shares(recipe)
-    fitted = {name: of_steps(recipe.stages[name], other.stages[name].steps, looks=LOOKS) for name in parts}
-    return replace(recipe, stages={**recipe.stages, **fitted})
+    return replace(
+        recipe, stages={**recipe.stages, **{name: fitted(recipe.stages[name], other.stages[name]) for name in parts}}
+    )
 
 
 def steps_of(recipe: Recipe) -> int:
