@@ -54,7 +54,7 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
     return replace(task, recipe=replace(task.recipe, stages=fitted))
 
 
-def looks_in(seconds: float, look: float) -> int:
+def looks_in(seconds: float | int, look: float | int) -> int:
     """How often a run of so many seconds is evaluated, if it takes so long each time.
 
     >>> looks_in(600, 1), looks_in(100, 5), looks_in(10, 60)
