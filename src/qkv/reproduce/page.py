@@ -19,8 +19,10 @@ BEGINNING = """# Results
 Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is measured by the command that it names.
 `DATA` is a folder with the data (docs/train.md says where to get it).
 
-Minutes are minutes of training, evaluations on the way included, the test not. A figure of several seeds is their
-mean, with the smallest and the largest. Test data is touched once, at the end; what is chosen is chosen by validation
+Minutes are minutes of training, evaluations on the way included, the test not. A row of so many minutes makes as many
+steps as fit into them on all cores of a quiet machine; trained on one core, or beside other work, the same steps take
+longer, and the minutes they took are shown. A figure of several seeds is their mean, with the smallest and the
+largest. Test data is touched once, at the end; what is chosen is chosen by validation
 data. *Share of the peak*: the operations of a training step's forward and backward pass (matrix products; attention in
 full), divided by the time of the step, data and optimiser included, and by the speed of a large float32 matrix
 product, measured with the same threads."""
