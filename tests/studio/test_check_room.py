@@ -76,6 +76,12 @@ def test_a_persons_bad_module_shows_its_finding_and_its_words_stay_words(studio,
     page.get_by_role("button", name="cancel").click()
     expect(page.get_by_text("Cancelled")).to_be_visible(timeout=SOON)
 
+    page.get_by_role("button", name="check it").click()
+    expect(page.get_by_text("checking …")).to_be_visible(timeout=SOON)
+    page.get_by_role("link", name="Playground").click()  # it is not checked on for nobody
+    page.get_by_role("link", name="Check").click()
+    expect(page.get_by_test_id("sound")).to_contain_text("Not sound", timeout=SOON // 2)
+
 
 def test_what_could_be_checked_is_found_by_reading_and_offered(studio, visit, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
