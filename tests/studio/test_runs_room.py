@@ -99,7 +99,10 @@ def test_numbers_that_are_none_are_shown_and_break_nothing(tmp_path):
     assert room.samples(request) == {"samples": [{"sure": "inf", "said": "None"}], "seen": []}
 
 
-@pytest.mark.parametrize("status", ['"result": null', '"result": {"test": 3}', '"parameters": Infinity', '"seconds": []'])
+ODD = ('"result": null', '"result": {"test": 3}', '"parameters": Infinity', '"seconds": []')
+
+
+@pytest.mark.parametrize("status", ODD)
 def test_one_odd_folder_does_not_hide_the_others(tmp_path, status):
     made(tmp_path / "vit-digits-1")
     (made(tmp_path / "odd") / "run.json").write_text(f'{{"finished": true, {status}}}')
@@ -276,6 +279,10 @@ def test_runs_are_compared_in_one_picture_and_the_link_remembers_it(serving, vis
     page.reload()
     page.wait_for_selector("tr[data-setting]")
     assert page.get_by_role("button", name="log").get_attribute("aria-pressed") == "true"
+    page.evaluate("location.hash = '#/runs?show=vit-digits-2'")
+    page.locator("tr[data-setting]").first.wait_for(state="detached")
+    page.wait_for_selector("[data-panel=loss] path[data-run='vit-digits-2']")
+    assert page.get_by_role("button", name="log").get_attribute("aria-pressed") == "false"
 
 
 def test_an_empty_folder_teaches_and_a_report_can_do_nothing(serving, visit, runs, tmp_path):

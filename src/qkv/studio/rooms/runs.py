@@ -32,9 +32,7 @@ class Room:
 
     def __init__(self, studio: Studio) -> None:
         self.runs, self.training, self.sampled = studio.runs, Training(studio.runs), Sampled(studio)
-        self._known: dict[
-            str, tuple[Stamp, Run | str]
-        ] = {}  # by name: when its files were written, what they say
+        self._known: dict[str, tuple[Stamp, Run | str]] = {}  # by name: when its files were written, what they say
 
     def places(self) -> dict[str, Path]:
         """Runs by name: nothing else can be asked for."""
