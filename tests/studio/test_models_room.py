@@ -19,7 +19,7 @@ from qkv.cli.main import run
 from qkv.data.digit_images import digits
 from qkv.look import effect, subject
 from qkv.look.sweep import beta_of
-from qkv.models import GPT, GPTConfig, ViT, ViTConfig
+from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from qkv.studio.answers import UnknownError
 from qkv.studio.models.looks import Looks, window
 from qkv.studio.models.shelf import KEPT, Shelf
@@ -237,6 +237,22 @@ def test_the_lines_that_are_shown_give_what_is_shown(looks, capsys):
     long = f"the {'x' * 500}"
     shown = reproduce(looks.look({"model": named(looks, "gpt"), "text": long}))
     assert shown["command"].endswith(' "$(cat text.txt)"') and shown["text"] == long
+
+
+def test_a_model_beside_another_is_given_the_target_that_the_other_wrote(tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        model = Seq2Seq(Seq2SeqConfig(vocab=len(WORDS), width=32, encoder_layers=1, decoder_layers=1, heads=4))
+        model.files["tokenizer.json"] = reader()
+        model.files["huggingface.json"] = b'{"bos_token_id": 1, "eos_token_id": 2}'
+        model.save(tmp_path / name)
+    looks = Looks(Shelf(tmp_path / "none", (tmp_path / "one", tmp_path / "two")))
+    one = looks.look({"model": named(looks, "one"), "text": "the cat"})
+    two = looks.look({"model": named(looks, "two"), "text": "the cat", "beside": one.id})
+    assert one.target and two.target == one.target
+    assert reproduce(one)["target"] == repr(one.target) and "--target" not in reproduce(one)["command"]
+    typed = looks.look({"model": named(looks, "two"), "text": "the cat", "target": "a mat", "beside": one.id})
+    assert typed.given.target == "a mat" and reproduce(typed)["target"] == "'a mat'"
 
 
 def test_pictures_that_are_none_are_one_sentence(looks):
