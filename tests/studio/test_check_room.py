@@ -67,7 +67,7 @@ def test_a_persons_bad_module_shows_its_finding_and_its_words_stay_words(studio,
     expect(page.get_by_test_id("findings")).to_contain_text(f"RuntimeError: {HOSTILE}")
     expect(page.get_by_test_id("printed")).to_contain_text(HOSTILE)
     expect(page.get_by_test_id("reproduce")).to_contain_text(f"qkv check {target} --kind causal")
-    assert page.locator("img").count() == 0
+    assert page.locator("img").count() == 0 and "tab=own" in page.url
 
     (tmp_path / "loop.py").write_text("while True: print('again ' * 1000)\n", encoding="utf-8")
     page.get_by_label("file.py:Name").fill(f"{tmp_path}/loop.py:Never")
@@ -75,6 +75,12 @@ def test_a_persons_bad_module_shows_its_finding_and_its_words_stay_words(studio,
     expect(page.get_by_text("checking …")).to_be_visible(timeout=SOON)
     page.get_by_role("button", name="cancel").click()
     expect(page.get_by_text("Cancelled")).to_be_visible(timeout=SOON)
+
+    page.get_by_role("button", name="check it").click()
+    expect(page.get_by_text("checking …")).to_be_visible(timeout=SOON)
+    page.get_by_role("link", name="Playground").click()  # it is not checked on for nobody
+    page.get_by_role("link", name="Check").click()
+    expect(page.get_by_test_id("sound")).to_contain_text("Not sound", timeout=SOON // 2)
 
 
 def test_what_could_be_checked_is_found_by_reading_and_offered(studio, visit, tmp_path, monkeypatch):

@@ -77,8 +77,12 @@ def test_many_claims_are_run_one_after_the_other_and_can_be_cancelled(studio, vi
     page.get_by_role("button", name="run 1", exact=True).click()
     going = page.locator(".tools")
     expect(going).to_contain_text("start 1 of 1", timeout=SOON)  # it trains
+    for _ in range(7):  # more often than a browser has connections to one server
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("link", name="Claims").click()
+        expect(going.get_by_role("button", name="cancel")).to_be_visible()
     going.get_by_role("button", name="cancel").click()
-    expect(going.get_by_role("button", name="run 1")).to_be_visible(timeout=SOON)
+    expect(going.get_by_role("button", name=re.compile("^run [0-9]"))).to_be_visible(timeout=SOON)
     expect(page.locator("button.claim", has_text="two-uses")).to_contain_text("minutes")
 
 

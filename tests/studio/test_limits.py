@@ -149,6 +149,9 @@ def test_work_that_waits_for_its_turn_is_cancelled_at_once():
     jobs, go = Jobs(), threading.Event()
     first = jobs.start("a", lambda job: go.wait(20), lane="heavy")
     second = jobs.start("b", lambda job: 1, lane="heavy")
+    while not second.events:
+        time.sleep(0.01)
+    assert second.events == [{"state": "waiting"}]
     second.cancel.set()
     while second.state == "running":
         time.sleep(0.01)

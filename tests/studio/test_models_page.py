@@ -15,6 +15,7 @@ from qkv.models import GPT, GPTConfig
 from qkv.models.transcriber import read_out
 from qkv.studio.models.looks import Looks
 from qkv.studio.models.shelf import Shelf
+from qkv.trace import change
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 SPOKEN = "qkv:spoken-digits"
@@ -100,6 +101,14 @@ def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids
     reproduce = page.get_by_test_id("reproduce")
     expect(reproduce).to_contain_text(f"--against '{folders / '<i>other'}'")
     expect(reproduce).to_contain_text("print(qkv.look.compare(trace, other.trace()))")
+    page.get_by_test_id("map").first.focus()
+    page.keyboard.press("x")
+    seen = subject.open(folders / "gpt", TEXT)
+    with change(seen.model, cut=[(1, 3, 8, 4)]):
+        found = compare(seen.trace(), two)
+    numbers = [f"{number:.4f}" for number in (found.mean, found.matched, found.table[1][3])]
+    expect(card.locator("dd")).to_have_text(numbers)  # what is shown is compared
+    expect(reproduce).to_contain_text("with qkv.trace.change(seen.model, **changes):")
 
 
 def test_the_rollout_is_reached_by_the_keys_and_shows_the_librarys_numbers(page, folders):
@@ -117,6 +126,8 @@ def test_a_link_restores_the_window_that_was_zoomed_to(page):
     page.wait_for_url("**view=4.9.2.7**")
     page.reload()
     page.wait_for_selector('[data-testid="map"][data-window="1.3 4,9 2,7"]')
+    page.evaluate("location.hash = location.hash.replace(/&text=[^&]*/, '&lost=a+long+text')")
+    page.get_by_text("It was a long text; give it once more on the left.").wait_for()  # and no sample in its place
 
 
 def test_beta_and_a_cut_by_the_keys_change_the_answer_as_the_library_says(page, folders):

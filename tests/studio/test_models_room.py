@@ -3,8 +3,11 @@
 import base64
 import io
 import json
+import shlex
+import shutil
 import struct
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +15,17 @@ import torch
 from PIL import Image
 from small_models import HOSTILE, TEXT, WORDS, at, named, reader, shows
 
+from qkv.cli.main import run
 from qkv.data.digit_images import digits
 from qkv.look import effect, subject
 from qkv.look.sweep import beta_of
-from qkv.models import GPT, GPTConfig, ViT, ViTConfig
+from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from qkv.studio.answers import UnknownError
 from qkv.studio.models.looks import Looks, window
 from qkv.studio.models.shelf import KEPT, Shelf
+from qkv.studio.models.words import kinds, reproduce, seen
+from qkv.studio.rooms import models
+from qkv.studio.state import Studio
 from qkv.trace import change
 
 LARGE = """input => {
@@ -199,6 +206,57 @@ def test_answers_before_and_after_are_the_models_own(looks):
         looks.change({"look": look.id, "cut": [["a", 0, 1, 2]]})
 
 
+def test_a_model_whose_answers_are_no_numbers_says_so(tmp_path):
+    for part in ("norm", "blocks.0"):
+        model = GPT(GPTConfig(vocab=len(WORDS), length=16, width=32, layers=2, heads=4))
+        with torch.no_grad():
+            next(model.get_submodule(part).parameters()).fill_(float("nan"))
+        model.files["tokenizer.json"] = reader()
+        model.save(tmp_path / part)
+        looks = Looks(Shelf(tmp_path / "none", (tmp_path / part,)))
+        look = looks.look({"model": named(looks, part), "text": TEXT})
+        said = json.loads(json.dumps([seen(look), kinds(look)], allow_nan=False))[0]["told"]
+        assert said["sort"] == "none" and "answers are not numbers (NaN)" in said["why"]
+        json.dumps(seen(looks.change({"look": look.id, "silence": ["1.0"]})), allow_nan=False)
+
+
+def test_the_lines_that_are_shown_give_what_is_shown(looks, capsys):
+    text = "-5 degrees the cat"
+    look = looks.look({"model": named(looks, "gpt"), "text": text})
+    changed = looks.change({"look": look.id, "silence": ["0.1"], "cut": [[1, 2, 3, 0]]})
+    shown = reproduce(changed)
+    known: dict[str, Any] = {}
+    exec("\n".join([*shown["open"], *shown["change"], shown["effect"]]), known)
+    assert torch.equal(known["trace"].weights(1, 2), changed.trace.weights(1, 2))
+    assert not torch.equal(known["trace"].weights(1, 2), look.trace.weights(1, 2))
+    assert "kl" in capsys.readouterr().out
+    line = f"{shown['command']} --layer 1 --head 2 --json {shown['flags']} {shown['last']}"
+    assert run(shlex.split(line)[1:]) == 0
+    found = json.loads(capsys.readouterr().out)["shown"]["weights"]
+    assert torch.allclose(torch.tensor(found), changed.trace.weights(1, 2), atol=1e-6)
+    long = f"the {'x' * 500}"
+    shown = reproduce(looks.look({"model": named(looks, "gpt"), "text": long}))
+    assert shown["command"].endswith(' "$(cat text.txt)"') and shown["text"] == long
+
+
+def test_a_model_beside_another_is_given_the_target_that_the_other_wrote(tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        model = Seq2Seq(Seq2SeqConfig(vocab=len(WORDS), width=32, encoder_layers=1, decoder_layers=1, heads=4))
+        model.files["tokenizer.json"] = reader()
+        model.files["huggingface.json"] = b'{"bos_token_id": 9, "eos_token_id": 2}'
+        model.save(tmp_path / name)
+    looks = Looks(Shelf(tmp_path / "none", (tmp_path / "one", tmp_path / "two")))
+    one = looks.look({"model": named(looks, "one"), "text": "the cat"})
+    two = looks.look({"model": named(looks, "two"), "text": "the cat", "beside": one.id})
+    assert one.target and two.target == [
+        token for token in one.target if token != 9
+    ]  # what begins a target is none of it
+    assert reproduce(one)["target"] == repr(one.target) and "--target" not in reproduce(one)["command"]
+    typed = looks.look({"model": named(looks, "two"), "text": "the cat", "target": "a mat", "beside": one.id})
+    assert typed.given.target == "a mat" and reproduce(typed)["target"] == "'a mat'"
+
+
 def test_pictures_that_are_none_are_one_sentence(looks):
     model = {"model": "qkv:digits"}
     bomb = (
@@ -240,3 +298,32 @@ def test_models_are_read_once_and_only_some_are_kept(tmp_path):
     assert shelf.get(ids[-1]) is shelf.get(ids[-1]) and shelf.get(ids[0]) is not found[0]
     with pytest.raises(UnknownError, match="there is no model"):
         shelf.get("folder:none")
+    old = shelf.get(ids[-1])
+    shutil.rmtree(paths[-1])
+    ViT(ViTConfig(image=8, patch=4, width=32, layers=1, heads=2)).save(paths[-1])
+    assert shelf.get(ids[-1]).model.config.width == 32 and old.model.config.width == 16
+
+
+def test_a_sweep_lets_others_use_the_model_between_two_heads(looks, monkeypatch):
+    look, studio, turns = looks.look({"model": named(looks, "gpt"), "text": TEXT}), Studio(), []
+    begun, taken = threading.Event(), threading.Event()
+
+    def other():
+        begun.wait(10)
+        with look.held.lock:
+            taken.set()
+
+    def swept(model, inputs, progress):
+        begun.set()
+        while not taken.is_set() and len(turns) < 5000:
+            turns.append(progress(1, 2))
+        raise ValueError("others had their turn" if taken.is_set() else "nobody had a turn")
+
+    monkeypatch.setattr(models, "sweep", swept)
+    thread = threading.Thread(target=other)
+    thread.start()
+    job = studio.jobs.get(models._sweep(studio, looks, {"look": look.id})["job"])
+    thread.join(60)
+    with job.changed:
+        job.changed.wait_for(lambda: job.state != "running", 60)
+    assert job.error == "others had their turn"

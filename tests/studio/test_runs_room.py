@@ -99,6 +99,33 @@ def test_numbers_that_are_none_are_shown_and_break_nothing(tmp_path):
     assert room.samples(request) == {"samples": [{"sure": "inf", "said": "None"}], "seen": []}
 
 
+ODD = ('"result": null', '"result": {"test": 3}', '"parameters": Infinity', '"seconds": []')
+
+
+@pytest.mark.parametrize("status", ODD)
+def test_one_odd_folder_does_not_hide_the_others(tmp_path, status):
+    made(tmp_path / "vit-digits-1")
+    (made(tmp_path / "odd") / "run.json").write_text(f'{{"finished": true, {status}}}')
+    room = Room(Studio(runs=tmp_path))
+    states = {run["id"]: run["state"] for run in room.listed()["runs"]}
+    assert states == {"vit-digits-1": "finished", "odd": "unreadable"}
+    request = Request({"type": "http", "path_params": {"run": "odd"}, "query_string": b""})
+    assert room.one(request)["stages"] == {} and room.one(request)["problem"]
+
+
+def test_odd_lines_of_a_journal_are_passed_over(tmp_path):
+    place = made(tmp_path / "vit-digits-1", finished=False, lines=1)
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "timing": []}\n{"step": 30, "timing": {"seconds": null}}\n')
+        file.write('{"step": 40, "timing": {"seconds": Infinity}}\n{"step": 50, "evaluation": []}\n')
+        file.write('{"step": 60, "loss": NaN, "rate": 1' + "0" * 400 + "}\n" + written(line(70)))
+    room = Room(Studio(runs=tmp_path))
+    request = Request({"type": "http", "path_params": {"run": "vit-digits-1"}, "query_string": b""})
+    run = json.loads(json.dumps(room.one(request), allow_nan=False))
+    assert (run["state"], run["step"], run["seconds"]) == ("stopped", 70, 70 / 8)
+    assert run["stages"]["train"]["series"]["training loss"]["step"] == [10, 70]
+
+
 @pytest.mark.parametrize("name", ["..", "../elsewhere", "elsewhere", "", ".", "vit-digits-1/../broken", "/etc"])
 def test_only_runs_of_the_folder_can_be_asked_for(runs, name):
     room = Room(Studio(runs=runs))
@@ -252,6 +279,10 @@ def test_runs_are_compared_in_one_picture_and_the_link_remembers_it(serving, vis
     page.reload()
     page.wait_for_selector("tr[data-setting]")
     assert page.get_by_role("button", name="log").get_attribute("aria-pressed") == "true"
+    page.evaluate("location.hash = '#/runs?show=vit-digits-2'")
+    page.locator("tr[data-setting]").first.wait_for(state="detached")
+    page.wait_for_selector("[data-panel=loss] path[data-run='vit-digits-2']")
+    assert page.get_by_role("button", name="log").get_attribute("aria-pressed") == "false"
 
 
 def test_an_empty_folder_teaches_and_a_report_can_do_nothing(serving, visit, runs, tmp_path):

@@ -13,7 +13,7 @@ from qkv.loop.lock import process
 from qkv.loop.store import Store
 from qkv.recipes.systems import system
 from qkv.studio.jobs import Job
-from qkv.studio.samples import KEPT, Sampled, newest
+from qkv.studio.samples import KEPT, Sampled, _known, newest
 from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER
 from qkv.studio.work.post import Post
@@ -52,8 +52,19 @@ def test_a_run_without_a_checkpoint_says_so(run, tmp_path):
 def test_only_the_last_samples_are_remembered(tmp_path):
     sampled = Sampled(Studio())
     for step in range(KEPT + 3):
-        sampled._keep("a", "train", step, [{"said": str(step)}])
+        sampled._keep(_known(tmp_path / "a"), "train", step, [{"said": str(step)}])
     assert [each["step"] for each in sampled.seen(tmp_path / "a")] == list(range(3, KEPT + 3))
+
+
+def test_a_run_that_is_given_the_name_of_one_that_is_gone_has_no_samples_of_it(tmp_path):
+    sampled, recipe = Sampled(Studio()), tmp_path / "a" / "recipe.toml"
+    recipe.parent.mkdir()
+    recipe.write_text("seed = 1")
+    sampled._keep(_known(tmp_path / "a"), "train", 3, [{"said": "old"}])
+    assert sampled.seen(tmp_path / "a")
+    recipe.write_text("seed = 2")
+    os.utime(recipe, ns=(0, 0))
+    assert sampled.seen(tmp_path / "a") == []
 
 
 def test_the_page_shows_samples_as_checkpoints_come(serving, visit, run, monkeypatch):

@@ -101,9 +101,11 @@ class Jobs:
 
     def _run(self, job: Job, work: Work, gate: threading.Lock) -> None:
         try:
-            while not gate.acquire(timeout=LOOK):
-                if job.cancel.is_set():  # before its turn came
-                    raise CancelledError
+            if not gate.acquire(blocking=False):
+                job.say(state="waiting")
+                while not gate.acquire(timeout=LOOK):
+                    if job.cancel.is_set():  # before its turn came
+                        raise CancelledError
             try:
                 job.say(state="running")
                 result = work(job)

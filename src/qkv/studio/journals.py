@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def last_step(folder: Path) -> tuple[int, float]:
     step, seconds = 0, 0.0
     for line in _lines(tail[: tail.rfind(b"\n") + 1]):
         step = max(step, line["step"])
-        seconds = float(line.get("timing", {}).get("seconds", seconds))
+        seconds = _later(line, seconds)
     return step, seconds
 
 
@@ -72,7 +73,7 @@ def _series(text: bytes, seconds: float) -> tuple[Series, float]:
     found: Series = {}
 
     def add(name: str, step: int, value: Any) -> None:
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if _is_number(value):
             held = found.setdefault(name, {"step": [], "seconds": [], "value": []})
             held["step"].append(step)
             held["seconds"].append(seconds)
@@ -80,8 +81,7 @@ def _series(text: bytes, seconds: float) -> tuple[Series, float]:
 
     for line in _lines(text):
         step = line["step"]
-        timing = line.get("timing", {})
-        seconds = float(timing.get("seconds", seconds))
+        seconds = _later(line, seconds)
         for name, value in line.get("evaluation", {}).items():
             add(f"validation {name}", step, value)
         for name, value in line.items():
@@ -89,7 +89,7 @@ def _series(text: bytes, seconds: float) -> tuple[Series, float]:
                 add(name, step, value)
             elif name not in ("step", "epoch", "timing", "evaluation"):
                 add(f"training {name}", step, value)
-        add("items_per_second", step, timing.get("items_per_second"))
+        add("items_per_second", step, line.get("timing", {}).get("items_per_second"))
     return found, seconds
 
 
@@ -101,7 +101,19 @@ def _lines(text: bytes) -> Iterator[dict[str, Any]]:
         except ValueError:
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
-            yield line
+            odd = [part for part in ("timing", "evaluation") if not isinstance(line.get(part, {}), dict)]
+            yield {name: value for name, value in line.items() if name not in odd}
+
+
+def _later(line: dict[str, Any], seconds: float) -> float:
+    """The seconds of training that a line tells; those of the line before where it tells none."""
+    told = line.get("timing", {}).get("seconds")
+    return float(told) if _is_number(told) else seconds
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a page can be told of it: what is not finite, or larger than any float, is left out."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _mark(file: Any, place: int, seconds: str) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from qkv.loop.store import Store
-from qkv.recipes.run import SAMPLES
+from qkv.recipes.run import RECIPE, SAMPLES
 from qkv.studio.jobs import Job
+from qkv.studio.stamps import Stamp, stamp
 from qkv.studio.state import Studio
 from qkv.studio.work.post import Post
 
@@ -28,30 +29,36 @@ class Sampled:
         self.jobs = studio.jobs
         self.post = Post("qkv.studio.work.samples")
         studio.ending.append(self.post.close)
-        self._seen: dict[str, dict[str, dict[str, Any]]] = {}  # by run, by checkpoint
+        self._seen: dict[tuple[str, Stamp], dict[str, dict[str, Any]]] = {}  # by run, by checkpoint
 
     def seen(self, place: Path) -> list[dict[str, Any]]:
         """What was seen of a run's checkpoints, the oldest first."""
-        return list(self._seen.get(place.name, {}).values())
+        return list(self._seen.get(_known(place), {}).values())
 
     def ask(self, place: Path) -> dict[str, str]:
         """The job that lets the model of the newest checkpoint do something."""
+        run = _known(place)
 
         def work(job: Job) -> list[dict[str, Any]]:
             for said in self.post.ask({"place": str(place.resolve())}, job):
                 if isinstance(said.get("samples"), list):
-                    self._keep(place.name, str(said["stage"]), int(said["step"]), bounded(said["samples"]))
+                    self._keep(run, str(said["stage"]), int(said["step"]), bounded(said["samples"]))
             return self.seen(place)
 
         return {"job": self.jobs.start("samples", work, lane="samples").id}
 
-    def _keep(self, name: str, stage: str, step: int, rows: Rows) -> None:
-        seen = self._seen.setdefault(name, {})
+    def _keep(self, run: tuple[str, Stamp], stage: str, step: int, rows: Rows) -> None:
+        seen = self._seen.setdefault(run, {})
         seen[f"{stage} {step}"] = {"checkpoint": f"{stage} {step}", "stage": stage, "step": step, "samples": rows}
         for old in list(seen)[:-KEPT]:
             del seen[old]
         for old in list(self._seen)[:-RUNS]:
             del self._seen[old]
+
+
+def _known(place: Path) -> tuple[str, Stamp]:
+    """A run, and not another that was given its name later."""
+    return place.name, stamp(place / RECIPE)
 
 
 def newest(stages: dict[str, Path]) -> str:

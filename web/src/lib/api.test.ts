@@ -1,6 +1,6 @@
-import { expect, test } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 
-import { unpacked } from "./api";
+import { unpacked, watched } from "./api";
 
 test("maps come out of bytes as they went in", () => {
   const head = JSON.stringify({ name: "a", arrays: { w: { dtype: "float32", shape: [1, 2], offset: 0 } } });
@@ -12,4 +12,45 @@ test("maps come out of bytes as they went in", () => {
   const found = unpacked<{ name: string }>(bytes.buffer);
   expect(found.head.name).toBe("a");
   expect([...found.arrays.w.data]).toEqual([0.25, 0.75]);
+});
+
+class Stream {
+  static last: Stream;
+  static CLOSED = 2;
+  readyState = 0;
+  onmessage = (_: { data: string }) => {};
+  onerror = () => {};
+  constructor() {
+    Stream.last = this;
+  }
+  close() {
+    this.readyState = Stream.CLOSED;
+  }
+}
+
+afterEach(() => vi.unstubAllGlobals());
+
+test("who leaves closes the stream, and opens none afterwards", async () => {
+  vi.stubGlobal("EventSource", Stream);
+  const leaving = new AbortController();
+  const ended = watched("1", () => {}, leaving.signal);
+  const first = Stream.last;
+  leaving.abort();
+  await expect(ended).rejects.toThrow("abort");
+  expect(first.readyState).toBe(Stream.CLOSED);
+  await expect(watched("1", () => {}, leaving.signal)).rejects.toThrow("abort");
+  expect(Stream.last).toBe(first);
+});
+
+test("a server that has ended is said, and one that is only slow is waited for", async () => {
+  vi.stubGlobal("EventSource", Stream);
+  const fetching = vi.fn().mockResolvedValueOnce(new Response('{"state": "running"}')).mockRejectedValueOnce(new TypeError("refused"));
+  vi.stubGlobal("fetch", fetching);
+  const ended = watched("1", () => {}, new AbortController().signal);
+  Stream.last.onerror();
+  await new Promise((resolve) => setTimeout(resolve));
+  expect(Stream.last.readyState).toBe(0);
+  Stream.last.onerror();
+  await expect(ended).rejects.toThrow("the server does not answer");
+  expect(Stream.last.readyState).toBe(Stream.CLOSED);
 });

@@ -71,20 +71,33 @@ export interface JobState<Result> {
   result: Result;
 }
 
-// Watches a job until it ends; every event goes to `heard`, the promise gives its result.
-export function watched<Result>(id: string, heard: (event: any) => void = () => {}): Promise<JobState<Result>> {
+// Watches a job until it ends; every event goes to `heard`, the promise gives its result. Who leaves aborts: a browser
+// has six connections to a server, and a stream that nobody reads keeps one of them.
+export function watched<Result>(id: string, heard: (event: any) => void, signal: AbortSignal): Promise<JobState<Result>> {
   return new Promise((resolve, reject) => {
+    signal.throwIfAborted();
     const source = new EventSource(`/api/jobs/${id}/events`);
+    const ask = () => get<JobState<Result>>(`/api/jobs/${id}`, signal);
+    const fail = (problem: unknown) => {
+      close();
+      reject(problem);
+    };
+    const left = () => fail(signal.reason);
+    const close = () => {
+      source.close();
+      signal.removeEventListener("abort", left);
+    };
+    signal.addEventListener("abort", left);
     source.onmessage = (message) => {
       const event = JSON.parse(message.data);
       heard(event);
-      if (["done", "failed", "cancelled"].includes(event.state)) {
-        source.close();
-        get<JobState<Result>>(`/api/jobs/${id}`).then(resolve, reject);
-      }
+      if (!["done", "failed", "cancelled"].includes(event.state)) return;
+      close();
+      ask().then(resolve, reject);
     };
     source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) reject(new Error("the server does not answer any more"));
+      if (source.readyState === EventSource.CLOSED) fail(new Refused(0, "the server does not answer any more"));
+      else ask().catch(fail); // the browser tries for ever to reach a server that has ended
     };
   });
 }

@@ -47,7 +47,7 @@ class Given:
 
     value: Any
     name: str
-    target: str | None = None
+    target: str | list[int] | None = None
     sample: int | None = None
     notes: tuple[str, ...] = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from qkv.look.heads import Heads, heads
 from qkv.look.outcome import answer, question_traced
 from qkv.look.requests import betas_of, silenced_of
 from qkv.look.rollout import rollout
+from qkv.look.run import read_tokens
 from qkv.look.session import ROLLED, rolled_trace
 from qkv.look.stacks import stack_of
 from qkv.look.subject import Subject
@@ -109,6 +110,12 @@ class Look:
         return self._rolled, 0
 
     @property
+    def target(self) -> list[int] | None:
+        """Of an encoder–decoder, the tokens it wrote or was given, without the first, which begins every target."""
+        tokens = read_tokens(self.subject.inputs) if self.subject.kind == "pair" else None
+        return None if tokens is None else tokens[0, 1:].tolist()
+
+    @property
     def rolls(self) -> bool:
         """Whether there is a rollout: some blocks follow one another, on an input that is not too long."""
         try:
@@ -153,10 +160,13 @@ class Looks:
             return self._looks[name]
 
     def look(self, body: dict[str, Any]) -> Look:
-        """A model on an input."""
+        """A model on an input; beside another look, with the target that it has."""
         held = self.shelf.get(body["model"])
+        beside = self.get(body["beside"]) if body.get("beside") and held.kind == "pair" else None
         with held.lock:
             what = given(held, body)
+            if beside is not None and what.target is None:
+                what = replace(what, target=beside.target)
             subject = what.subject(held)
             asked, output, trace = question_traced(subject.model, subject.inputs)
         causal = asked.targets is not None

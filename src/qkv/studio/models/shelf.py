@@ -1,7 +1,7 @@
 """The models that can be opened, by id: those that come with qkv, finished runs, and folders that a person named.
 
-An id is looked up among what is listed, never made into a path. A model is read once and kept; the one that was not
-used for longest goes when there are too many.
+An id is looked up among what is listed, never made into a path. A model is read once and kept as long as its files are
+the same; the one that was not used for longest goes when there are too many.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from qkv.look.subject import Kind, kind_of
 from qkv.models.folder import CONFIG, read_json
 from qkv.recipes.run import MODEL, STATUS
 from qkv.studio.answers import UnknownError
+from qkv.studio.stamps import Stamp, stamp
 
 KEPT = 4  # models in memory
 LARGEST = 6 * 2**30  # bytes of a model's files
@@ -58,7 +59,7 @@ class Shelf:
     def __init__(self, runs: Path, named: tuple[Path, ...]) -> None:
         self._runs = runs
         self._folders: dict[str, Source] = {}
-        self._held: OrderedDict[str, Held] = OrderedDict()
+        self._held: OrderedDict[str, tuple[Stamp, Held]] = OrderedDict()
         self._lock = threading.Lock()
         self._gates: dict[str, threading.Lock] = {}
         for path in named:
@@ -85,25 +86,33 @@ class Shelf:
         raise UnknownError(f"there is no model {str(name)[:80]!r} here; choose one of the list, or name its folder")
 
     def get(self, name: str) -> Held:
-        """The model of an id, read if it is not held yet."""
+        """The model of an id, read if it is not held yet, or if its files are others by now."""
         source = self.source(name)
         with self._lock:
             gate = self._gates.setdefault(source.id, threading.Lock())
         with gate:
             with self._lock:
-                if source.id in self._held:
-                    self._held.move_to_end(source.id)
-                    return self._held[source.id]
-            held = _read(source)
+                kept = self._held.pop(source.id, None)
+            where, written = _files(source)
+            held = kept[1] if kept is not None and kept[0] == written else _read(source, where)
             with self._lock:
-                self._held[source.id] = held
+                self._held[source.id] = written, held
                 while len(self._held) > KEPT:
                     self._held.popitem(last=False)
             return held
 
 
-def _read(source: Source) -> Held:
-    where = source.where if source.origin == "bundled" else str(_checkpoint(Path(source.where)))
+def _files(source: Source) -> tuple[str, Stamp]:
+    """What is read, and which files these are now."""
+    if source.origin == "bundled":
+        return source.where, ()
+    path = _checkpoint(Path(source.where))
+    home = path / MODEL if (path / MODEL / CONFIG).is_file() else path
+    parts = sorted(file for pattern in ("*.json", "*.safetensors") for file in home.glob(pattern))
+    return str(path), stamp(*([path] if path.is_file() else parts))
+
+
+def _read(source: Source, where: str) -> Held:
     model, notes = checkpoint.load(where)
     return Held(source, model, kind_of(model), notes)
 

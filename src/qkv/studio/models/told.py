@@ -79,13 +79,21 @@ def told(subject: Subject, output: Any, causal: bool, changed: Any = None) -> To
     try:
         old = scores_of(subject.model, output)
     except ValueError as refusal:
-        return Told("none", torch.zeros(0, 0), torch.zeros(0, 0), why=str(refusal))
+        return _nothing(str(refusal))
     new = None if changed is None else scores_of(subject.model, changed)
     ids, before, after = _likeliest(_rows(old), None if new is None else _rows(new))
+    for found, when in ((before, ""), (after, " after the change")):
+        if found is not None and (lost := int(found.isnan().any(-1).sum())):
+            places = f"at {lost:,} of {len(found):,} places " if len(found) > 1 else ""
+            return _nothing(f"{places}the model's answers{when} are not numbers (NaN): its weights or sums overflow")
     heard: tuple[tuple[Word, ...], ...] = ()
     if isinstance(subject.model, Transcriber):
         heard = tuple(_heard(subject, logits) for logits in (old, new) if logits is not None)
     return Told(_sort(subject, old, causal), ids, before, after, heard)
+
+
+def _nothing(why: str) -> Told:
+    return Told("none", torch.zeros(0, 0), torch.zeros(0, 0), why=why)
 
 
 def _sort(subject: Subject, logits: Tensor, causal: bool) -> Sort:

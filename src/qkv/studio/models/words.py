@@ -119,7 +119,7 @@ def kinds(look: Look) -> dict[str, Any]:
                 "head": head.head,
                 "kind": head.kind,
                 "letter": LETTERS[head.kind],
-                "score": head.score,
+                "score": plain(head.score),
                 "offset": head.offset,
                 "scores": plain(head.scores),
             }
@@ -129,20 +129,30 @@ def kinds(look: Look) -> dict[str, Any]:
 
 
 def reproduce(look: Look) -> dict[str, Any]:
-    """The command without layer and head, which the page adds; and the Python before and after the map is asked for."""
+    """The command without layer and head, which the page adds; and the Python before and after the map is asked for.
+
+    last: the input, where it comes after all options because it begins with a hyphen.
+    text: what text.txt holds, where the input is too long for a line.
+    """
     where, name = look.held.source.where, look.given.name
-    words = ["qkv", "look", where] + ([] if _is_long(look) else [name])
-    words += ["--target", look.given.target] if look.given.target else []
+    what = '"$(cat text.txt)"' if _is_long(look) else shlex.quote(name)
+    words = ["qkv", "look", where]
+    target = ["--target", look.given.target] if isinstance(look.given.target, str) else []
+    hyphen = name.startswith("-")
     flags = [word for head in look.changes.silence for word in ("--silence", head)]
     flags += [word for beta in look.changes.beta for word in ("--beta", beta)]
     flags += [word for edge in look.changes.cut for word in ("--cut", _edge(*edge))]
     return {
-        "command": shlex.join(words) + (' "$(cat text.txt)"' if _is_long(look) else ""),
+        "command": " ".join(filter(None, [shlex.join(words), "" if hyphen else what, shlex.join(target)])),
+        "last": f"-- {what}" if hyphen else "",
+        "text": name if _is_long(look) else "",
         "flags": shlex.join(flags),
         "where": where,
         "given": _given(look),
+        "target": _target(look),
         "open": _open_lines(look),
         "change": _change_lines(look),
+        "effect": "" if look.effect is None else "print(effect(seen.model, seen.inputs, **changes))",
     }
 
 
@@ -170,6 +180,12 @@ def _given(look: Look) -> str:
     return 'open("text.txt").read()' if _is_long(look) else repr(look.given.name)
 
 
+def _target(look: Look) -> str:
+    """The target that another model is given, as Python says it; nothing where there is none."""
+    target = look.given.target or look.target
+    return repr(target) if target else ""
+
+
 def _edge(layer: int, head: int | None, query: int, key: int) -> str:
     return f"{layer}{'' if head is None else f'.{head}'}:{query}:{key}"
 
@@ -178,4 +194,4 @@ def _change_lines(look: Look) -> list[str]:
     if not look.changes:
         return []
     asked = look.changes.on((look.plain or look).trace)
-    return ["effect(", "    seen.model, seen.inputs,", *(f"    {key}={value!r}," for key, value in asked.items()), ")"]
+    return [f"changes = {asked!r}", "with qkv.trace.change(seen.model, **changes):", "    trace = seen.trace()"]

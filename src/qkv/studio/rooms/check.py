@@ -96,7 +96,7 @@ class Room:
         def work(job: Job) -> dict[str, Any]:
             return self._own(asked, job, seconds) if own else _report(self.ours, asked, job, seconds)
 
-        return {"job": self.studio.jobs.start("check", work, lane="check").id}
+        return {"job": self.studio.jobs.start("check", work, lane="check-own" if own else "check").id}
 
     def _own(self, asked: dict[str, Any], job: Job, seconds: float) -> dict[str, Any]:
         try:

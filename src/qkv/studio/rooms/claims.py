@@ -32,12 +32,12 @@ def routes(studio: Studio) -> list[BaseRoute]:
 
 
 class Room:
-    """One process answers the person at once, another runs many; results of this server are remembered."""
+    """One process answers at once, one takes its time, another runs many; results of this server are remembered."""
 
     def __init__(self, studio: Studio) -> None:
         self.jobs = studio.jobs
-        self.one, self.many = Post(WORK), Post(WORK)
-        studio.ending += [self.one.close, self.many.close]
+        self.one, self.long, self.many = Post(WORK), Post(WORK), Post(WORK)
+        studio.ending += [self.one.close, self.long.close, self.many.close]
         self._kept: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._all: Job | None = None
@@ -58,15 +58,18 @@ class Room:
         """One claim, under conditions: its result if it is known, else the job that finds it."""
         from qkv.claims import find
 
-        asked = _asked(find(str(body["name"])), body.get("seed", 0), body.get("knobs", {}), body.get("wrong", ""))
+        claim = find(str(body["name"]))
+        asked = _asked(claim, body.get("seed", 0), body.get("knobs", {}), body.get("wrong", ""))
         known = self._known(asked)
         if known is not None:
             return {"result": known}
 
-        def work(job: Job) -> dict[str, Any]:
-            return self._known(asked) or self._run(asked, job, self.one)
+        instant = claim.cost == "instant"  # such a one does not wait for those that train
 
-        return {"job": self.jobs.start("claim", work, lane="claim").id}
+        def work(job: Job) -> dict[str, Any]:
+            return self._known(asked) or self._run(asked, job, self.one if instant else self.long)
+
+        return {"job": self.jobs.start("claim", work, lane="claim" if instant else "claim-long").id}
 
     def run_all(self, body: dict[str, Any]) -> dict[str, Any]:
         """Many claims as they are, one after the other; the job says the verdicts as they come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from qkv.studio.models.words import kinds, opened, seen
 from qkv.studio.state import Studio
 
 SMALLEST, LARGEST = 8, 1024  # cells along a side of a map that is sent
+PAUSE = 0.002  # seconds: who waits for a lock that is taken again at once never gets it
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
@@ -126,12 +128,17 @@ def _sweep(studio: Studio, looks: Looks, body: dict[str, Any]) -> dict[str, Any]
     look = looks.get(body["look"])
 
     def work(job: Job) -> dict[str, Any]:
-        with look.held.lock:
-            found = sweep(
-                look.subject.model,
-                look.subject.inputs,
-                progress=lambda done, total: job.say(done=done, total=total),
-            )
-        return found.to_json()
+        lock = look.held.lock
+
+        def progress(done: int, total: int) -> None:
+            lock.release()  # between two heads others may use the model
+            try:
+                job.say(done=done, total=total)
+                time.sleep(PAUSE)
+            finally:
+                lock.acquire()
+
+        with lock:
+            return sweep(look.subject.model, look.subject.inputs, progress=progress).to_json()
 
     return {"job": studio.jobs.start("models-sweep", work).id}

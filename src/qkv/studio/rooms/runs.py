@@ -19,9 +19,11 @@ from qkv.recipes.run import RECIPE, REPORT, STATUS
 from qkv.studio.answers import UnknownError, asking, reading
 from qkv.studio.journals import last_step, since
 from qkv.studio.samples import Sampled, cell, newest, written
+from qkv.studio.stamps import Stamp, stamp
 from qkv.studio.state import Studio
 from qkv.studio.training import Training, command
 
+ODD = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError)  # what a spoilt file leads to
 REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a file may come from anywhere
 
 
@@ -30,9 +32,7 @@ class Room:
 
     def __init__(self, studio: Studio) -> None:
         self.runs, self.training, self.sampled = studio.runs, Training(studio.runs), Sampled(studio)
-        self._known: dict[
-            str, tuple[tuple[int, ...], Run | str]
-        ] = {}  # by name: when its files were written, what they say
+        self._known: dict[str, tuple[Stamp, Run | str]] = {}  # by name: when its files were written, what they say
 
     def places(self) -> dict[str, Path]:
         """Runs by name: nothing else can be asked for."""
@@ -49,14 +49,13 @@ class Room:
 
     def read(self, place: Path) -> Run | str:
         """A run as its folder tells it, or what is wrong with the folder; read again when its files have changed."""
-        files = [place / RECIPE, place / STATUS]
-        written = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
+        written = stamp(place / RECIPE, place / STATUS)
         kept = self._known.get(place.name)
         if kept is None or kept[0] != written:
             try:
                 found: Run | str = open_run(place)
-            except (ValueError, KeyError, TypeError, OSError) as problem:
-                found = str(problem)
+            except ODD as problem:
+                found = _unread(problem)
             kept = self._known[place.name] = (written, found)
         return kept[1]
 
@@ -71,10 +70,16 @@ class Room:
         }
 
     def described(self, place: Path) -> dict[str, Any]:
-        """A run in a line."""
+        """A run in a line; one whose files hold something odd says so, and the others are listed all the same."""
         run = self.read(place)
         if isinstance(run, str):
             return {"id": place.name, "state": "unreadable", "problem": run}
+        try:
+            return self._described(place, run)
+        except ODD as problem:
+            return {"id": place.name, "state": "unreadable", "problem": _unread(problem)}
+
+    def _described(self, place: Path, run: Run) -> dict[str, Any]:
         stages = [(name, stage_place(run, name)) for name in run.recipe.stages]
         steps = [last_step(folder) for _, folder in stages]
         here = self.training.running(place)
@@ -90,7 +95,7 @@ class Room:
             "parameters": run.parameters,
             "step": sum(step for step, _ in steps),
             "steps": sum(settings.steps for settings in run.recipe.stages.values()),
-            "seconds": run.seconds or sum(seconds for _, seconds in steps),
+            "seconds": plain(run.seconds) or sum(seconds for _, seconds in steps),
             "figures": figures(run),
             "said": _complaint(self.training.said(place)) if state == "stopped" else "",
         }
@@ -100,7 +105,7 @@ class Room:
         place = self.place(request.path_params["run"])
         run = self.read(place)
         described = self.described(place)
-        if isinstance(run, str):
+        if isinstance(run, str) or described["state"] == "unreadable":
             return {**described, "stages": {}}
         stages = {
             name: since(stage_place(run, name), request.query_params.get(f"mark.{name}", ""))
@@ -112,7 +117,7 @@ class Room:
             "checkpoint": newest({name: stage_place(run, name) for name in run.recipe.stages}),
             "toml": to_toml(run.recipe.to_table()),
             "report": (place / REPORT).is_file(),
-            "notes": list(run.notes),
+            "notes": [str(note) for note in run.notes],
             "again": command("--config", str(place / RECIPE), "--folder", f"{place}-again"),
             "python": again_in_python(place),
         }
@@ -228,6 +233,10 @@ def compared_in_python(places: list[Path]) -> str:
 
 def _order(place: Path) -> tuple[float, str]:
     return -(place / RECIPE).stat().st_mtime, place.name
+
+
+def _unread(problem: Exception) -> str:
+    return f"its files cannot be read: {problem}" if isinstance(problem, AttributeError | TypeError) else str(problem)
 
 
 def _complaint(text: str) -> str:

@@ -11,22 +11,24 @@ import torch
 from qkv.loop import restored
 from qkv.loop.store import Store
 from qkv.recipes import open_run
-from qkv.recipes.run import stage_folder
+from qkv.recipes.run import RECIPE, stage_folder
 from qkv.recipes.system import Task
 from qkv.recipes.systems import system
+from qkv.studio.stamps import Stamp, stamp
 
-_built: dict[str, Task] = {}  # the data of the run that was asked for last
+_built: dict[tuple[str, Stamp], Task] = {}  # the data of the run that was asked for last
 
 
 def work(request: dict[str, Any], say: Callable[..., None]) -> None:
     """Says the stage and the step of the newest checkpoint that can be read, and rows of what its model does."""
     torch.set_num_threads(1)  # the others belong to the run
     place = Path(request["place"])
-    if request["place"] not in _built:
+    known = str(place), stamp(place / RECIPE)
+    if known not in _built:
         _built.clear()
         recipe = open_run(place).recipe
-        _built[request["place"]] = system(recipe.system).build(recipe)
-    task = _built[request["place"]]
+        _built[known] = system(recipe.system).build(recipe)
+    task = _built[known]
     for stage in reversed(task.stages):
         store = Store(stage_folder(place, task, stage))
         for step in reversed(store.steps()):

@@ -17,11 +17,14 @@ export interface Shown {
 }
 
 export function linked(session: Session, shown: Shown): State {
-  const { text = "", target = "", sample } = session.given ?? {};
+  const { text = "", target = "", sample, shorten, file, name } = session.given ?? {};
   return {
     model: session.opened?.id ?? "",
     text: text.length <= LETTERS ? text : "",
+    lost: text.length > LETTERS ? "a long text" : file ? `the file ${name ?? ""}`.trim() : "", // an input that the address cannot keep
     target,
+    shorten: shorten ? "1" : "",
+    before: session.before && session.altered ? "1" : "",
     sample: sample === undefined ? "" : String(sample),
     layer: String(shown.layer),
     head: String(shown.head),

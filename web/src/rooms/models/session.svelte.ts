@@ -32,7 +32,9 @@ export class Session {
   beta = $state<Record<string, number>>({}); // "", "layer" or "layer.head" → factor
   cut = $state<Edge[]>([]);
   before = $state(false); // whether the maps before the change are shown
+  kindless = $state(""); // why the kinds of heads cannot be had
   private asked = 0;
+  private asking = 0;
 
   get shown(): Seen | null {
     return this.changed && !this.before ? this.changed : this.plain;
@@ -62,7 +64,7 @@ export class Session {
   private clear(): void {
     this.plain = this.changed = this.kinds = this.told = null;
     this.small = {};
-    this.problem = "";
+    this.problem = this.kindless = "";
     this.long = null;
   }
 
@@ -101,26 +103,31 @@ export class Session {
       this.plain = seen;
       this.told = seen.told;
       this.busy = "";
-      await Promise.all([this.fetch(seen, still), this.find(seen, still)]);
+      const shown = () => this.plain === seen; // a change that is made meanwhile does not end it
+      await Promise.all([this.fetch(seen, shown), this.find(seen, shown)]);
       if (this.altered && still()) await this.apply();
     });
   }
 
-  private async find(seen: Seen, still: () => boolean): Promise<void> {
+  private async find(seen: Seen, shown: () => boolean): Promise<void> {
     if (!seen.tells_kinds) return; // a long input's maps are there all the same
-    const kinds = await post<Kinds>("/api/models/kinds", { look: seen.look });
-    if (still()) this.kinds = kinds;
+    try {
+      const kinds = await post<Kinds>("/api/models/kinds", { look: seen.look });
+      if (shown()) this.kinds = kinds;
+    } catch (problem) {
+      if (shown()) this.kindless = (problem as Error).message;
+    }
   }
 
-  private async fetch(seen: Seen, still: () => boolean): Promise<void> {
+  private async fetch(seen: Seen, shown: () => boolean): Promise<void> {
     const found: Record<number, Small> = {};
     this.small = { ...this.small, [seen.look]: found };
     for (const layer of [...seen.layers.keys(), ...(seen.rolls ? [-1] : [])]) {
-      if (!still()) return;
+      if (!shown()) return;
       const { arrays } = await maps<{ layer: number }>("/api/models/layer", { look: seen.look, layer, size: SMALL });
       const [heads, rows, columns] = arrays.maps.shape;
       found[layer] = { heads, rows, columns, data: arrays.maps.data as Float32Array };
-      if (still()) this.small = { ...this.small, [seen.look]: { ...found } };
+      if (shown()) this.small = { ...this.small, [seen.look]: { ...found } };
     }
   }
 
@@ -142,16 +149,17 @@ export class Session {
       this.problem = "";
       this.changed = seen;
       this.told = seen.told;
-      await this.fetch(seen, still);
+      await this.fetch(seen, () => this.changed === seen);
     });
   }
 
   // The answers at a place: of the changed model if there is one.
   async ask(place: number): Promise<void> {
+    const mine = ++this.asking;
     const seen = this.changed ?? this.plain;
     if (!seen || seen.told.places < 2 || this.told?.place === place) return;
     const told = await post<Told>("/api/models/answers", { look: seen.look, place }).catch(() => null);
-    if (told && (this.changed ?? this.plain) === seen) this.told = told;
+    if (told && mine === this.asking && (this.changed ?? this.plain) === seen) this.told = told;
   }
 
   toggle(head: string): void {

@@ -79,7 +79,20 @@ export interface Seen {
   second: number | null; // of a recording: how long a token is
   told: Told;
   effect: Effect | null;
-  reproduce: { command: string; flags: string; where: string; given: string; open: string[]; change: string[] };
+  reproduce: Reproduced;
+}
+
+export interface Reproduced {
+  command: string;
+  last: string; // of the command, after all options
+  text: string; // what text.txt holds, where the command reads it
+  flags: string;
+  where: string;
+  given: string;
+  target: string;
+  open: string[];
+  change: string[];
+  effect: string;
 }
 
 export interface Head {
@@ -87,7 +100,7 @@ export interface Head {
   head: number;
   kind: string;
   letter: string;
-  score: number;
+  score: number | null;
   offset: number | null;
   scores: Record<string, number | null>;
 }
@@ -134,6 +147,7 @@ export interface Given {
   file?: string;
   name?: string;
   sample?: number;
+  beside?: string; // the look whose target it shares
 }
 
 // A token as it can be read on a line: blanks shown, control characters as dots.

@@ -34,3 +34,10 @@ export function pieces(written: string): Piece[] {
   });
   return found.map((piece) => ({ ...piece, text: minus(piece.text) }));
 }
+
+// The value of a cell that is a number or a fraction of two; null where it is neither.
+export function valued(cell: string): number | null {
+  const parts = cell.split("/").map((part) => (part.trim() ? Number(part) : NaN));
+  const value = parts.length === 1 ? parts[0] : parts.length === 2 ? parts[0] / parts[1] : NaN;
+  return Number.isFinite(value) ? value : null;
+}

@@ -73,6 +73,7 @@ class Playing {
   shown = $state(0); // how many pictures there were
   saved = $state.raw<State | null>(null); // X and its W, set aside when vectors are moved themselves
   private turn = 0;
+  private worked: State | null = null; // whose exact working was asked for last
   private resting: ReturnType<typeof setTimeout> | undefined;
   private latest = new Latest<Question, Awaited<ReturnType<typeof maps<any>>>>(
     (question) => maps<any>("/api/playground/numbers", { ...asked(question.state), query: question.query, head: question.head }),
@@ -162,6 +163,7 @@ class Playing {
       scores: tables("scores"), scaled: tables("scaled"), weights: tables("weights"),
     };
     this.shown += 1;
+    if (this.worked !== state) this.settle(); // the hand may have rested before the numbers came
     void tick().then(() => requestAnimationFrame(() => setTimeout(() => (this.took = performance.now() - since))));
   }
 
@@ -170,11 +172,13 @@ class Playing {
     const state = this.state!;
     const link = await this.link();
     if (place.room === "playground") place.keep(link);
-    if (this.bad.length || this.problem || this.exact?.of === state) return;
+    if (this.bad.length || this.problem || this.worked === state) return;
+    this.worked = state;
     try {
       const found = await post<Omit<Exact, "of">>("/api/playground/exact", asked(state));
       if (this.state === state) this.exact = { ...found, of: state };
     } catch (problem) {
+      this.worked = null;
       if (this.state === state) this.problem = (problem as Error).message;
     }
   }
