@@ -48,7 +48,7 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
         step, look = step_seconds(task, stage, settings)
         seconds = 60 * minutes * share * SPARE
         looks = looks_in(seconds, look)
-        count = max(int((seconds - (looks + 1) * look) / step), looks)
+        count = max(int((seconds - (looks + 1) * look) / step), LOOKS)
         fitted[stage.name] = of_steps(settings, count, looks=looks)
         note(f"{stage.name}: {step * 1000:.0f} ms a step, so {count:,} steps fit into {60 * minutes * share:.0f} s")
     return replace(task, recipe=replace(task.recipe, stages=fitted))
