@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from qkv.show.numbers import finite
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +34,4 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+    return finite(value)
