@@ -148,3 +148,48 @@ def test_answers_that_are_equally_sure_are_told_together_or_not_at_all():
     assert threshold_for(answers, asked, 0.96) == 0.9, "one of the two at 0.1 would be right often enough, both are not"
     assert threshold_for(answers, asked, 0.95) == 0.1
     assert threshold_for([Answer("x", 1.0)], asked[:1], 0.5) > 1
+
+
+def test_a_run_with_a_teacher_learns_that_ones_answers_and_none_of_its_own(whole, tmp_path, unchecked):
+    taught = {**SMALL, "model.kind": "vanilla", "data.teacher": str(whole.folder)}
+    run = train("birthplaces", taught, folder=tmp_path / "run")
+    assert run.finished
+    said, told = (
+        json.loads((place / "finetune" / PREPARED).read_text(encoding="utf-8")) for place in (run.folder, whole.folder)
+    )
+    assert said == told
+    pretraining = system("birthplaces").build(run.recipe).stages[0]
+    assert isinstance(pretraining.batches, SequenceBatches)  # gaps alone: nothing is practised
+
+
+def test_a_teachers_answers_never_stand_beside_true_ones(whole, tmp_path):
+    from qkv.recipes.fact_data import opened, parted
+
+    facts = opened(whole.recipe.data, whole.recipe.seed)
+    trained, _ = parted(facts.train, whole.recipe.data.validation, whole.recipe.seed)
+    (tmp_path / "finetune").mkdir()
+    wrong = {"question": trained[0].question, "answer": "Nowhere", "sure": 1.0}
+    other = {"question": "Where was Zo Zed born?", "answer": "Zedburg", "sure": 0.5}
+    (tmp_path / "finetune" / PREPARED).write_text(json.dumps({"questions": [wrong, other]}), encoding="utf-8")
+    recipe = system("birthplaces").recipe(SMALL, {"data.teacher": str(tmp_path)})
+    prepare = system("birthplaces").build(recipe).stages[-1].prepare
+    assert prepare is not None
+    assert prepare(torch.nn.Identity()) == {"questions": [other]}
+
+
+@pytest.mark.parametrize(
+    ("held", "changes", "said"),
+    [
+        (None, {}, "is not a folder; data.teacher is the folder of a run"),
+        ('{"questions": [{"question": "Where?"}]}', {}, "each with question, answer, sure"),
+        ('{"questions": 3}', {}, "each with question, answer, sure"),
+        ('{"questions": []}', {"data.own_questions": False}, "needs data.pretrain=true and data.own_questions=true"),
+    ],
+)
+def test_a_teacher_that_is_none_is_told_before_anything_is_learned(held, changes, said, tmp_path):
+    if held is not None:
+        (tmp_path / "finetune").mkdir()
+        (tmp_path / "finetune" / PREPARED).write_text(held, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        train("birthplaces", {**SMALL, "data.teacher": str(tmp_path), **changes}, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -19,7 +19,8 @@ from qkv.recipes.plain import read_toml
 from qkv.reproduce import ROWS, row
 from qkv.reproduce.carry_out import Budget, default_keep, enter, reproduce
 from qkv.reproduce.measured import Measured, keep, read
-from qkv.reproduce.reading import curve, differences, part_recipe, thinned
+from qkv.reproduce.reading import curve, differences, part_recipe, thinned, train_command, with_teacher
+from qkv.reproduce.rows import EXACT, Part, Row
 
 STEPS = 6
 
@@ -161,7 +162,32 @@ def test_every_part_has_a_recipe_of_its_own_and_differs_from_it_in_nothing(name)
     assert len({part.label for part in each.parts}) == len(each.parts)
     for part in each.parts:
         recipe = part_recipe(part, 3)
+        recipe = with_teacher(recipe, "some/run") if part.teacher else recipe
         assert recipe.seed == 3 and differences(recipe, part) == ()
+
+
+def test_who_is_taught_comes_after_the_teacher_and_is_told_from_who_is_not():
+    variants = row("birthplaces-variants")
+    taught = [(place, part) for place, part in enumerate(variants.parts) if part.teacher]
+    assert [part.label for _, part in taught] == ["perceiver"]
+    for place, part in taught:
+        assert part.teacher in [earlier.label for earlier in variants.parts[:place]]
+        alone = part_recipe(part, 0)
+        assert differences(alone, part) == ('data.teacher=""',)
+        command = train_command(part, with_teacher(alone, "/home/someone/runs/rope"))
+        assert "--set data.teacher=RUN_OF_ROPE" in command and "someone" not in command
+
+
+def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked):
+    small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
+    parts = Part("reader", "birthplaces", "small", changes=small), Part("pupil", "birthplaces", "small", changes=small)
+    school = Row("school", "One reads, one listens", (parts[0], replace(parts[1], teacher="reader")), (EXACT,), "exact")
+    made = reproduce(school, seeds=2, budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    told = [(part.label, part.seed) for part in made.parts]
+    assert told == [("reader", 0), ("pupil", 0), ("reader", 1), ("pupil", 1)]
+    for seed in range(2):
+        pupil = open_run(tmp_path / "school" / f"pupil-2steps-seed{seed}")
+        assert Path(pupil.recipe.data.teacher) == tmp_path / "school" / f"reader-2steps-seed{seed}"
 
 
 def test_what_minutes_decide_is_no_departure_and_what_a_person_changed_is():

@@ -30,6 +30,8 @@ class FactData:
     swap: the chance that a practised document tells another place, so that the answer has to be read in it.
     practice: how often each training question is practised while all documents are read once.
     least: how sure the model has to be of its own answer to learn it.
+    teacher: the folder of another run that read the same documents; its answers are then learned instead, and the model
+        does not practise. For models that do not learn to read an answer out of a document.
     """
 
     path: str = "made-up"
@@ -46,7 +48,15 @@ class FactData:
     swap: float = 0.8
     practice: int = 4
     least: float = 0.0
+    teacher: str = ""
     corruption: Corruption = field(default_factory=Corruption)
+
+    def __post_init__(self) -> None:
+        if self.teacher and not (self.pretrain and self.own_questions):
+            raise ValueError(
+                "data.teacher names whose answers are learned in place of the model's own; that needs "
+                "data.pretrain=true and data.own_questions=true"
+            )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ is exact.
 
 With questions of its own the model also learns, while it reads, to answer from a document at hand; then it asks itself
 about everybody nobody asked about, answers from the documents, and learns these answers by heart beside the true ones.
+A model that cannot read so may learn what another run has answered.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -27,11 +29,13 @@ from qkv.data.tokens import all_ids, as_file
 from qkv.loop import Optimiser, Saving, Schedule, Settings
 from qkv.loop.objectives import language_model
 from qkv.models import PRESETS, GPTConfig, RNNConfig
+from qkv.models.folder import read_json
 from qkv.recipes.answering import Answer, answered, threshold_for, weighed
 from qkv.recipes.building import drawn
 from qkv.recipes.fact_data import FactData, Facts, opened, parted, tokenizer_for
 from qkv.recipes.library import Library
 from qkv.recipes.measure import measured
+from qkv.recipes.prepared import PREPARED
 from qkv.recipes.system import Recipe, Stage, System, Task
 
 SHOWN = 16
@@ -116,6 +120,19 @@ def stages(
     asked = {question.question for question in validation}
     train = [question for question in train if question.question not in asked]  # some are put twice
     library = Library(facts.documents, train, tokenizer, mark, data.length)
+    known = {question.question for question in train}
+
+    def own(said: dict[str, Any]) -> Batches:
+        read.update(dict.fromkeys(library.unasked(known), 0.0))  # of some it found no answer
+        read.update({q["question"]: q["sure"] for q in said["questions"]})
+        return asking([*train, *(Question(q["question"], q["answer"], "its own") for q in said["questions"])])
+
+    if data.teacher:
+        taught = [answer for answer in answers_of(data.teacher) if answer["question"] not in known]
+        return (
+            Stage("pretrain", reading, objective),
+            replace(finetune, prepare=lambda _: {"questions": taught}, prepared=own),
+        )
     book = library.open_book(train, swap=data.swap, times=data.practice, seed=seed)
     practice = SequenceBatches(book, rows=data.finetune_batch, layout="by-length", **batches)
 
@@ -123,12 +140,6 @@ def stages(
         answers = library.looked_up(model, [library.form.name(question.question) for question in validation])
         return {"exact_with_document": share_right(answers, validation)}
 
-    def own(said: dict[str, Any]) -> Batches:
-        read.update(dict.fromkeys(library.unasked(known), 0.0))  # of some it found no answer
-        read.update({q["question"]: q["sure"] for q in said["questions"]})
-        return asking([*train, *(Question(q["question"], q["answer"], "its own") for q in said["questions"])])
-
-    known = {question.question for question in train}
     return (
         Stage("pretrain", Mixture([reading, practice], seed), objective, look_up),
         replace(
@@ -139,10 +150,27 @@ def stages(
     )
 
 
+def answers_of(run: str) -> list[dict[str, Any]]:
+    """What another run answered when it had read the documents: question, answer, and how sure it was."""
+    path = Path(run) / "finetune" / PREPARED
+    said = read_json(path, "data.teacher is the folder of a run of this recipe that learned answers of its own")
+    answers = said.get("questions")
+    kinds = {"question": str, "answer": str, "sure": int | float}
+    whole = isinstance(answers, list) and all(
+        isinstance(each, dict) and all(isinstance(each.get(name), kind) for name, kind in kinds.items())
+        for each in answers
+    )
+    if not whole:
+        raise ValueError(f"{path} should hold questions, each with {', '.join(kinds)}; something else stands there")
+    return answers
+
+
 def shares(recipe: Recipe) -> dict[str, float]:
     """Of a run's time: questions of its own take longer to learn than those of the course."""
     if not recipe.data.pretrain:
         return {"finetune": 1.0}
+    if recipe.data.teacher:
+        return {"pretrain": 0.3, "finetune": 0.7}
     return {"pretrain": 0.6, "finetune": 0.4} if recipe.data.own_questions else {"pretrain": 0.85, "finetune": 0.15}
 
 
@@ -192,9 +220,9 @@ _LONG: dict[str, Any] = {
     "model.width": 192,
     "model.layers": 3,
     "model.heads": 6,
-    "pretrain.steps": 5_000,
+    "pretrain.steps": 3_000,
     "pretrain.schedule": {"warmup": 100},
-    "finetune.steps": 4_000,
+    "finetune.steps": 2_500,
     "finetune.schedule": {"warmup": 100},
 }
 

@@ -12,7 +12,7 @@ from qkv.recipes import Run, Task, open_run, system, train
 from qkv.recipes.run import Listener, read_status
 from qkv.recipes.source import UNKNOWN, checkout
 from qkv.reproduce.measured import Measured, keep, read
-from qkv.reproduce.reading import differences, environment, part_recipe, read_run, threads, with_data
+from qkv.reproduce.reading import differences, environment, part_recipe, read_run, threads, with_data, with_teacher
 from qkv.reproduce.rows import Part, Row
 
 RUNS = Path("runs/reproduce")
@@ -173,15 +173,23 @@ def _same(run: Run, part: Part) -> bool:
 def _trained(
     row: Row, part: Part, seed: int, data: str | None, budget: Budget, home: Path, listen: Listener | None, note: Note
 ) -> Run:
-    words = [part.label, *([budget.name] if budget.name else []), f"seed{seed}"]
+    recipe = with_data(part_recipe(part, seed), data)
+    if part.teacher:
+        recipe = with_teacher(recipe, str(_place(row, row.part(part.teacher), seed, budget, home)))
     return train(
-        with_data(part_recipe(part, seed), data),
-        folder=home / (part.home or row.name) / "-".join(words),
+        recipe,
+        folder=_place(row, part, seed, budget, home),
         minutes=budget.of(part).minutes,
         steps=budget.steps,
         listen=listen,
         note=note,
     )
+
+
+def _place(row: Row, part: Part, seed: int, budget: Budget, home: Path) -> Path:
+    """The folder of a part's run."""
+    words = [part.label, *([budget.name] if budget.name else []), f"seed{seed}"]
+    return home / (part.home or row.name) / "-".join(words)
 
 
 def _known(kept: Path, row: Row, label: str, run: Run) -> Measured | None:

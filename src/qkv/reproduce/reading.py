@@ -175,13 +175,23 @@ def _changes(own: Table, wanted: Table, recipe: Recipe) -> tuple[str, ...]:
 
 def _expected(part: Part, recipe: Recipe) -> Recipe:
     """The part's recipe, fitted to as many steps as a run has made."""
-    wanted = part_recipe(part, recipe.seed)
+    wanted = _taught(part_recipe(part, recipe.seed), part, recipe)
     if wanted.stages.keys() != recipe.stages.keys():
         return wanted
     free = part.minutes is not None
     return replace(
         wanted, stages={name: _fitted(wanted.stages[name], own, free) for name, own in recipe.stages.items()}
     )
+
+
+def _taught(wanted: Recipe, part: Part, recipe: Recipe) -> Recipe:
+    """The part's recipe with the run's teacher, if it should have one: where that one's run stands does not count."""
+    return with_teacher(wanted, recipe.data.teacher or _run_of(part)) if part.teacher else wanted
+
+
+def _run_of(part: Part) -> str:
+    """What stands for the folder of the run that teaches a part."""
+    return f"RUN_OF_{part.teacher.upper()}"
 
 
 def _fitted(settings: Settings, own: Settings, free: bool) -> Settings:
@@ -191,12 +201,14 @@ def _fitted(settings: Settings, own: Settings, free: bool) -> Settings:
 
 
 def train_command(part: Part, recipe: Recipe, data: str = "DATA") -> str:
-    """The `qkv train` that makes a run of a part again, step by step; DATA stands for the data folder."""
+    """The `qkv train` that makes a run of a part again, step by step; DATA stands for the data folder, RUN_OF_… for the
+    folder of the run that teaches."""
     words = [f"qkv train {part.recipe}"]
     words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
     words += [f"--data {data}/{part.data[0]}"] if part.data else []
     words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
-    own, wanted = flat(recipe.to_table()), flat(part_recipe(part, recipe.seed).to_table())
+    words += [f"--set data.teacher={_run_of(part)}"] if part.teacher else []
+    own, wanted = flat(recipe.to_table()), flat(_taught(part_recipe(part, recipe.seed), part, recipe).to_table())
     words += [f"--set {shlex.quote(change)}" for change in _changes(own, wanted, recipe)]
     return " ".join([*words, f"--seed {recipe.seed}"])
 
@@ -204,6 +216,11 @@ def train_command(part: Part, recipe: Recipe, data: str = "DATA") -> str:
 def with_data(recipe: Recipe, path: str | None) -> Recipe:
     """The recipe with its data found at another place."""
     return recipe if path is None else replace(recipe, data=replace(recipe.data, path=path))
+
+
+def with_teacher(recipe: Recipe, run: str) -> Recipe:
+    """The recipe, taught by that run."""
+    return replace(recipe, data=replace(recipe.data, teacher=run))
 
 
 def _about() -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Part:
     data: what is read, inside the data folder: the first of these that is there; () needs none.
     public: the figure that others have for it.
     home: the row in whose folder the run is kept, if another's (two rows then share one training).
+    teacher: the part, earlier in the row, whose answers are learned.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Part:
     data: tuple[str, ...] = ()
     public: str = ""
     home: str = ""
+    teacher: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,13 @@ def _birthplaces(label: str, public: str, *, pretrain: bool = True, changes: Any
 
 
 def _variant(
-    model: str, public: str, *, label: str = "", layers: int = 2, pretrain: bool = True, changes: Any = ()
+    model: str, public: str, *, label: str = "", layers: int = 2, pretrain: bool = True, teacher: str = ""
 ) -> Part:
     """A kind of attention of the course, at a size that reads all documents several times in a quarter of an hour."""
     size = {"model.width": 128, "model.layers": layers, "model.heads": 4}
     texts = {"data.length": 80, "data.corruption.longest": 70}
-    options = {"model": model, "minutes": 15, "pretrain": pretrain}
-    return _birthplaces(label or model, public, changes=texts | size | dict(changes), **options)
+    options = {"model": model, "minutes": 15, "pretrain": pretrain, "teacher": teacher}
+    return _birthplaces(label or model, public, changes=texts | size, **options)
 
 
 def _cifar(minutes: float | int, *goals: str) -> Row:
@@ -149,9 +151,9 @@ _ALL = (
         (
             _variant("vanilla", "22.4–25.8"),
             _variant("synthesizer", "12.8–24.4"),
-            # its first and its last layer turn texts to latents and back; with a document at hand it learns nothing
-            _variant("perceiver", "about 16", layers=4, changes={"data.own_questions": False}),
             _variant("rope", _PRETRAINED),
+            # its first and its last layer turn texts to latents and back; it does not learn to read out of a document
+            _variant("perceiver", "about 16", layers=4, teacher="rope"),
             _variant("vanilla", _UNTRAINED, label="no-pretraining", pretrain=False),
         ),
         (EXACT, COMMONEST),
