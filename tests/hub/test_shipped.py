@@ -62,6 +62,8 @@ def test_the_commands_take_their_names(capsys, unchecked):
 def test_a_name_that_is_not_there_is_one_sentence():
     with pytest.raises(ValueError, match="no model 'qkv:digit' comes with qkv; did you mean qkv:digits"):
         qkv.load("qkv:digit")
+    with pytest.raises(ValueError, match="no folder digits; the model that comes with qkv is qkv:digits"):
+        qkv.load("digits")
     with pytest.raises(ValueError, match=r"no model 'qkv:\.\./digits' comes with qkv"):
         qkv.load("qkv:../digits")
 

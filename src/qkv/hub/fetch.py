@@ -29,6 +29,8 @@ def resolve(path_or_id: str | Path) -> Path:
     name = os.fspath(path_or_id)
     if isinstance(path_or_id, Path) or not HUB_ID.fullmatch(name) or name.endswith((".bin", ".safetensors", ".json")):
         raise ValueError(f"there is nothing at {path_or_id}; expected a model's folder, a llama2.c file or a hub id")
+    if shipped.PREFIX + name in shipped.names():
+        raise ValueError(f"there is no folder {name}; the model that comes with qkv is {shipped.PREFIX}{name}")
     return _fetched(name)
 
 
