@@ -164,7 +164,7 @@ TRANSLATE = System(
             heads=4,
             hidden=512,
             order="pre",
-            dropout=0.2,
+            dropout=0.15,
             attention_dropout=0.0,
         ),
         "rnn-attention": RNNSeq2SeqConfig(vocab=1, width=256, hidden=512),
