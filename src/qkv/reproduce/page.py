@@ -17,7 +17,7 @@ SCALE = 1.8  # pixels of a picture for each of its points
 BEGINNING = """# Results
 
 Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is measured by the command that it names.
-`DATA` is a folder with the data (docs/train.md says where to get it).
+`DATA` is a folder with the data (docs/train.md says where to get it), `RUN_OF_…` the folder of that part's run.
 
 Minutes are minutes of training, evaluations on the way included, the test not. A row of so many minutes makes as many
 steps as fit into them on all cores of a quiet machine; trained on one core, or beside other work, the same steps take
@@ -124,6 +124,11 @@ def _section(row: Row, parts: Sequence[Measured], folder: str) -> list[str]:
         f"- {part.label}, seed {part.seed}, departs from the row: {', '.join(part.differs)}"
         for part in parts
         if part.differs
+    ]
+    lines += [
+        f"- {part.label} learns what {part.teacher} answered when it had read; {part.teacher}'s minutes come on top"
+        for part in row.parts
+        if part.teacher and part.label in by_label(parts)
     ]
     lines += ["", *dict.fromkeys(_machine(part) for part in parts)]
     return lines
