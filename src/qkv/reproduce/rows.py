@@ -173,7 +173,7 @@ _ALL = (
     Row(
         "answers",
         "How far answers can be trusted: the surest of the dev questions, and questions about people never read of",
-        (_birthplaces("ours", "", home="birthplaces-60"),),
+        (_birthplaces("ours", "", preset="long", home="birthplaces"),),
         ANSWERS,
         "exact",
         "90 %, 80 % right; 80 % of strangers refused",
