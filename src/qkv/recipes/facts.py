@@ -154,13 +154,11 @@ def answers_of(run: str) -> list[dict[str, Any]]:
     """What another run answered when it had read the documents: question, answer, and how sure it was."""
     path = Path(run) / "finetune" / PREPARED
     said = read_json(path, "data.teacher is the folder of a run of this recipe that learned answers of its own")
-    answers = said.get("questions")
-    kinds = {"question": str, "answer": str, "sure": int | float}
-    whole = isinstance(answers, list) and all(
+    answers, kinds = said.get("questions"), {"question": str, "answer": str, "sure": int | float}
+    if not isinstance(answers, list) or not all(
         isinstance(each, dict) and all(isinstance(each.get(name), kind) for name, kind in kinds.items())
         for each in answers
-    )
-    if not whole:
+    ):
         raise ValueError(f"{path} should hold questions, each with {', '.join(kinds)}; something else stands there")
     return answers
 
