@@ -126,7 +126,7 @@ def _section(row: Row, parts: Sequence[Measured], folder: str) -> list[str]:
         if part.differs
     ]
     lines += [
-        f"- {part.label} learns what {part.teacher} answered when it had read; {part.teacher}'s minutes come on top"
+        f"- {part.label} learns what {part.teacher} answered after reading; {part.teacher}'s minutes come on top"
         for part in row.parts
         if part.teacher and part.label in by_label(parts)
     ]
