@@ -120,7 +120,8 @@ def test_a_run_trained_by_hand_is_entered_with_the_command_that_makes_it_again(d
     assert run(words) == 2  # its steps are not the row's
     assert "--label says which: vit" in capsys.readouterr().err
     assert run([*words, "--label", "vit", "--peak", "100"]) == 0
-    assert f"train.steps={STEPS}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"train.steps={STEPS}" in shown and "the aim: 97 %" in shown
     (entered,) = read(tmp_path, "digits")
     (_, own) = read(home / "kept", "digits")
     assert entered.command.startswith(f"qkv train vit-digits --set train.steps={STEPS} --set ")

@@ -148,12 +148,16 @@ def _show(found: "Reproduced", json: bool) -> None:
     from qkv.cli.tables import grid
     from qkv.reproduce.page import table
 
+    row = found.row
     if found.parts:
-        out().print(grid(table(found.row, found.parts)))
+        out().print(grid(table(row, found.parts)))
         for part in found.parts:
             if part.differs:
                 said = f"{part.label}, seed {part.seed}, departs from the row: {', '.join(part.differs)}"
                 out().print(Text(said, style="dim"))
+        goals = [f"{said}: {goal}" for said, goal in (("within reach", row.reach), ("the aim", row.aim)) if goal]
+        if goals:
+            out().print(Text("; ".join(goals), style="dim"))
     if found.stopped:
         out().print(f"stopped ({found.stopped}); the same command goes on", markup=False)
     elif found.kept is not None:

@@ -13,7 +13,8 @@ def grid(table: "Table") -> Grid:
     shown = Grid(title=table.title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for index, column in enumerate(table.columns):
         word = max(map(len, column.heading.split()), default=0)  # headings are broken between words only
-        shown.add_column(column.heading, justify="left" if index == 0 else "right", min_width=word)
+        side = "left" if index == 0 else "right"
+        shown.add_column(column.heading, justify=side, min_width=word, overflow="fold")  # broken, but never cut off
     for row in table.shown():
         shown.add_row(*row)
     return shown
