@@ -73,7 +73,7 @@ def _show(report: "Report") -> None:
         out().print(Text(part.about))
         for table in part.tables:
             out().print()
-            out().print(grid(table))
+            out().print(grid(table, out().width))
         for note in part.notes:
             out().print(Text(note))
         if part.absent:

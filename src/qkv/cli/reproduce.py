@@ -150,7 +150,7 @@ def _show(found: "Reproduced", json: bool) -> None:
 
     row = found.row
     if found.parts:
-        out().print(grid(table(row, found.parts)))
+        out().print(grid(table(row, found.parts), out().width))
         for part in found.parts:
             if part.differs:
                 said = f"{part.label}, seed {part.seed}, departs from the row: {', '.join(part.differs)}"
