@@ -4,6 +4,7 @@ import cmath
 import math
 import pickle
 import wave
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from qkv.data.spoken import Spoken, SpokenStrings, read_spoken
 from qkv.data.wav import Sound, read_sound, write_wav
 
 SMALL = Mel(rate=800, bands=5, window=0.04, hop=0.02)
+FOLLOWING = replace(SMALL, fade=30.0)  # its loudest fades within the samples of a test
 
 
 def write(path, frames, *, width, channels=1, rate=8000):
@@ -92,24 +94,50 @@ def test_a_tone_lights_the_band_that_holds_it():
         assert bank[round(hertz * mel.size / 8000), loudest] > 0.3
 
 
+def test_energy_in_shares_of_the_loudest_is_the_recursion():
+    mel = replace(SMALL, fade=90.0, quiet=2.0, floor=0.1)
+    samples = torch.randn(600) * torch.linspace(0, 30, 600).sin() ** 4  # loud and soft by turns
+    samples[300:400] = 0.0
+    energy = (replace(SMALL, floor=1e-12)(samples)).double().exp()
+    loudest, expected, fading = mel.quiet, [], 10 ** (-mel.fade * mel.hop / 10)
+    ruled = set()
+    for row in energy:
+        told = {"quiet": mel.quiet, "now": float(row.mean()), "before": loudest * fading}
+        ruled.add(max(told, key=told.__getitem__))
+        loudest = max(told.values())
+        expected.append((row / loudest + mel.floor).log())
+    assert ruled == {"quiet", "now", "before"}  # so that each case was tried
+    assert torch.allclose(mel(samples).double(), torch.stack(expected), atol=1e-4)
+
+
+def test_a_soft_voice_looks_like_a_loud_one():
+    mel = replace(SMALL, fade=5.0, floor=0.1)
+    samples = torch.randn(2, 500)
+    assert torch.allclose(mel(samples), mel(samples / 10), atol=1e-4)
+    assert not torch.allclose(SMALL(samples), SMALL(samples / 10), atol=1.0)
+    assert torch.isfinite(mel(torch.zeros(200))).all()
+
+
+@pytest.mark.parametrize("mel", [SMALL, FOLLOWING])
 @pytest.mark.parametrize("pieces", [[1] * 50, [7, 13, 80, 100], [200], [32, 16, 16, 136]])
-def test_a_stream_gives_the_frames_of_the_whole(pieces):
-    samples = torch.randn(sum(pieces))
-    waiting, frames, start = None, [], 0
+def test_a_stream_gives_the_frames_of_the_whole(mel, pieces):
+    samples = torch.randn(sum(pieces)) * torch.linspace(3, 0.01, sum(pieces))
+    state, frames, start = None, [], 0
     for size in pieces:
-        new, waiting = SMALL.stream(waiting, samples[start : start + size])
+        new, state = mel.stream(state, samples[start : start + size])
         frames.append(new)
         start += size
-    assert torch.allclose(torch.cat(frames), SMALL(samples), atol=1e-6)
+    assert torch.allclose(torch.cat(frames), mel(samples), atol=1e-5)
 
 
-def test_no_frame_sees_a_sample_after_its_window():
+@pytest.mark.parametrize("mel", [SMALL, FOLLOWING])
+def test_no_frame_sees_a_sample_after_its_window(mel):
     samples = torch.randn(400)
-    before = SMALL(samples)
+    before = mel(samples)
     samples[200:] = torch.randn(200)
-    whole = SMALL.frames(200)
-    assert torch.equal(SMALL(samples)[:whole], before[:whole])
-    assert not torch.allclose(SMALL(samples)[whole], before[whole])
+    whole = mel.frames(200)
+    assert torch.equal(mel(samples)[:whole], before[:whole])
+    assert not torch.allclose(mel(samples)[whole], before[whole])
 
 
 def test_silence_and_short_sounds_give_finite_numbers_or_none():
@@ -119,6 +147,8 @@ def test_silence_and_short_sounds_give_finite_numbers_or_none():
         Mel(rate=8000, bands=400)
     with pytest.raises(ValueError, match="hop ≤ window"):
         Mel(hop=0.5)
+    with pytest.raises(ValueError, match="fade is None or from 0 to 1000"):
+        Mel(fade=-1.0)
 
 
 def test_the_scale_of_training_data_brings_it_to_mean_0_and_deviation_1():

@@ -2,9 +2,11 @@
 
 Axes: n samples · t frames · k frequencies · f bands.
 
-A frame needs the samples of its own window and nothing else, so a stream gives the frames that the whole gives.
+A frame needs the samples of its own window and, if loudness is followed, what was loudest before it; nothing later,
+so a stream gives the frames that the whole gives.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,9 @@ from torch import Tensor
 class Mel:
     """Log-mel features: frame i is made of `window` seconds of sound from i·`hop` seconds on.
 
-    floor: what is added to the energy, so that silence has a logarithm.
+    floor: what is added to the energy, so that silence has a logarithm, and all that is much softer looks like silence.
+    fade: energy is divided by that of the loudest frame so far, so that a soft voice and a loud one look alike; the
+        loudest fades by so many decibels a second, down to `quiet` (mean of the bands). None: energy as it is.
     """
 
     rate: int = 8000
@@ -24,6 +28,8 @@ class Mel:
     window: float = 0.025
     hop: float = 0.010
     floor: float = 1e-5
+    fade: float | None = None
+    quiet: float = 0.005
 
     def __post_init__(self) -> None:
         if self.rate < 1 or self.bands < 1 or not 0 < self.hop <= self.window or self.floor <= 0:
@@ -31,6 +37,8 @@ class Mel:
                 f"rate and bands are 1 or more, 0 < hop ≤ window, floor above 0; got {self.rate}, {self.bands}, "
                 f"{self.hop}, {self.window} and {self.floor}"
             )
+        if self.quiet <= 0 or not (self.fade is None or 0 <= self.fade <= 1000):
+            raise ValueError(f"fade is None or from 0 to 1000, quiet above 0; got {self.fade} and {self.quiet}")
         empty = int((filterbank(self.rate, self.size, self.bands).sum(0) == 0).sum())
         if empty:
             raise ValueError(
@@ -59,8 +67,27 @@ class Mel:
 
     def __call__(self, samples: Float[Tensor, "*b n"]) -> Float[Tensor, "*b t f"]:
         """log(floor + Σ_k bank[k, f] · |FFT(window · samples)[k]|²) for each frame that the samples complete."""
+        return self.logarithm(self._in_bands(samples))
+
+    def logarithm(self, bands: Float[Tensor, "*b t f"]) -> Float[Tensor, "*b t f"]:
+        """log(floor + energy), the energy as it is or in shares of the loudest."""
+        return self._compared(bands, None)[0]
+
+    def _in_bands(self, samples: Tensor) -> Tensor:
         energy = self.energy(samples)
-        return (energy @ filterbank(self.rate, self.size, self.bands).to(energy) + self.floor).log()
+        return energy @ filterbank(self.rate, self.size, self.bands).to(energy)
+
+    def _compared(self, bands: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The logarithm, and of how loud the loudest was in the end. before: the same of what came before."""
+        if self.fade is None or bands.shape[-2] == 0:
+            return (bands + self.floor).log(), before
+        fading = self.fade * self.hop * math.log(10) / 10 * torch.arange(1, bands.shape[-2] + 1).to(bands)
+        quiet = bands.new_tensor(self.quiet).log()
+        loudest = (bands.mean(-1).log() + fading).cummax(-1).values
+        if before is not None:
+            loudest = torch.maximum(loudest, before[..., None])
+        loudest = torch.maximum(loudest - fading, quiet)
+        return (bands / loudest.exp()[..., None] + self.floor).log(), loudest[..., -1]
 
     def energy(self, samples: Float[Tensor, "*b n"]) -> Float[Tensor, "*b t k"]:
         """|FFT(window · samples)[k]|² for each frame that the samples complete."""
@@ -80,11 +107,19 @@ class Mel:
         kept = spectrum[..., :count]
         return torch.addcmul(kept.real.square(), kept.imag, kept.imag).mT
 
-    def stream(self, waiting: Tensor | None, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Feed a piece of sound of any length; get the frames it completes, and the samples that wait for the next."""
-        held = samples if waiting is None else torch.cat((waiting, samples), -1)
-        frames = self(held)
-        return frames, held[..., frames.shape[-2] * self.step :]
+    def stream(self, state: "MelState | None", samples: Float[Tensor, "*b n"]) -> tuple[Tensor, "MelState"]:
+        """Feed a piece of sound of any length; get the frames it completes, and the state to go on with."""
+        held = samples if state is None else torch.cat((state.samples, samples), -1)
+        frames, loudest = self._compared(self._in_bands(held), None if state is None else state.loudest)
+        return frames, MelState(held[..., frames.shape[-2] * self.step :], loudest)
+
+
+@dataclass(frozen=True)
+class MelState:
+    """Where a stream stands: samples that wait for the rest of their frame, and the logarithm of the loudest so far."""
+
+    samples: Tensor
+    loudest: Tensor | None
 
 
 def filterbank(rate: int, size: int, bands: int, warp: float = 1.0) -> Float[Tensor, "k f"]:

@@ -175,7 +175,7 @@ class SpokenStrings:
             bank = filterbank(mel.rate, mel.size, mel.bands, self.disguise.stretch(generator))
             banks.append(bank * self.disguise.tint(mel.bands, generator))
             unheard.append(self.disguise.unheard(length, mel.bands, mel.hop, generator))
-        features = self.scale((mel.energy(samples) @ torch.stack(banks) + mel.floor).log())
+        features = self.scale(mel.logarithm(mel.energy(samples) @ torch.stack(banks)))
         for row, (times, bands) in zip(features, unheard, strict=True):
             for stretch in times:
                 row[stretch.start : stretch.stop] = 0.0

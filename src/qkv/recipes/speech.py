@@ -44,7 +44,8 @@ class SpeechData:
     path: a folder of digit_speaker_number.wav; "tones" are machine-made digits.
     left_out: speakers that are not trained on; the last by name if none is given.
     fewest, most: digits in a string. strings: how many an epoch has; judged: how many validation and test have.
-    bands: of the log-mel features. noise: the loudest hiss in every string, as a share of full volume.
+    bands, floor, fade: of the log-mel features (see Mel).
+    noise: the loudest hiss in every string, as a share of full volume.
     alike: whether the strings of a training batch have equally many digits.
     disguise: how voices are changed in training.
     """
@@ -57,6 +58,8 @@ class SpeechData:
     judged: int = 200
     batch: int = 16
     bands: int = 40
+    floor: float = 1e-5
+    fade: float | None = None
     noise: float = 0.003
     alike: bool = True
     disguise: Disguise = field(default_factory=lambda: DISGUISE)
@@ -67,7 +70,7 @@ def build(recipe: Recipe) -> Task:
     """Read the recordings, build the model for their features."""
     data: SpeechData = recipe.data
     parts = opened(data)
-    mel = Mel(rate=parts.rate, bands=data.bands)
+    mel = Mel(rate=parts.rate, bands=data.bands, floor=data.floor, fade=data.fade)
     joined: dict[str, Any] = {"digits": (data.fewest, data.most), "noise": data.noise}
     changed: dict[str, Any] = {"alike": data.alike, "disguise": data.disguise, "seed": recipe.seed}
     train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, **changed, **joined)

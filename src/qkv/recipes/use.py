@@ -171,10 +171,10 @@ def spoken(tool: Tool, sound: Any, piece: float = 0.1) -> Iterator[Word]:
     scale = FeatureScale(tuple(purpose["mean"]), tuple(purpose["deviation"]))
     token = model.config.stack * mel.hop
     step = round(piece * mel.rate) if model.config.chunk is not None else len(sound.samples)
-    state, waiting, last, told = None, None, BLANK, 0
+    state, heard, last, told = None, None, BLANK, 0
     pieces = list(sound.samples.split(step))
     for number, samples in enumerate(pieces):
-        frames, waiting = mel.stream(waiting, samples)
+        frames, heard = mel.stream(heard, samples)
         final = number == len(pieces) - 1
         with torch.no_grad():
             if model.config.chunk is None:
