@@ -1,5 +1,6 @@
 """Recipes are data: resolved, changed, written down and read back; and each of them runs and learns."""
 
+import contextlib
 import json
 import math
 import signal
@@ -268,3 +269,24 @@ def test_a_signal_while_the_speed_is_measured_stops_before_anything_has_begun(tm
     run = train("vit-digits", folder=tmp_path / "run", minutes=1)
     assert (run.finished, run.stopped) == (False, "SIGTERM")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_speed_is_that_of_many_steps_and_not_of_the_first(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+
+    def tried(trying, lengths):
+        clock = pace._Clock(trying)
+        with contextlib.suppress(pace._EnoughError):
+            for seconds in lengths:
+                now[0] += seconds
+                clock.progress(None)
+        return len(clock.seconds), clock.step
+
+    count, step = tried(8.0, [1.0] * 3 + [0.1, 0.3] * 100)  # three slow ones to begin with, then short and long ones
+    assert 16 < count < 60 and step == pytest.approx(0.2, rel=0.05)
+    assert tried(0.0, [0.01] * 100)[0] == 16  # a short run: no fewer than these
+    assert tried(60.0, [9.0] * 100)[0] == 4  # slow ones: no more than it takes
+    patient = pace._Clock(None)
+    for _ in range(1000):
+        patient.progress(None)  # type: ignore[arg-type]

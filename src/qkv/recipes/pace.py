@@ -16,8 +16,9 @@ from qkv.recipes.building import at_work
 from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 
-TRIED = 16  # steps that are tried; the later half of them is timed
-LEAST, LONG = 4, 20.0  # steps that are tried at the least, where they take so many seconds
+TRIED, MOST_TRIED = 16, 500  # steps that are tried at the least and at the most; the first quarter is not timed
+TRYING = 0.02  # of a stage's time, at the least: batches differ, and a few steps tell little
+LEAST, LONG = 4, 20.0  # steps that are tried where they take so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
 MOST_MINUTES = 60 * 24 * 366
 LOOKS = 10  # evaluations of a run that is given minutes, at the most
@@ -45,8 +46,8 @@ def given(task: Task, minutes: float | int | None, steps: int | None, note: Call
     fitted = dict(task.recipe.stages)
     for stage in task.stages:
         share, settings = shares[stage.name], task.recipe.stages[stage.name]
-        step, look = step_seconds(task, stage, settings)
         seconds = 60 * minutes * share * SPARE
+        step, look = step_seconds(task, stage, settings, trying=TRYING * seconds)
         looks = looks_in(seconds, look)
         count = max(int((seconds - (looks + 1) * look) / step), LOOKS)
         fitted[stage.name] = of_steps(settings, count, looks=looks)
@@ -129,13 +130,17 @@ def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settin
     )
 
 
-def step_seconds(task: Task, stage: Stage, settings: Settings) -> tuple[float, float]:
-    """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away."""
+def step_seconds(task: Task, stage: Stage, settings: Settings, trying: float = 0.0) -> tuple[float, float]:
+    """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away.
+
+    trying: for how many seconds steps are tried, if there is only one process.
+    """
     world = World.here()
-    model, clock = at_work(task.model), _Clock(patient=world.size > 1)
+    alone = world.size == 1  # several processes end the trial together: after a number of steps
+    model, clock = at_work(task.model), _Clock(trying if alone else None)
     saving = replace(settings.saving, log_every=1, evaluate_every=0, checkpoint_every=0, best="")
     schedule = replace(settings.schedule, warmup=0, decay=None)
-    trial = replace(settings, steps=TRIED, saving=saving, schedule=schedule)
+    trial = replace(settings, steps=MOST_TRIED if alone else TRIED, saving=saving, schedule=schedule)
     with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
         outcome = train_stage(model, stage.batches, stage.objective, trial, folder, report=clock)
         if outcome.stopped:
@@ -158,19 +163,22 @@ class _EnoughError(Exception):
 
 
 class _Clock(Report):
-    """When steps ended. patient: it never ends the trial before time, which would leave other processes waiting."""
+    """When steps ended. trying: how many seconds the trial goes on; None: to its last step."""
 
-    def __init__(self, *, patient: bool) -> None:
+    def __init__(self, trying: float | None) -> None:
         self.seconds: list[float] = []
-        self.patient = patient
+        self.trying = trying
 
     @property
     def step(self) -> float:
-        """Seconds of a step; of the later half of those that were seen."""
-        timed = self.seconds[len(self.seconds) // 2 - 1 :]
+        """Seconds of a step; of those that were seen, but the first quarter."""
+        timed = self.seconds[len(self.seconds) // 4 :]
         return max((timed[-1] - timed[0]) / (len(timed) - 1), 1e-6) if len(timed) > 1 else 0.0
 
     def progress(self, progress) -> None:
         self.seconds.append(time.perf_counter())
-        if not self.patient and len(self.seconds) >= LEAST and self.seconds[-1] - self.seconds[0] > LONG:
+        if self.trying is None:
+            return
+        count, elapsed = len(self.seconds), self.seconds[-1] - self.seconds[0]
+        if (count >= TRIED and elapsed >= self.trying) or (count >= LEAST and elapsed > LONG):
             raise _EnoughError
