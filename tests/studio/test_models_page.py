@@ -112,6 +112,7 @@ def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids
 
 
 def test_the_rollout_is_reached_by_the_keys_and_shows_the_librarys_numbers(page, folders):
+    page.locator('[data-head="rollout"]').wait_for()  # it comes after the map
     page.locator('[data-head="1.3"]').focus()
     page.keyboard.press("ArrowDown")
     shows(page, -1, 0)
