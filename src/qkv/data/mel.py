@@ -37,8 +37,10 @@ class Mel:
                 f"rate and bands are 1 or more, 0 < hop ≤ window, floor above 0; got {self.rate}, {self.bands}, "
                 f"{self.hop}, {self.window} and {self.floor}"
             )
-        if self.quiet <= 0 or not (self.fade is None or 0 <= self.fade <= 1000):
-            raise ValueError(f"fade is None or from 0 to 1000, quiet above 0; got {self.fade} and {self.quiet}")
+        if not self.quiet > 0 or not (self.fade is None or 0 <= self.fade <= 1000):
+            raise ValueError(
+                f"fade is None or from 0 to 1000 decibels a second, quiet above 0; got {self.fade} and {self.quiet}"
+            )
         empty = int((filterbank(self.rate, self.size, self.bands).sum(0) == 0).sum())
         if empty:
             raise ValueError(
@@ -78,7 +80,7 @@ class Mel:
         return energy @ filterbank(self.rate, self.size, self.bands).to(energy)
 
     def _compared(self, bands: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The logarithm, and of how loud the loudest was in the end. before: the same of what came before."""
+        """The logarithm of the energy, and that of the loudest in the end. before: the loudest of what came before."""
         if self.fade is None or bands.shape[-2] == 0:
             return (bands + self.floor).log(), before
         fading = self.fade * self.hop * math.log(10) / 10 * torch.arange(1, bands.shape[-2] + 1).to(bands)

@@ -17,8 +17,8 @@ from qkv.recipes.system import Recipe, Stage, Task
 from qkv.recipes.systems import system
 
 TRIED, MOST_TRIED = 16, 500  # steps that are tried at the least and at the most; the first quarter is not timed
-TRYING = 0.02  # of a stage's time, at the least: batches differ, and a few steps tell little
-LEAST, LONG = 4, 20.0  # steps that are tried where they take so many seconds
+TRYING = 0.02  # of a stage's time: batches differ, and a few steps tell little
+LEAST, LONG = 4, 20.0  # so many steps are enough where they take longer than so many seconds
 SPARE = 0.97  # the rest is for logging and checkpoints
 MOST_MINUTES = 60 * 24 * 366
 LOOKS = 10  # evaluations of a run that is given minutes, at the most
@@ -130,7 +130,7 @@ def of_steps(settings: Settings, steps: int, looks: int | None = None) -> Settin
     )
 
 
-def step_seconds(task: Task, stage: Stage, settings: Settings, trying: float = 0.0) -> tuple[float, float]:
+def step_seconds(task: Task, stage: Stage, settings: Settings, trying: float) -> tuple[float, float]:
     """Seconds of a step and of an evaluation, measured on a copy of the model that is then thrown away.
 
     trying: for how many seconds steps are tried, if there is only one process.
