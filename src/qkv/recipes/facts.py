@@ -168,7 +168,7 @@ def shares(recipe: Recipe) -> dict[str, float]:
     if not recipe.data.pretrain:
         return {"finetune": 1.0}
     if recipe.data.teacher:
-        return {"pretrain": 0.3, "finetune": 0.7}
+        return {"pretrain": 0.5, "finetune": 0.5}
     return {"pretrain": 0.6, "finetune": 0.4} if recipe.data.own_questions else {"pretrain": 0.85, "finetune": 0.15}
 
 
