@@ -31,7 +31,7 @@ DISGUISE = Disguise(
     gain=(-20.0, 6.0),
     wobble=3.0,
     colour=6.0,
-    hiss=0.4,
+    hiss=0.1,
     time_masks=1.0,
     band_masks=2,
 )
@@ -58,8 +58,8 @@ class SpeechData:
     judged: int = 200
     batch: int = 16
     bands: int = 40
-    floor: float = 1e-5
-    fade: float | None = None
+    floor: float = 0.03
+    fade: float | None = 1.0
     noise: float = 0.003
     alike: bool = True
     disguise: Disguise = field(default_factory=lambda: DISGUISE)
