@@ -34,9 +34,18 @@ def place_of(page: Any, query: int, key: int) -> dict[str, float]:
 
 def at(page: Any, query: int, key: int) -> str:
     """The number that the page says of a cell of the large map."""
-    box, place = page.get_by_test_id("map").bounding_box(), place_of(page, query, key)
+    box, place = _settled(page), place_of(page, query, key)
     page.mouse.move(box["x"] + place["x"], box["y"] + place["y"])
     return page.get_by_test_id("weight").inner_text()
+
+
+def _settled(page: Any) -> dict[str, float]:
+    """Where the large map stands, once what is above it has stopped growing."""
+    before, box = None, page.get_by_test_id("map").bounding_box()
+    while box != before:
+        page.wait_for_timeout(50)
+        before, box = box, page.get_by_test_id("map").bounding_box()
+    return box
 
 
 def shows(page: Any, layer: int, head: int) -> None:
