@@ -19,6 +19,7 @@ from qkv.loop.journal import NAME as JOURNAL
 from qkv.loop.journal import Journal
 from qkv.loop.loader import load
 from qkv.loop.lock import claimed
+from qkv.loop.memory import keep_freed
 from qkv.loop.meter import Meter
 from qkv.loop.processes import World
 from qkv.loop.recompute import recomputed
@@ -53,6 +54,7 @@ def train(
     that is not finite is a `NotFiniteError`, raised before the update.
     """
     world, folder = World.here(), Path(folder)
+    keep_freed()
     settings = Settings.from_dict(json.loads(world.text(json.dumps(settings.as_dict()))))  # all by the first one's
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
