@@ -191,6 +191,18 @@ def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked
         assert Path(pupil.recipe.data.teacher) == tmp_path / "school" / f"reader-2steps-seed{seed}"
 
 
+def test_one_part_alone_is_trained_after_the_one_that_teaches_it(tmp_path, unchecked):
+    small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
+    parts = [Part(label, "birthplaces", "small", changes=small) for label in ("other", "reader", "pupil")]
+    school = Row("school", "One listens", (*parts[:2], replace(parts[2], teacher="reader")), (EXACT,), "exact")
+    made = reproduce(school, "pupil", budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    assert [part.label for part in made.parts] == ["reader", "pupil"]
+    assert made.parts[1].command == "qkv reproduce school --label pupil --steps 2"
+    made = reproduce(school, "other", budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    assert [part.label for part in made.parts] == ["other"]
+    assert [part.label for part in read(tmp_path / "kept", "school")] == ["other", "reader", "pupil"]
+
+
 def test_what_minutes_decide_is_no_departure_and_what_a_person_changed_is():
     part = row("cifar10-20").part("course")
     known = system("vit-cifar10")
@@ -224,7 +236,8 @@ def test_curves_are_thin_and_keep_their_end(done):
         (["cifar10-20", "--data", "."], ". has no cifar10.npz or cifar-10-batches-bin, which cifar10-20 reads"),
         (["digits", "--from", "docs"], "docs is not a run: it has no recipe.toml"),
         (["digits", "--from", "docs", "--seeds", "2"], "--seeds is for training one"),
-        (["digits", "--label", "vit"], "--label tells about a finished run: it goes with --from RUN"),
+        (["digits", "--label", "vti"], "digits has no part 'vti'; did you mean vit?"),
+        (["digits", "--commit", "abc"], "--commit tells about a finished run: it goes with --from RUN"),
         (["digits", "--peak", "9"], "--peak tells about a finished run"),
         (["--from", "docs"], "--from goes with the name of a row"),
         (["--draw", "--keep", "src"], "src has no results to draw"),

@@ -44,6 +44,7 @@ def reproduce(
         qkv reproduce
         qkv reproduce digits
         qkv reproduce cifar10-20 --data DATA --seeds 3
+        qkv reproduce cifar10-20 --data DATA --label ours
         qkv reproduce cifar10-20 --from runs/vit-cifar10-1 --label ours --data DATA
         qkv reproduce --draw
 
@@ -65,7 +66,7 @@ def reproduce(
     from_
         A finished run of `qkv train`: its figures are entered, and nothing is trained.
     label
-        Which part of the row that run is, if its recipe does not tell.
+        Which part of the row: the only one that is trained; with --from, which that run is, if its recipe does not tell.
     commit
         The commit of qkv that trained it, if the run does not tell.
     peak
@@ -92,9 +93,9 @@ def reproduce(
             raise ValueError(f"--from enters a run that is finished; --{used} is for training one")
         found = _entered(chosen, from_, label, data, keep, commit, peak, quiet or json)
     else:
-        if used := _used(label=label, commit=commit, peak=peak):
+        if used := _used(commit=commit, peak=peak):
             raise ValueError(f"--{used} tells about a finished run: it goes with --from RUN")
-        found = _run(chosen, data, 1 if seeds is None else seeds, minutes, steps, folder, keep, quiet, json)
+        found = _run(chosen, label, data, 1 if seeds is None else seeds, minutes, steps, folder, keep, quiet, json)
     _show(found, json)
     if draw and found.kept is not None and not found.stopped:
         _drawn(found.kept.parent, False, quiet=json)
@@ -114,13 +115,14 @@ def _note(quiet: bool):
     return note
 
 
-def _run(row, data, seeds, minutes, steps, folder, keep, quiet: bool, json: bool) -> "Reproduced":
+def _run(row, label, data, seeds, minutes, steps, folder, keep, quiet: bool, json: bool) -> "Reproduced":
     from qkv.cli.progress import listener
     from qkv.reproduce.carry_out import RUNS, Budget
     from qkv.reproduce.carry_out import reproduce as carry_out
 
     return carry_out(
         row,
+        label,
         data=data,
         seeds=seeds,
         budget=Budget(minutes, steps),

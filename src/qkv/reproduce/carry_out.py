@@ -60,6 +60,7 @@ class Reproduced:
 
 def reproduce(
     row: Row,
+    label: str | None = None,
     *,
     data: Path | None = None,
     seeds: int = 1,
@@ -71,18 +72,19 @@ def reproduce(
 ) -> Reproduced:
     """Train and measure the parts of a row, seed by seed.
 
-    data: the folder that holds what the parts read. home: where runs are kept. kept: where figures are.
+    label: one part alone, and before it the part that teaches it, if one does. data: the folder that holds what the parts read. home: where runs are kept. kept: where figures are.
     """
     budget = budget or Budget()
     if seeds < 1:
         raise ValueError(f"seeds are counted from 1; got {seeds}")
-    found = {part.label: found_data(row, part, data) for part in row.parts}
+    chosen = row.parts if label is None else _with_teacher(row, row.part(label))
+    found = {part.label: found_data(row, part, data) for part in chosen}
     kept = default_keep(home, budget) if kept is None else kept
     peak: dict[int, float] = {}
     parts: list[Measured] = []
     place: Path | None = None
     for seed in range(seeds):
-        for part in row.parts:
+        for part in chosen:
             note(f"{row.name}: {part.label}, seed {seed}")
             run = _trained(row, part, seed, found[part.label], budget, home, listen, note)
             if run.stopped:
@@ -90,11 +92,15 @@ def reproduce(
             known = _known(kept, row, part.label, run)
             if known is None:
                 known = _measured(
-                    run, row, budget.of(part), found[part.label], peak, note, _command(row, seeds, budget)
+                    run, row, budget.of(part), found[part.label], peak, note, _command(row, label, seeds, budget)
                 )
                 place = keep(kept, row, known)
             parts.append(known)
     return Reproduced(row, tuple(parts), place or kept / f"{row.name}.json")
+
+
+def _with_teacher(row: Row, part: Part) -> tuple[Part, ...]:
+    return (row.part(part.teacher), part) if part.teacher else (part,)
 
 
 def enter(
@@ -226,8 +232,9 @@ def _built(run: Run, recipe: Any, note: Note) -> Task | None:
         return None
 
 
-def _command(row: Row, seeds: int, budget: Budget) -> str:
+def _command(row: Row, label: str | None, seeds: int, budget: Budget) -> str:
     words = [f"qkv reproduce {row.name}"]
+    words += [f"--label {label}"] if label is not None else []
     words += ["--data DATA"] if any(part.data for part in row.parts) else []
     words += [f"--seeds {seeds}"] if seeds > 1 else []
     words += [f"--minutes {budget.minutes:g}"] if budget.minutes is not None else []
