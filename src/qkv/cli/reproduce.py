@@ -66,7 +66,8 @@ def reproduce(
     from_
         A finished run of `qkv train`: its figures are entered, and nothing is trained.
     label
-        Which part of the row: the only one that is trained; with --from, which that run is, if its recipe does not tell.
+        Which part of the row: the only one that is trained; with --from, which that run is, if its recipe does not
+        tell.
     commit
         The commit of qkv that trained it, if the run does not tell.
     peak

@@ -72,7 +72,8 @@ def reproduce(
 ) -> Reproduced:
     """Train and measure the parts of a row, seed by seed.
 
-    label: one part alone, and before it the part that teaches it, if one does. data: the folder that holds what the parts read. home: where runs are kept. kept: where figures are.
+    label: one part alone, and before it the part that teaches it, if one does.
+    data: the folder that holds what the parts read. home: where runs are kept. kept: where figures are.
     """
     budget = budget or Budget()
     if seeds < 1:
