@@ -179,11 +179,15 @@ def test_who_is_taught_comes_after_the_teacher_and_is_told_from_who_is_not():
         assert "--set data.teacher=RUN_OF_ROPE" in command and "someone" not in command
 
 
-def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked):
+def school(*labels: str) -> Row:
+    """A row whose last part, the pupil, is taught by the part before it."""
     small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
-    parts = Part("reader", "birthplaces", "small", changes=small), Part("pupil", "birthplaces", "small", changes=small)
-    school = Row("school", "One reads, one listens", (parts[0], replace(parts[1], teacher="reader")), (EXACT,), "exact")
-    made = reproduce(school, seeds=2, budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    parts = [Part(label, "birthplaces", "small", changes=small) for label in (*labels, "pupil")]
+    return Row("school", "Readers and a pupil", (*parts[:-1], replace(parts[-1], teacher=labels[-1])), (EXACT,), "exact")
+
+
+def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked):
+    made = reproduce(school("reader"), seeds=2, budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
     told = [(part.label, part.seed) for part in made.parts]
     assert told == [("reader", 0), ("pupil", 0), ("reader", 1), ("pupil", 1)]
     for seed in range(2):
@@ -192,13 +196,11 @@ def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked
 
 
 def test_one_part_alone_is_trained_after_the_one_that_teaches_it(tmp_path, unchecked):
-    small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
-    parts = [Part(label, "birthplaces", "small", changes=small) for label in ("other", "reader", "pupil")]
-    school = Row("school", "One listens", (*parts[:2], replace(parts[2], teacher="reader")), (EXACT,), "exact")
-    made = reproduce(school, "pupil", budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    held, made_by = school("other", "reader"), {"budget": Budget(steps=2), "home": tmp_path, "kept": tmp_path / "kept"}
+    made = reproduce(held, "pupil", **made_by)
     assert [part.label for part in made.parts] == ["reader", "pupil"]
     assert made.parts[1].command == "qkv reproduce school --label pupil --steps 2"
-    made = reproduce(school, "other", budget=Budget(steps=2), home=tmp_path, kept=tmp_path / "kept")
+    made = reproduce(held, "other", **made_by)
     assert [part.label for part in made.parts] == ["other"]
     assert [part.label for part in read(tmp_path / "kept", "school")] == ["other", "reader", "pupil"]
 
