@@ -183,7 +183,8 @@ def school(*labels: str) -> Row:
     """A row whose last part, the pupil, is taught by the part before it."""
     small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
     parts = [Part(label, "birthplaces", "small", changes=small) for label in (*labels, "pupil")]
-    return Row("school", "Readers and a pupil", (*parts[:-1], replace(parts[-1], teacher=labels[-1])), (EXACT,), "exact")
+    taught = replace(parts[-1], teacher=labels[-1])
+    return Row("school", "Readers and a pupil", (*parts[:-1], taught), (EXACT,), "exact")
 
 
 def test_a_pupil_learns_from_the_run_of_its_own_seed_and_row(tmp_path, unchecked):
