@@ -20,10 +20,10 @@ Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is 
 `DATA` is a folder with the data (docs/train.md says where to get it), `RUN_OF_…` the folder of that part's run.
 
 Minutes are minutes of training, evaluations on the way included, the test not. A row of so many minutes makes as many
-steps as fit into them on all cores of a quiet machine; trained on one core, or beside other work, the same steps take
-longer, and the minutes they took are shown. A figure of several seeds is their mean, with the smallest and the
-largest. Test data is touched once, at the end; what is chosen is chosen by validation
-data. *Share of the peak*: the operations of a training step's forward and backward pass (matrix products; attention in
+steps as fit into them with the cores it uses, by a speed that is measured before; the minutes they took are shown.
+With `OMP_NUM_THREADS=1` it uses one core, which makes more than half of the steps of two, so two parts side by side
+(`--label`) are done sooner. A figure of several seeds is their mean, with the smallest and the largest. Test data is
+touched once, at the end; what is chosen is chosen by validation data. *Share of the peak*: the operations of a training step's forward and backward pass (matrix products; attention in
 full), divided by the time of the step, data and optimiser included, and by the speed of a large float32 matrix
 product, measured with the same threads."""
 
