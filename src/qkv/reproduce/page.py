@@ -130,8 +130,7 @@ def _section(row: Row, parts: Sequence[Measured], folder: str) -> list[str]:
         for part in row.parts
         if part.teacher and part.label in by_label(parts)
     ]
-    lines += ["", *dict.fromkeys(_machine(part) for part in parts)]
-    return lines
+    return [*lines, "", *_machines(parts)]
 
 
 def _commands(parts: Sequence[Measured]) -> dict[str, list[str]]:
@@ -142,12 +141,17 @@ def _commands(parts: Sequence[Measured]) -> dict[str, list[str]]:
     return found
 
 
-def _machine(part: Measured) -> str:
-    about = part.machine
-    return (
-        f"{about['processor']}, {about['cores']} cores, torch {about['torch']}, Python {about['python']}; "
-        f"qkv at {part.commit}; matrix products with {part.threads} threads {part.peak_gigaflops:,.1f} GFLOPS."
-    )
+def _machines(parts: Sequence[Measured]) -> list[str]:
+    """What parts were measured on, each machine and commit once."""
+    peaks: dict[str, list[float]] = {}
+    for part in parts:
+        about = part.machine
+        said = (
+            f"{about['processor']}, {about['cores']} cores, torch {about['torch']}, Python {about['python']}; "
+            f"qkv at {part.commit}; matrix products with {part.threads} threads"
+        )
+        peaks.setdefault(said, []).append(part.peak_gigaflops)
+    return [f"{said} {spread(found, lambda value: f'{value:,.1f}')} GFLOPS." for said, found in peaks.items()]
 
 
 def picture(row: Row, parts: Sequence[Measured]) -> str | None:
