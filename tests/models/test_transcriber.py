@@ -1,22 +1,30 @@
 """Speech heard piece by piece is transcribed as the whole would be."""
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 from model_zoo import assert_close, randomised
 
 from qkv.layers import MultiHeadAttention
+from qkv.layers.sound import SoundStem, stem_shape
 from qkv.models import Transcriber, TranscriberConfig
 from qkv.models.transcriber import read_out
 
 SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
 
 
-@pytest.mark.parametrize("context", [0, 1, 4])
+STEM = {"features": 6, "stack": 4, "channels": 3}
+
+
+@pytest.mark.parametrize("sizes", [{"context": 0}, {"context": 1}, {"context": 4}, {**STEM, "context": 5}])
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @torch.no_grad()
-def test_a_stream_of_sound_equals_the_whole(ahead, context, device):
-    model = randomised(TranscriberConfig(**SIZES, context=context, chunk=2, left_chunks=2, ahead=ahead), device)
-    frames = torch.randn(2, 40, 3, dtype=torch.float64, device=device)
+def test_a_stream_of_sound_equals_the_whole(ahead, sizes, device):
+    config = TranscriberConfig(**{**SIZES, **sizes}, chunk=2, left_chunks=2, ahead=ahead)
+    model = randomised(config, device)
+    frames = torch.randn(2, 40, config.features, dtype=torch.float64, device=device)
     for size in (1, 5, 6, 40):
         state, parts = None, []
         for piece in frames.split(size, dim=1):
@@ -34,11 +42,36 @@ def test_a_token_is_its_frames_and_the_context_before_them(device):
     assert torch.equal(model.stacked(frames, None)[0], expected)
 
 
-@pytest.mark.parametrize("context", [0, 4])
+@pytest.mark.parametrize(("stack", "context"), [(4, 1), (4, 8), (2, 3), (6, 0)])
 @torch.no_grad()
-def test_padding_changes_nothing(context, device):
-    model = randomised(TranscriberConfig(**SIZES, context=context), device)
-    frames = torch.randn(2, 20, 3, dtype=torch.float64, device=device)
+def test_the_stem_hears_of_a_window_what_it_hears_of_that_window_alone(stack, context, device):
+    stem = SoundStem(bands=7, stack=stack, context=context, channels=3).double().to(device)
+    frames = torch.randn(2, context + 5 * stack, 7, dtype=torch.float64, device=device)
+    tokens = stem(frames)
+    assert tokens.shape == (2, 5, math.prod(stem_shape(7, stack, context, 3)))
+    for index in range(5):
+        window = frames[:, index * stack : (index + 1) * stack + context]
+        inner = F.gelu(F.conv2d(window[:, None], stem.first.weight, stem.first.bias, (1, 2), (0, 2)))
+        alone = F.gelu(F.conv2d(inner, stem.second.weight, stem.second.bias, (2, 2), (0, 1)))
+        expected = torch.stack([alone[:, :, place].flatten(1) for place in range(alone.shape[2])], 1)
+        places = tokens[:, index].unflatten(1, (-1, stem.found)).mT
+        assert_close(places, expected)
+
+
+def test_a_stem_that_does_not_fit_is_refused():
+    for sizes in ({"stack": 3, "context": 8}, {"stack": 4, "context": 0}):
+        with pytest.raises(ValueError, match="stack is even, and stack and context are 5 frames together at least"):
+            TranscriberConfig(**{**SIZES, **sizes, "channels": 2})
+    with pytest.raises(ValueError, match="channels 0 or more"):
+        TranscriberConfig(**SIZES, channels=-1)
+
+
+@pytest.mark.parametrize("sizes", [{"context": 0}, {"context": 4}, {**STEM, "context": 8}])
+@torch.no_grad()
+def test_padding_changes_nothing(sizes, device):
+    config = TranscriberConfig(**{**SIZES, **sizes})
+    model = randomised(config, device)
+    frames = torch.randn(2, 20, config.features, dtype=torch.float64, device=device)
     lengths = torch.tensor([20, 13], device=device)
     together = model(frames, torch.arange(20, device=device) < lengths[:, None])
     for row, length in enumerate(lengths.tolist()):

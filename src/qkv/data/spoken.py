@@ -4,6 +4,7 @@ Axes: b batch · t frames · f bands · n labels.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batches import Batch, drawn, generator_for
-from qkv.data.disguise import Disguise
+from qkv.data.disguise import Disguise, between
 from qkv.data.mel import FeatureScale, Mel, filterbank
 from qkv.data.problems import BadItems, Problems, one_line
 from qkv.data.wav import read_sound
@@ -109,6 +110,8 @@ class SpokenStrings:
     fresh: whether every epoch has strings of its own; False, as for validation, repeats those of epoch 0.
     alike: whether the strings of a batch have equally many digits, so that little of it is padding.
     disguise: how far sounds and bands are changed; for training only.
+    others: more recordings, of which a `share` of the strings is made; digits of one string may be of several voices,
+        if these have one name.
     """
 
     def __init__(
@@ -126,6 +129,8 @@ class SpokenStrings:
         fresh: bool = True,
         alike: bool = False,
         disguise: Disguise | None = None,
+        others: Sequence[Spoken] = (),
+        share: float = 0.0,
     ) -> None:
         if not recordings or rows < 1 or strings < 1:
             raise ValueError(f"expected recordings, rows and strings; got {len(recordings)}, {rows} and {strings}")
@@ -133,12 +138,14 @@ class SpokenStrings:
             raise ValueError(
                 f"digits and pause run from less to more, noise is 0 or more; got {digits}, {pause}, {noise}"
             )
+        if not 0 <= share <= 1 or (share and not others):
+            raise ValueError(
+                f"share is from 0 to 1, and above 0 there are others; got {share} and {len(others)} recordings"
+            )
         self.mel, self.rows, self.strings, self.seed, self.fresh = mel, rows, strings, seed, fresh
         self.digits, self.pause, self.noise, self.alike = digits, pause, noise, alike
         self.disguise = disguise or Disguise()
-        self.by_speaker: dict[str, list[Spoken]] = {}
-        for spoken in recordings:
-            self.by_speaker.setdefault(spoken.speaker, []).append(spoken)
+        self.voices, self.other_voices, self.share = by_speaker(recordings), by_speaker(others), share
         if scale is None:
             scale = FeatureScale.of([mel(self.string(0, number)[0]) for number in range(min(strings, 100))])
         self.scale = scale
@@ -187,8 +194,9 @@ class SpokenStrings:
         """The sound of one string, and its digits."""
         epoch = epoch if self.fresh else 0
         generator = generator_for(self.seed, STRINGS, epoch, number)
-        speakers = sorted(self.by_speaker)
-        voice = self.by_speaker[speakers[drawn(0, len(speakers) - 1, generator)]]
+        other = self.share and between(0.0, 1.0, generator) < self.share
+        voices = self.other_voices if other else self.voices
+        voice = voices[drawn(0, len(voices) - 1, generator)]
         sizes = generator_for(self.seed, SIZES, epoch, number // self.rows) if self.alike else generator
         chosen = [voice[drawn(0, len(voice) - 1, generator)] for _ in range(drawn(*self.digits, sizes))]
         shortest, longest = (round(seconds * self.mel.rate) for seconds in self.pause)
@@ -201,3 +209,11 @@ class SpokenStrings:
         samples = samples + hiss * torch.randn(len(samples), generator=generator)
         short = self.mel.samples - len(samples)
         return torch.nn.functional.pad(samples, (0, max(short, 0))), [spoken.digit for spoken in chosen]
+
+
+def by_speaker(recordings: Sequence[Spoken]) -> list[list[Spoken]]:
+    """The recordings of each speaker, speakers by name."""
+    found: dict[str, list[Spoken]] = {}
+    for spoken in recordings:
+        found.setdefault(spoken.speaker, []).append(spoken)
+    return [found[name] for name in sorted(found)]

@@ -5,6 +5,7 @@ Axes: b batch · n frames · t tokens (several frames each) · f features of a f
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from qkv.layers.feed_forward import Activation
 from qkv.layers.placement import Position
+from qkv.layers.sound import SoundStem, stem_shape
 from qkv.models.base import Model, small_normal
 from qkv.models.encoder import Encoder, EncoderConfig, EncoderState
 
@@ -25,6 +27,7 @@ class TranscriberConfig:
 
     features: how wide a frame of sound is. stack: how many frames make a token.
     context: how many frames before its own a token hears as well; it hears none after them.
+    channels: of the first of two convolutions over time and bands, the second has twice as many; 0: no convolutions.
     labels: how many there are, the blank (0) included.
     chunk, left_chunks, ahead: how far attention sees, in tokens and chunks; see EncoderConfig. chunk=None hears it all.
     attention_dropout: on the weights of attention, if not `dropout`.
@@ -34,6 +37,7 @@ class TranscriberConfig:
     labels: int = 11
     stack: int = 4
     context: int = 0
+    channels: int = 0
     width: int = 128
     layers: int = 4
     heads: int = 4
@@ -47,17 +51,27 @@ class TranscriberConfig:
     attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.labels < 2 or self.stack < 1 or self.context < 0:
+        if self.labels < 2 or self.stack < 1 or self.context < 0 or self.channels < 0:
             raise ValueError(
-                f"labels are a blank and at least one more, a token is at least one frame, its context 0 or more; got "
-                f"{self.labels}, {self.stack} and {self.context}"
+                f"labels are a blank and at least one more, a token is at least one frame, its context and its "
+                f"channels 0 or more; got {self.labels}, {self.stack}, {self.context} and {self.channels}"
             )
         self.encoder  # noqa: B018  (an error in its sizes is told here)
 
     @property
+    def heard(self) -> int:
+        """How wide a token is before the encoder."""
+        sizes = self.features, self.stack, self.context
+        return (
+            math.prod(stem_shape(*sizes, self.channels))
+            if self.channels
+            else self.features * (self.stack + self.context)
+        )
+
+    @property
     def encoder(self) -> EncoderConfig:
         return EncoderConfig(
-            features=self.features * (self.stack + self.context),
+            features=self.heard,
             width=self.width,
             layers=self.layers,
             heads=self.heads,
@@ -84,6 +98,8 @@ class Transcriber(Model):
 
     def __init__(self, config: TranscriberConfig) -> None:
         super().__init__(config)
+        sizes = config.features, config.stack, config.context
+        self.stem = SoundStem(*sizes, config.channels) if config.channels else None
         self.encoder = Encoder(config.encoder)
         self.head = nn.Linear(config.width, config.labels)
         small_normal(self, layers=config.layers)
@@ -118,7 +134,8 @@ class Transcriber(Model):
     def stacked(
         self, frames: Tensor, present: Tensor | None, before: Tensor | None = None
     ) -> Float[Tensor, "b t stacked"]:
-        """Several frames as one token, with those before them; what is not there is silence, 0."""
+        """Several frames as one token, with those before them or what the stem finds in them; what is not there is
+        silence, 0."""
         if frames.ndim != 3 or frames.shape[-1] != self.config.features:
             raise ValueError(
                 f"this transcriber hears frames of shape (batch, frames, {self.config.features}); got "
@@ -128,12 +145,11 @@ class Transcriber(Model):
         if present is not None:
             frames = frames.masked_fill(~present[..., None], 0.0)
         frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % stack))
-        if context == 0:
-            return frames.unflatten(1, (-1, stack)).flatten(2)
         if frames.shape[1] == 0:
-            return frames.new_zeros(len(frames), 0, (stack + context) * self.config.features)
+            return frames.new_zeros(len(frames), 0, self.config.heard)
         before = self._silence(frames, context) if before is None else before
-        return torch.cat((before, frames), dim=1).unfold(1, stack + context, stack).mT.flatten(2)
+        heard = torch.cat((before, frames), dim=1)
+        return heard.unfold(1, stack + context, stack).mT.flatten(2) if self.stem is None else self.stem(heard)
 
     @staticmethod
     def _silence(frames: Tensor, count: int) -> Tensor:

@@ -48,6 +48,7 @@ class SpeechData:
     noise: the loudest hiss in every string, as a share of full volume.
     alike: whether the strings of a training batch have equally many digits.
     disguise: how voices are changed in training.
+    machines: the share of training strings that machine-made voices say (see `machine_voices`); tones need none.
     """
 
     path: str = "tones"
@@ -63,6 +64,7 @@ class SpeechData:
     noise: float = 0.003
     alike: bool = True
     disguise: Disguise = field(default_factory=lambda: DISGUISE)
+    machines: float = 0.5
     skip_bad: bool = False
 
 
@@ -72,7 +74,12 @@ def build(recipe: Recipe) -> Task:
     parts = opened(data)
     mel = Mel(rate=parts.rate, bands=data.bands, floor=data.floor, fade=data.fade)
     joined: dict[str, Any] = {"digits": (data.fewest, data.most), "noise": data.noise}
-    changed: dict[str, Any] = {"alike": data.alike, "disguise": data.disguise, "seed": recipe.seed}
+    changed: dict[str, Any] = {
+        "alike": data.alike,
+        "disguise": data.disguise,
+        "seed": recipe.seed,
+        **others(data, parts),
+    }
     train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, **changed, **joined)
     apart = {**joined, "scale": train.scale, "strings": data.judged, "fresh": False, "seed": 7}
     validation = SpokenStrings(parts.validation, mel, 50, **apart)
@@ -117,6 +124,15 @@ def opened(data: SpeechData) -> SpokenParts:
 
         return tone_digits()
     return read_spoken(data.path, left_out=data.left_out, bad_items="skip" if data.skip_bad else "refuse")
+
+
+def others(data: SpeechData, parts: SpokenParts) -> dict[str, Any]:
+    """Whose voices are heard in training besides the recordings', and how often."""
+    if not data.machines or data.path == "tones":
+        return {}
+    from qkv.data.voices import machine_voices
+
+    return {"others": machine_voices(parts.rate), "share": data.machines}
 
 
 def heard(model: nn.Module, strings: SpokenStrings) -> list[tuple[list[int], list[int]]]:
@@ -165,7 +181,15 @@ def _samples(model: nn.Module, strings: SpokenStrings) -> list[dict[str, Any]]:
 
 
 # no dropout: its bits cost a quarter of a step on a CPU, and disguised voices are never heard twice
-_SIZES: dict[str, Any] = {"width": 128, "layers": 4, "heads": 4, "stack": 4, "context": 8, "dropout": 0.0}
+_SIZES: dict[str, Any] = {
+    "width": 128,
+    "layers": 4,
+    "heads": 4,
+    "stack": 4,
+    "context": 8,
+    "channels": 16,
+    "dropout": 0.0,
+}
 SPEECH = System(
     name="speech",
     summary="Digit strings transcribed while they are spoken (--data FOLDER of wavs; without, machine-made tones).",
