@@ -14,7 +14,7 @@ def test_every_voice_says_every_digit_once_and_about_as_loud():
         said = {(spoken.digit, spoken.take) for spoken in voices if spoken.speaker == speaker}
         assert said == {(digit, take) for digit in range(10) for take in range(count)}
     for spoken in voices:
-        assert 0.15 < len(spoken.samples) / 8000 < 1.5
+        assert 0.1 < len(spoken.samples) / 8000 < 1.5
         assert 0.4 < float(spoken.samples.abs().max()) <= 1
 
 

@@ -5,14 +5,16 @@ import json
 import math
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from qkv.cli.main import run
+from qkv.data.tones import tone_digits
 from qkv.layers import Shaw
 from qkv.loop import Saving, Schedule, Settings
 from qkv.positions import Alibi, Rope
-from qkv.recipes import SYSTEMS, open_run, pace, system, train
+from qkv.recipes import SYSTEMS, open_run, pace, speech, system, train
 from qkv.recipes.pace import of_steps
 from qkv.recipes.plain import read_toml, to_toml
 
@@ -291,3 +293,13 @@ def test_the_speed_is_that_of_many_steps_and_not_of_the_first(monkeypatch):
     for _ in range(1000):
         patient.progress(None)
     assert len(patient.seconds) == 1000  # among several processes, nobody stops before the others
+
+
+def test_machine_voices_are_heard_in_training_alone_and_not_beside_tones():
+    recipe = system("speech").recipe({"data.judged": 10})
+    (stage,) = system("speech").build(recipe).stages
+    assert stage.batches.share == 0  # tones are no words
+    parts = tone_digits(takes=12)
+    heard = speech.others(replace(recipe.data, path="a folder"), parts)
+    assert heard["share"] == 0.5 and {spoken.speaker for spoken in heard["others"]} == {"espeak", "flite"}
+    assert speech.others(replace(recipe.data, path="a folder", machines=0.0), parts) == {}
