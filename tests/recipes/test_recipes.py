@@ -296,7 +296,7 @@ def test_the_speed_is_that_of_many_steps_and_not_of_the_first(monkeypatch):
 
 
 def test_machine_voices_are_heard_in_training_alone_and_not_beside_tones():
-    recipe = system("speech").recipe({"data.judged": 10})
+    recipe = system("speech").recipe({"data.judged": 10}, preset="many-voices")
     (stage,) = system("speech").build(recipe).stages
     assert stage.batches.share == 0  # tones are no words
     parts = tone_digits(takes=12)

@@ -64,7 +64,7 @@ class SpeechData:
     noise: float = 0.003
     alike: bool = True
     disguise: Disguise = field(default_factory=lambda: DISGUISE)
-    machines: float = 0.5
+    machines: float = 0.0
     skip_bad: bool = False
 
 
@@ -181,15 +181,7 @@ def _samples(model: nn.Module, strings: SpokenStrings) -> list[dict[str, Any]]:
 
 
 # no dropout: its bits cost a quarter of a step on a CPU, and disguised voices are never heard twice
-_SIZES: dict[str, Any] = {
-    "width": 128,
-    "layers": 4,
-    "heads": 4,
-    "stack": 4,
-    "context": 8,
-    "channels": 16,
-    "dropout": 0.0,
-}
+_SIZES: dict[str, Any] = {"width": 128, "layers": 4, "heads": 4, "stack": 4, "context": 8, "dropout": 0.0}
 SPEECH = System(
     name="speech",
     summary="Digit strings transcribed while they are spoken (--data FOLDER of wavs; without, machine-made tones).",
@@ -209,6 +201,7 @@ SPEECH = System(
     presets={
         **{f"ahead-{n}": {"model.ahead": n} for n in range(3)},
         "undisguised": {"data.disguise": to_plain(Disguise())},
+        "many-voices": {"data.machines": 0.5, "model.channels": 16, "train.steps": 2_800, "train.schedule.warmup": 280},
     },
     build=build,
     fills=("features", "labels"),
