@@ -15,6 +15,7 @@ class SoundStem(nn.Module):
     A token's window is its own `stack` frames and `context` frames before them: it equals the convolutions of that
     piece alone, so that streams can be cut anywhere. Both convolutions halve the bands, the second the frames, too.
 
+    >>> import torch
     >>> SoundStem(bands=40, stack=4, context=8, channels=16)(torch.randn(2, 8 + 20, 40)).shape
     torch.Size([2, 5, 1280])
     """
