@@ -60,7 +60,7 @@ def test_the_stem_hears_of_a_window_what_it_hears_of_that_window_alone(stack, co
 
 def test_a_stem_that_does_not_fit_is_refused():
     for sizes in ({"stack": 3, "context": 8}, {"stack": 4, "context": 0}):
-        with pytest.raises(ValueError, match="stack is even, and stack and context are 5 frames together at least"):
+        with pytest.raises(ValueError, match="an even stack, and 5 frames or more in stack and context together"):
             TranscriberConfig(**{**SIZES, **sizes, "channels": 2})
     with pytest.raises(ValueError, match="channels 0 or more"):
         TranscriberConfig(**SIZES, channels=-1)

@@ -303,3 +303,5 @@ def test_machine_voices_are_heard_in_training_alone_and_not_beside_tones():
     heard = speech.others(replace(recipe.data, path="a folder"), parts)
     assert heard["share"] == 0.5 and {spoken.speaker for spoken in heard["others"]} == {"espeak", "flite"}
     assert speech.others(replace(recipe.data, path="a folder", machines=0.0), parts) == {}
+    with pytest.raises(ValueError, match=r"data.machines is a share of the training strings, from 0 to 1; got 1.5"):
+        system("speech").recipe({"data.machines": 1.5})

@@ -40,7 +40,7 @@ def stem_shape(bands: int, stack: int, context: int, channels: int) -> tuple[int
     """
     if channels < 1 or stack < 2 or stack % 2 or stack + context < 5:
         raise ValueError(
-            f"convolutions have channels, stack is even, and stack and context are 5 frames together at least; got "
-            f"channels={channels}, stack={stack}, context={context}"
+            f"convolutions need 1 channel or more, an even stack, and 5 frames or more in stack and context together; "
+            f"got channels={channels}, stack={stack}, context={context}"
         )
     return (stack + context - 5) // 2 + 1, 2 * channels * -(-bands // 4)

@@ -67,6 +67,10 @@ class SpeechData:
     machines: float = 0.0
     skip_bad: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.machines <= 1:
+            raise ValueError(f"data.machines is a share of the training strings, from 0 to 1; got {self.machines}")
+
 
 def build(recipe: Recipe) -> Task:
     """Read the recordings, build the model for their features."""

@@ -22,10 +22,12 @@ Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row is 
 Minutes are minutes of training, evaluations on the way included, the test not. A row of so many minutes makes as many
 steps as fit into them with the cores it uses, by a speed that is measured before; the minutes they took are shown.
 With `OMP_NUM_THREADS=1` it uses one core, which makes more than half of the steps of two, so two parts side by side
-(`--label`) are done sooner. A figure of several seeds is their mean, with the smallest and the largest. Test data is
-touched once, at the end; what is chosen is chosen by validation data. *Share of the peak*: the operations of a
-training step's forward and backward pass (matrix products; attention in full), divided by the time of the step, data
-and optimiser included, and by the speed of a large float32 matrix product, measured with the same threads."""
+(`--label`) are done sooner. A figure of several seeds is their mean, with the smallest and the largest. A part
+that a `qkv train` made has the steps that its command names. Test data is touched at the end of a finished recipe
+only; what is chosen is chosen by validation data (docs/lab-log.md says how often). *Share of the peak*: the
+operations of a training step's forward and backward pass (matrix products; attention in full), divided by the time of
+the step, data and optimiser included, and by the speed of a large float32 matrix product, measured with the same
+threads."""
 
 
 def table(row: Row, parts: Sequence[Measured], *, wide: bool = False) -> Table:
