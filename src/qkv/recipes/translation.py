@@ -42,7 +42,7 @@ class PairData:
     length: int = 128
     smoothing: float = 0.1
     beams: int = 4
-    length_penalty: float = 0.6
+    length_penalty: float = 1.4
     judged: int = 200
 
 

@@ -182,8 +182,8 @@ _ALL = (
     ),
     Row(
         "multi30k",
-        "Multi30k, English to German, 50 minutes each: a transformer and an RNN with attention",
-        tuple(Part(kind, "translate", kind, minutes=50, data=("multi30k",)) for kind in ("seq2seq", "rnn-attention")),
+        "Multi30k, English to German, 60 minutes each: a transformer and an RNN with attention",
+        tuple(Part(kind, "translate", kind, minutes=60, data=("multi30k",)) for kind in ("seq2seq", "rnn-attention")),
         (BLEU,),
         "bleu",
         "33",
