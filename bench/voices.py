@@ -1,13 +1,17 @@
 """Make the machine-made voices that ship with qkv: python bench/voices.py
 
-Needs the programs espeak-ng, flite and sox (Debian has all three); other versions of these say it a little otherwise.
+Needs the programs espeak-ng, flite, festival (with its voice ked) and sox, and the package ttspico (pip compiles it);
+other versions of these say it a little otherwise.
 """
 
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import wave
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,113 +20,109 @@ from qkv.data.voices import RATE, to_bytes
 from qkv.data.wav import read_sound
 
 PLACE = Path("src/qkv/data/machine_voices/voices.npz")
-ACCENTS = ["en-gb", "en-us", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-029", "en-gb-x-gbcwmd", "en-gb-x-gbclan"]
-VARIANTS = [
-    "adam",
-    "Alex",
-    "Alicia",
-    "Andrea",
-    "Andy",
-    "Annie",
-    "antonio",
-    "aunty",
-    "belinda",
-    "benjamin",
-    "boris",
-    "caleb",
-    "david",
-    "Denis",
-    "Diogo",
-    "ed",
-    "edward",
-    "Gene",
-    "gustave",
-    "announcer",
-    "Henrique",
-    "Hugo",
-    "iven",
-    "iven2",
-    "Jacky",
-    "john",
-    "kaukovalta",
-    "Lee",
-    "linda",
-    "marcelo",
-    "Marco",
-    "Mario",
-    "max",
-    "Michael",
-    "michel",
-    "miguel",
-    "Mike",
-    "Nguyen",
-    "pablo",
-    "paul",
-    "pedro",
-    "quincy",
-    "rob",
-    "robert",
-    "steph",
-    "steph2",
-    "zac",
-    "anika",
-    "f1",
-    "f2",
-    "f3",
-    "f4",
-    "f5",
-    "klatt",
-    "klatt2",
-    "klatt3",
-    "klatt4",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "m5",
-    "m6",
-    "m7",
-    "m8",
-    "norbert",
-    "sandro",
-    "shelby",
-    "travis",
-    "victor",
-    "grandma",
-    "grandpa",
-]
 TRIMMED = ["silence", "1", "0.02", "0.5%", "reverse"] * 2  # at both ends
+ENGLISH = ["en-gb", "en-us", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-029", "en-gb-x-gbcwmd", "en-gb-x-gbclan"]
+VARIANTS = """
+adam Alex Alicia Andrea Andy Annie antonio aunty belinda benjamin boris caleb david Denis Diogo ed edward Gene gustave
+announcer Henrique Hugo iven iven2 Jacky john kaukovalta Lee linda marcelo Marco Mario max Michael michel miguel Mike
+Nguyen pablo paul pedro quincy rob robert steph steph2 zac anika f1 f2 f3 f4 f5 klatt klatt2 klatt3 klatt4 m1 m2 m3 m4
+m5 m6 m7 m8 norbert sandro shelby travis victor grandma grandpa
+"""
+SPELLED = {  # "zero" to "nine", written so that a voice of that language comes near to the English
+    "de": "siero wann tu sri foor faif ßicks ßäwen ejt nain",
+    "fr": "ziro ouane tou sri for faïve sixe sévène éite naïne",
+    "it": "ziro uan tu tri for faiv sics seven eit nain",
+    "es": "siro uan tu zri for faiv sics seven eit nain",
+    "el": "ζίρο ουάν του θρι φορ φάιβ σιξ σέβεν έιτ νάιν",
+    "nl": "ziero wan toe srie foor faif siks seven eet najn",
+    "pl": "ziro łan tu sri for fajw siks sewen ejt najn",
+    "sv": "siro oann tu tri for fajv siks seven ejt najn",
+    "ru": "зиро уан ту сри фор файв сикс сэвэн эйт найн",
+    "hi": "ज़ीरो वन टू थ्री फ़ोर फ़ाइव सिक्स सेवन एट नाइन",
+    "tr": "ziro van tu tri for fayv siks sevın eyt nayn",
+    "pt": "ziro uan tu tri for faiv sics seven eit nain",
+}
+Saying = tuple[str, int, Callable[[str], object]]  # the synthesizer, the digit, and what writes it into a file
 
 
-def commands(file: str) -> Iterator[tuple[str, int, list[str]]]:
-    """The synthesizer, the digit, and how it is made to say it into a file."""
+def run(before: list[str], after: list[str], file: str, typed: str = "") -> None:
+    subprocess.run([*before, file, *after], input=typed, text=True, check=True)
+
+
+@cache
+def pico_engine(language: str) -> Any:
+    import ttspico  # pyright: ignore[reportMissingImports]
+
+    return ttspico.TtsEngine(language)
+
+
+def pico(language: str, word: str, pitch: int, rate: int, file: str) -> None:
+    engine = pico_engine(language)
+    engine.pitch, engine.rate = pitch, rate
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(16_000)
+        sound.writeframes(engine.speak(word))
+
+
+def by_espeak() -> Iterator[Saying]:
     chance = random.Random(0)
-    for number, variant in enumerate(VARIANTS):
+    for number, variant in enumerate(VARIANTS.split()):
         for digit, word in enumerate(WORDS):
             how = ["-s", str(chance.randint(110, 190)), "-p", str(chance.randint(25, 75))]
-            voice = f"{ACCENTS[number % len(ACCENTS)]}+{variant}"
-            yield "espeak", digit, ["espeak-ng", "-v", voice, *how, "-w", file, word]
-    for voice in ("kal16", "awb", "rms", "slt"):
-        for pace in (0.85, 1.15):
-            for digit, word in enumerate(WORDS):
+            voice = f"{ENGLISH[number % len(ENGLISH)]}+{variant}"
+            yield "espeak", digit, partial(run, ["espeak-ng", "-v", voice, *how, "-w"], [word])
+
+
+def with_accents(each: int) -> Iterator[Saying]:
+    """Espeak's voices of other languages, so many of each."""
+    chance = random.Random(1)
+    for language, words in SPELLED.items():
+        for variant in chance.sample(VARIANTS.split(), each):
+            for digit, word in enumerate(words.split()):
+                how = ["-s", str(chance.randint(110, 180)), "-p", str(chance.randint(20, 65))]
                 yield (
-                    "flite",
+                    "espeak-accents",
                     digit,
-                    ["flite", "-voice", voice, "--setf", f"duration_stretch={pace}", "-t", word, "-o", file],
+                    partial(run, ["espeak-ng", "-v", f"{language}+{variant}", *how, "-w"], [word]),
                 )
+
+
+def by_recorded_voices() -> Iterator[Saying]:
+    """Flite and festival, whose voices are made of pieces of a person's speech."""
+    for digit, word in enumerate(WORDS):
+        for stretch in (0.85, 1.15):
+            for voice in ("kal16", "awb", "rms", "slt"):
+                how = ["-voice", voice, "--setf", f"duration_stretch={stretch}", "-t", word, "-o"]
+                yield "flite", digit, partial(run, ["flite", *how], [])
+            how = ["-eval", "(voice_ked_diphone)", "-eval", f"(Parameter.set 'Duration_Stretch {stretch})", "-o"]
+            yield "flite", digit, partial(run, ["text2wave", *how], [], typed=word)
+
+
+def by_pico() -> Iterator[Saying]:
+    for pitch, rate in ((60, 110), (80, 90), (100, 100)):
+        for digit, word in enumerate(WORDS):
+            for language in ("en-US", "en-GB"):
+                yield "pico", digit, partial(pico, language, word, pitch, rate)
+    for pitch, rate in ((60, 105), (90, 90)):
+        for language in ("de-DE", "fr-FR", "it-IT", "es-ES"):
+            for digit, word in enumerate(SPELLED[language[:2]].split()):
+                yield "pico", digit, partial(pico, language, word, pitch, rate)
 
 
 def main() -> None:
     speakers, digits, pieces = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         raw, cut = f"{folder}/raw.wav", f"{folder}/cut.wav"
-        for speaker, digit, command in commands(raw):
-            subprocess.run(command, check=True)
-            level = ["-r", str(RATE), "-c", "1", "-b", "16", cut, *TRIMMED, "gain", "-n", "-3"]
-            subprocess.run(["sox", "-D", raw, *level], check=True, stderr=subprocess.DEVNULL)
-            pieces.append(to_bytes(read_sound(cut).samples).numpy())
-            speakers.append(speaker)
-            digits.append(digit)
+        for sayings in (by_espeak(), with_accents(each=4), by_recorded_voices(), by_pico()):
+            for speaker, digit, say in sayings:
+                say(raw)
+                level = ["-r", str(RATE), "-c", "1", "-b", "16", cut, *TRIMMED, "gain", "-n", "-3"]
+                subprocess.run(["sox", "-D", raw, *level], check=True, stderr=subprocess.DEVNULL)
+                pieces.append(to_bytes(read_sound(cut).samples).numpy())
+                speakers.append(speaker)
+                digits.append(digit)
     lengths = np.array([len(piece) for piece in pieces], dtype=np.int32)
     table = {"digits": np.array(digits, dtype=np.uint8), "speakers": np.array(speakers)}
     np.savez_compressed(PLACE, sound=np.concatenate(pieces), lengths=lengths, **table)

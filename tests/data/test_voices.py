@@ -10,7 +10,7 @@ from qkv.data.voices import from_bytes, machine_voices, to_bytes
 
 def test_every_voice_says_every_digit_once_and_about_as_loud():
     voices = machine_voices()
-    for speaker, count in (("espeak", 72), ("flite", 8)):
+    for speaker, count in (("espeak", 72), ("espeak-accents", 48), ("flite", 10), ("pico", 14)):
         said = {(spoken.digit, spoken.take) for spoken in voices if spoken.speaker == speaker}
         assert said == {(digit, take) for digit in range(10) for take in range(count)}
     for spoken in voices:

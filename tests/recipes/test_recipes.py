@@ -296,12 +296,12 @@ def test_the_speed_is_that_of_many_steps_and_not_of_the_first(monkeypatch):
 
 
 def test_machine_voices_are_heard_in_training_alone_and_not_beside_tones():
-    recipe = system("speech").recipe({"data.judged": 10}, preset="many-voices")
+    recipe = system("speech").recipe({"data.judged": 10})
     (stage,) = system("speech").build(recipe).stages
     assert stage.batches.share == 0  # tones are no words
     parts = tone_digits(takes=12)
     heard = speech.others(replace(recipe.data, path="a folder"), parts)
-    assert heard["share"] == 0.5 and {spoken.speaker for spoken in heard["others"]} == {"espeak", "flite"}
+    assert heard["share"] == 0.5 and {"espeak", "pico"} < {spoken.speaker for spoken in heard["others"]}
     assert speech.others(replace(recipe.data, path="a folder", machines=0.0), parts) == {}
     with pytest.raises(ValueError, match=r"data.machines is a share of the training strings, from 0 to 1; got 1.5"):
         system("speech").recipe({"data.machines": 1.5})

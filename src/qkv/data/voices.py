@@ -15,11 +15,11 @@ LAW = 255.0  # µ of the law by which loudness is written in 8 bits (ITU G.711 h
 
 
 def machine_voices(rate: int = RATE) -> list[Spoken]:
-    """Every digit by every voice; `speaker` names the synthesizer, `take` counts its voices.
+    """Every digit by every voice; `speaker` names a group of voices, `take` counts the voices of a group.
 
     >>> voices = machine_voices()
     >>> len(voices), sorted({spoken.speaker for spoken in voices})
-    (800, ['espeak', 'flite'])
+    (1440, ['espeak', 'espeak-accents', 'flite', 'pico'])
     """
     held = _held()
     ends = np.cumsum(held["lengths"], dtype=np.int64)
