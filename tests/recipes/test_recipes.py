@@ -8,8 +8,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from qkv.cli.main import run
+from qkv.data.spoken import Spoken
 from qkv.data.tones import tone_digits
 from qkv.layers import Shaw
 from qkv.loop import Saving, Schedule, Settings
@@ -302,6 +304,8 @@ def test_machine_voices_are_heard_in_training_alone_and_not_beside_tones():
     parts = tone_digits(takes=12)
     heard = speech.others(replace(recipe.data, path="a folder"), parts)
     assert heard["share"] == 0.5 and {"espeak", "pico"} < {spoken.speaker for spoken in heard["others"]}
+    assert speech.loudness(heard["others"]) == pytest.approx(speech.loudness(parts.train))
+    assert speech.loudness([Spoken(torch.tensor([0.3, -0.5]), 1, "ada", 0)]) == pytest.approx(math.sqrt(0.17))
     assert speech.others(replace(recipe.data, path="a folder", machines=0.0), parts) == {}
     with pytest.raises(ValueError, match=r"data.machines is a share of the training strings, from 0 to 1; got 1.5"):
         system("speech").recipe({"data.machines": 1.5})

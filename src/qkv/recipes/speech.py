@@ -14,7 +14,7 @@ from torch import nn
 
 from qkv.data.disguise import Disguise
 from qkv.data.mel import Mel
-from qkv.data.spoken import WORDS, SpokenParts, SpokenStrings, read_spoken
+from qkv.data.spoken import WORDS, Spoken, SpokenParts, SpokenStrings, read_spoken
 from qkv.loop import Optimiser, Saving, Schedule, Settings, ctc
 from qkv.models import TranscriberConfig
 from qkv.models.plain import to_plain
@@ -28,7 +28,7 @@ DISGUISE = Disguise(
     speed=(0.85, 1.15),
     tempo=(0.8, 1.3),
     warp=(0.85, 1.18),
-    gain=(-20.0, 6.0),
+    gain=(-28.0, 2.0),
     wobble=3.0,
     colour=6.0,
     hiss=0.1,
@@ -131,12 +131,22 @@ def opened(data: SpeechData) -> SpokenParts:
 
 
 def others(data: SpeechData, parts: SpokenParts) -> dict[str, Any]:
-    """Whose voices are heard in training besides the recordings', and how often."""
+    """Whose voices are heard in training besides the recordings', as loud as these in the mean, and how often."""
     if not data.machines or data.path == "tones":
         return {}
     from qkv.data.voices import machine_voices
 
-    return {"others": machine_voices(parts.rate), "share": data.machines}
+    voices = machine_voices(parts.rate)
+    softer = loudness(parts.train) / loudness(voices)
+    return {
+        "others": [replace(spoken, samples=softer * spoken.samples) for spoken in voices],
+        "share": data.machines,
+    }
+
+
+def loudness(recordings: Sequence[Spoken]) -> float:
+    """The root of the mean square of each recording's samples; the mean of all recordings."""
+    return sum(float(spoken.samples.square().mean().sqrt()) for spoken in recordings) / len(recordings)
 
 
 def heard(model: nn.Module, strings: SpokenStrings) -> list[tuple[list[int], list[int]]]:
