@@ -69,7 +69,8 @@ MODELS = {
     "spoken-digits": Model(
         recipe="speech",
         summary="A transcriber that writes spoken digits down while it hears them.",
-        data="Free Spoken Digit Dataset, Z. Jackson and others, 8 kHz recordings of the ten digits",
+        data="Free Spoken Digit Dataset, Z. Jackson and others, 8 kHz recordings of the ten digits; half of "
+        "the strings are said by the machine-made voices that ship with qkv",
         licence="CC BY-SA 4.0",
         changes={"data.path": SPOKEN},
         half=True,
