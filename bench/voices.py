@@ -42,7 +42,8 @@ SPELLED = {  # "zero" to "nine", written so that a voice of that language comes 
     "tr": "ziro van tu tri for fayv siks sevın eyt nayn",
     "pt": "ziro uan tu tri for faiv sics seven eit nain",
 }
-Saying = tuple[str, int, Callable[[str], object]]  # the synthesizer, the digit, and what writes it into a file
+Say = Callable[[str], object]  # writes a sound into a file
+Saying = tuple[str, int, Say]  # the group of voices, the digit, and what says it
 
 
 def run(before: list[str], after: list[str], file: str, typed: str = "") -> None:
@@ -66,13 +67,17 @@ def pico(language: str, word: str, pitch: int, rate: int, file: str) -> None:
         sound.writeframes(engine.speak(word))
 
 
+def espeak(voice: str, word: str, chance: random.Random, paces: tuple[int, int], pitches: tuple[int, int]) -> Say:
+    how = ["-s", str(chance.randint(*paces)), "-p", str(chance.randint(*pitches))]
+    return partial(run, ["espeak-ng", "-v", voice, *how, "-w"], [word])
+
+
 def by_espeak() -> Iterator[Saying]:
     chance = random.Random(0)
     for number, variant in enumerate(VARIANTS.split()):
+        voice = f"{ENGLISH[number % len(ENGLISH)]}+{variant}"
         for digit, word in enumerate(WORDS):
-            how = ["-s", str(chance.randint(110, 190)), "-p", str(chance.randint(25, 75))]
-            voice = f"{ENGLISH[number % len(ENGLISH)]}+{variant}"
-            yield "espeak", digit, partial(run, ["espeak-ng", "-v", voice, *how, "-w"], [word])
+            yield "espeak", digit, espeak(voice, word, chance, (110, 190), (25, 75))
 
 
 def with_accents(each: int) -> Iterator[Saying]:
@@ -81,12 +86,7 @@ def with_accents(each: int) -> Iterator[Saying]:
     for language, words in SPELLED.items():
         for variant in chance.sample(VARIANTS.split(), each):
             for digit, word in enumerate(words.split()):
-                how = ["-s", str(chance.randint(110, 180)), "-p", str(chance.randint(20, 65))]
-                yield (
-                    "espeak-accents",
-                    digit,
-                    partial(run, ["espeak-ng", "-v", f"{language}+{variant}", *how, "-w"], [word]),
-                )
+                yield "espeak-accents", digit, espeak(f"{language}+{variant}", word, chance, (110, 180), (20, 65))
 
 
 def by_recorded_voices() -> Iterator[Saying]:

@@ -48,7 +48,8 @@ class SpeechData:
     noise: the loudest hiss in every string, as a share of full volume.
     alike: whether the strings of a training batch have equally many digits.
     disguise: how voices are changed in training.
-    machines: the share of training strings that machine-made voices say (see `machine_voices`); tones need none.
+    machines: the share of training strings that machine-made voices say, in English (see `machine_voices`): 0 for
+        recordings in another language; tones have none.
     """
 
     path: str = "tones"
@@ -137,9 +138,9 @@ def others(data: SpeechData, parts: SpokenParts) -> dict[str, Any]:
     from qkv.data.voices import machine_voices
 
     voices = machine_voices(parts.rate)
-    softer = loudness(parts.train) / loudness(voices)
+    ratio = loudness(parts.train) / loudness(voices)
     return {
-        "others": [replace(spoken, samples=softer * spoken.samples) for spoken in voices],
+        "others": [replace(spoken, samples=ratio * spoken.samples) for spoken in voices],
         "share": data.machines,
     }
 
