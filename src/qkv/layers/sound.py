@@ -41,6 +41,6 @@ def stem_shape(bands: int, stack: int, context: int, channels: int) -> tuple[int
     if channels < 1 or stack < 2 or stack % 2 or stack + context < 5:
         raise ValueError(
             f"convolutions need 1 channel or more, an even stack, and 5 frames or more in stack and context together; "
-            f"got channels={channels}, stack={stack}, context={context}"
+            f"got channels={channels}, stack={stack}, context={context}; a model with channels=0 has no convolutions"
         )
     return (stack + context - 5) // 2 + 1, 2 * channels * -(-bands // 4)
