@@ -18,7 +18,7 @@ import qkv
 from qkv import loop
 from qkv.loop.files import Writer, damage
 from qkv.loop.journal import Journal
-from qkv.loop.lock import claimed
+from qkv.loop.lock import alive, claimed, process
 from qkv.loop.store import Store
 
 
@@ -194,6 +194,19 @@ def test_a_folder_has_one_writer(tmp_path):
     assert json.loads((tmp_path / "lock").read_text())["pid"] == process.pid
     run(tmp_path, replace(SETTINGS, steps=3))  # its holder is gone: the lock is taken over
     assert (tmp_path / "lock").read_text() == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs a system that tells of processes in /proc")
+def test_a_killed_process_that_nobody_has_asked_after_holds_no_lock():
+    child = subprocess.Popen(["sleep", "60"])
+    told = process(child.pid)
+    assert alive(told)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its number is still taken
+    os.kill(child.pid, 0)
+    assert not alive(told)
+    child.wait()
+    assert not alive(told)
 
 
 def test_a_lock_of_another_process_with_the_same_number_is_stale(tmp_path):

@@ -54,14 +54,22 @@ def _began(pid: int) -> str:
     """When a process began, where the system tells: its boot and the clock ticks since."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return f"{boot}:{stat.rpartition(')')[2].split()[19]}"
+        return f"{boot}:{_stat(pid)[19]}"
     except (OSError, IndexError):
         return ""
 
 
+def _stat(pid: int) -> list[str]:
+    """What the system tells of a process after its name: its state, …; nothing where it tells nothing."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return told.rpartition(")")[2].split()
+
+
 def alive(holder: dict[str, Any]) -> bool:
-    """Whether a process that `process` described is still there."""
+    """Whether a process that `process` described still runs, not only that its number is taken."""
     if holder.get("host") != socket.gethostname():
         return True  # nothing can be known of it from here
     try:
@@ -70,7 +78,8 @@ def alive(holder: dict[str, Any]) -> bool:
         return True
     except (ProcessLookupError, KeyError, ValueError):
         return False
-    return _began(int(holder["pid"])) == holder.get("began")
+    ended = _stat(int(holder["pid"]))[:1] in (["Z"], ["X"])
+    return not ended and _began(int(holder["pid"])) == holder.get("began")
 
 
 def _read(file: Any) -> dict[str, Any]:
