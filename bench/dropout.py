@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.ops.dropout import dropout
+from qkv.nn.dropout import dropout
 
 ELEMENTS, REPEATS = 1 << 20, 20
 

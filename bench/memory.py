@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from qkv.loop.memory import keep_freed
 from qkv.models import Seq2Seq, Seq2SeqConfig
+from qkv.training.memory import keep_freed
 
 PLACES, LENGTHS = 2048, (8, 10, 12, 14, 16, 20, 24, 32)  # of a batch; its texts are equally long
 WARM_UP, EPOCHS, ROUNDS = 1, 3, 3

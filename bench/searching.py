@@ -7,10 +7,10 @@ import sys
 
 import sacrebleu
 
-from qkv.hub.tokens import tokenizer
-from qkv.recipes import open_run
-from qkv.recipes.translation import opened, translated
-from qkv.recipes.use import open_tool
+from qkv.checkpoints.tokens import tokenizer
+from qkv.training.recipes import open_run
+from qkv.training.recipes.translation import opened, translated
+from qkv.training.recipes.use import open_tool
 
 CHOICES = [(1, 0.6), *((beams, penalty) for beams in (4, 8) for penalty in (0.0, 0.3, 0.6, 1.0, 1.4, 1.7, 2.0))]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkv.recipes.run import train
-from qkv.recipes.shipping import About, ship
+from qkv.training.recipes.shipping import About, ship
+from qkv.training.runs import train
 
 
 @dataclass(frozen=True)

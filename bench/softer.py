@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from qkv.data.mel import FeatureScale, Mel
 from qkv.data.spoken import SpokenStrings
-from qkv.recipes import open_run
-from qkv.recipes.speech import opened, word_errors
-from qkv.recipes.use import open_tool
+from qkv.training.recipes import open_run
+from qkv.training.recipes.speech import opened, word_errors
+from qkv.training.recipes.use import open_tool
 
 DECIBELS = (0, -10, -20)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src"
-DOORS = ("qkv", "qkv.masks", "qkv.positions", "qkv.layers", "qkv.models", "qkv.hub", "qkv.trace", "qkv.loop")
-ROOMS = ("qkv.recipes", "qkv.look", "qkv.check", "qkv.claims", "qkv.byhand")
+DOORS = ("qkv", "qkv.masks", "qkv.positions", "qkv.nn", "qkv.models", "qkv.checkpoints", "qkv.interp", "qkv.training")
+ROOMS = ("qkv.training.recipes", "qkv.interp", "qkv.check", "qkv.claims", "qkv.byhand")
 HEAD = """\
 # Reference
 

@@ -14,9 +14,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from qkv import recipes
 from qkv.studio.serve import opened
 from qkv.studio.state import Studio
+from qkv.training import recipes
 
 HERE = Path(__file__).parent / "images/studio"
 SIZE = {"width": 1400, "height": 900}

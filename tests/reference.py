@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qkv.ops import masks
+from qkv.nn import masks
 
 BATCH, HEADS = 2, 4  # what masks of one row of the batch, or of one head, are written for
 Rule = Callable[[int, int, int, int, int], bool]  # (b, h, place, i, j) -> may attend

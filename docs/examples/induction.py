@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from qkv import look
+from qkv import interp as look
 from qkv.models import GPT, GPTConfig
 
 VOCAB, LONGEST = 32, 16

@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qkv import byhand, check, claims, data, hub, layers, look, loop, masks, models, ops, positions, recipes, trace
-    from qkv.hub import load
-    from qkv.layers import MultiHeadAttention
-    from qkv.ops.attention import attention
+    from qkv import byhand, check, checkpoints, claims, data, interp, masks, models, nn, positions, training
+    from qkv.checkpoints import load
+    from qkv.nn.attention import attention
+    from qkv.nn.multi_head_attention import MultiHeadAttention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,22 +18,23 @@ __all__ = [
     "attention",
     "byhand",
     "check",
+    "checkpoints",
     "claims",
     "data",
-    "hub",
-    "layers",
+    "interp",
     "load",
-    "look",
-    "loop",
     "masks",
     "models",
-    "ops",
+    "nn",
     "positions",
-    "recipes",
-    "trace",
+    "training",
 ]
 
-_HOMES = {"attention": "qkv.ops.attention", "MultiHeadAttention": "qkv.layers", "load": "qkv.hub"}
+_HOMES = {
+    "attention": "qkv.nn.attention",
+    "MultiHeadAttention": "qkv.nn.multi_head_attention",
+    "load": "qkv.checkpoints",
+}
 
 
 def __getattr__(name: str) -> object:

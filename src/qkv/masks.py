@@ -1,5 +1,5 @@
-"""The masks: who may attend to whom (a door to `qkv.ops.masks`)."""
+"""The masks: who may attend to whom (a door to `qkv.nn.masks`)."""
 
-from qkv.ops.masks import Mask, causal, chunks, prefix, present, window
+from qkv.nn.masks import Mask, causal, chunks, prefix, present, window
 
 __all__ = ["Mask", "causal", "chunks", "prefix", "present", "window"]

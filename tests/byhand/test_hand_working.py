@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.byhand import EXAMPLES, example, work, work_problem
-from qkv.ops.attention import attention
+from qkv.nn.attention import attention
 
 
 def plain_attention(q, k, v, beta, allowed=None):

@@ -8,9 +8,9 @@ from torch import nn
 
 import qkv
 from qkv.check import run
-from qkv.check.zoo import MUTANTS
-from qkv.check.zoo.positions import GroupedLayer
-from qkv.check.zoo.textbook import TextbookLayer
+from qkv.check.mutants import MUTANTS
+from qkv.check.mutants.positions import GroupedLayer
+from qkv.check.mutants.textbook import TextbookLayer
 from qkv.cli.main import run as command
 
 

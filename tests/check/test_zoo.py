@@ -11,13 +11,13 @@ import torch
 import qkv
 from qkv.check import COURSE, Contract, run
 from qkv.check.contract import NOTHING
-from qkv.check.zoo import MUTANTS, checked
-from qkv.check.zoo.fused import FusedLayer
-from qkv.check.zoo.models import PlainModel
-from qkv.check.zoo.positions import GroupedLayer, RotaryLayer, SinkLayer, SlopedLayer
-from qkv.check.zoo.table import as_page, right
-from qkv.check.zoo.textbook import TextbookAttention, TextbookLayer
-from qkv.check.zoo.training import accumulate, next_token_loss, split
+from qkv.check.mutants import MUTANTS, checked
+from qkv.check.mutants.fused import FusedLayer
+from qkv.check.mutants.models import PlainModel
+from qkv.check.mutants.positions import GroupedLayer, RotaryLayer, SinkLayer, SlopedLayer
+from qkv.check.mutants.table import as_page, right
+from qkv.check.mutants.textbook import TextbookAttention, TextbookLayer
+from qkv.check.mutants.training import accumulate, next_token_loss, split
 from qkv.cli.main import run as command
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
 

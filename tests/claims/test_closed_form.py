@@ -59,7 +59,7 @@ def test_two_runs_with_one_seed_find_the_same_numbers():
 def test_a_run_leaves_the_random_generator_and_the_layers_as_they_were():
     import torch
 
-    from qkv.layers import attention as layer
+    from qkv.nn import multi_head_attention as layer
 
     before, function = torch.get_rng_state(), layer.attention
     for name in ("dropout-weights", "heads-formula", "encoder-decoder"):

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from qkv import claims
+from qkv._figures import Bars, Histogram, Lines, Map, draw
 from qkv.claims.report import page
 from qkv.cli.main import run
-from qkv.show.picture import Bars, Histogram, Lines, Map, draw
 
 
 def test_the_list_names_every_claim_in_80_columns(capsys):

@@ -73,7 +73,7 @@ def test_json_holds_the_weights_that_the_trace_holds(folders, capsys):
     model = qkv.load(folders / "gpt")
     tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
     assert found["tokens"] == TEXT.split()
-    assert torch.allclose(torch.tensor(found["shown"]["weights"]), qkv.look.at(model, tokens).weights(1, 2))
+    assert torch.allclose(torch.tensor(found["shown"]["weights"]), qkv.interp.at(model, tokens).weights(1, 2))
     chances = model(tokens).detach()[0, -1].softmax(-1)
     assert found["prediction"][0]["token"] == int(chances.argmax())
     assert found["prediction"][0]["probability"] == pytest.approx(float(chances.max()), rel=1e-5)
@@ -84,7 +84,7 @@ def test_a_silenced_head_and_another_beta_tell_their_effect(folders, capsys):
     found = json.loads(out)["effect"]
     model = qkv.load(folders / "gpt")
     tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
-    with qkv.trace.change(model, silence=[(1, 2)], beta={0: 2 * 8**-0.5}):
+    with qkv.interp.change(model, silence=[(1, 2)], beta={0: 2 * 8**-0.5}):
         changed = model(tokens)
     loss = torch.nn.functional.cross_entropy(changed.detach()[0, :-1], tokens[0, 1:])
     assert code == 0 and found["loss_after"] == pytest.approx(float(loss), rel=1e-4)
@@ -97,7 +97,7 @@ def test_an_edge_that_is_cut_tells_its_effect(folders, capsys):
         found = json.loads(out)
         model = qkv.load(folders / "gpt")
         tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
-        told = qkv.look.effect(model, tokens, cut=[cut])
+        told = qkv.interp.effect(model, tokens, cut=[cut])
         assert code == 0 and found["effect"]["kl_at"][4] == pytest.approx(told.kl_at[4], rel=1e-5) and told.kl_at[4] > 0
         assert found["shown"]["weights"][4][1] == 0
     assert "edge 0:4:1 cut" in said(capsys, folders / "gpt", TEXT, "--cut", "0:4:1")[1]

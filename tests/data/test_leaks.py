@@ -19,7 +19,7 @@ from qkv.data.questions import read_questions
 from qkv.data.shakespeare import shakespeare
 from qkv.data.spoken import SpokenParts, read_spoken
 from qkv.data.tones import tone_digits
-from qkv.recipes.translation import PairData, opened
+from qkv.training.recipes.translation import PairData, opened
 
 
 def pictures(parts: ImageSplits) -> tuple[list[bytes], list[bytes]]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_data import shared
 
+from qkv.checkpoints.tokens import tokenizer as tokenizer_of
 from qkv.data.batches import generator_for
 from qkv.data.lengths import by_length, packed
 from qkv.data.questions import prompt, question_examples, read_questions
@@ -19,7 +20,6 @@ from qkv.data.sequences import Example, FixedExamples, SequenceBatches, whole_do
 from qkv.data.spans import Corruption, SpanExamples, chosen, corrupted, drawn_spans, span_tokenizer
 from qkv.data.text import TextWindows, read_texts
 from qkv.data.tokens import all_ids, as_file, bpe_tokenizer, character_tokenizer, to_ids, to_text
-from qkv.hub.tokens import tokenizer as tokenizer_of
 from qkv.models import GPT, GPTConfig
 
 CORPUS = ["the cat sat on the mat.", "a naïve café — 雪!", "tabs\tand\nlines\r\nstay"]

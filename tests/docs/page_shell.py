@@ -80,8 +80,8 @@ def serve(place: str) -> None:
     import qkv.check
     import qkv.claims
     import qkv.cli.main
-    import qkv.look
-    import qkv.recipes  # noqa: F401
+    import qkv.interp
+    import qkv.training.recipes  # noqa: F401
 
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{place}.new")

@@ -10,14 +10,13 @@ PINNED = {
     "qkv": "attention MultiHeadAttention load",
     "qkv.masks": "causal window chunks prefix present",
     "qkv.positions": "sinusoidal Rope Alibi T5Bias Shaw",
-    "qkv.layers": "Dot Additive LocationAware DenseSynthesizer RandomSynthesizer",
+    "qkv.nn": "Dot Additive LocationAware DenseSynthesizer RandomSynthesizer",
     "qkv.models": "GPT GPTConfig ViT ViTConfig Encoder Seq2Seq Perceiver RNN RNNSeq2Seq CNN MLP",
-    "qkv.trace": "record change",
-    "qkv.look": "at",
+    "qkv.interp": "record change at",
     "qkv.check": "run assert_sound",
     "qkv.claims": "run",
     "qkv.byhand": "work",
-    "qkv.recipes": "train",
+    "qkv.training.recipes": "train",
 }
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from qkv.layers import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer
 from qkv.models import (
     CNNConfig,
     EncoderConfig,
@@ -20,6 +19,7 @@ from qkv.models import (
     ViTConfig,
     build,
 )
+from qkv.nn import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer
 from qkv.positions import Llama3, Rope, Yarn
 
 VOCAB = 11

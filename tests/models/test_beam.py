@@ -7,9 +7,9 @@ import pytest
 import torch
 from model_zoo import assert_close, every, padded, talkative, tokens_like
 
-from qkv.layers import LocationAware
 from qkv.models import RNNSeq2SeqConfig, Seq2SeqConfig
 from qkv.models.beam import beam_search
+from qkv.nn import LocationAware
 
 STOP = 0
 PENALTIES = [0.0, 0.6, 1.0, 3.0]

@@ -17,8 +17,8 @@ from model_zoo import (
     tokens_like,
 )
 
-from qkv.layers import Additive, DenseSynthesizer, RandomSynthesizer
 from qkv.models import GPTConfig, RNNConfig, RNNSeq2SeqConfig, Seq2SeqConfig
+from qkv.nn import Additive, DenseSynthesizer, RandomSynthesizer
 
 LANGUAGE = {**GPTS, **RNNS}
 ORDERS = {  # how many tokens come first, and how many in each later piece

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from qkv.layers import Dot
+from qkv.interp import record
 from qkv.models import GPT, GPTConfig
 from qkv.models.decode import ARRANGED, WORTHWHILE, Decoder, decodable
-from qkv.ops.rope import Rope
-from qkv.trace import record
+from qkv.nn import Dot
+from qkv.nn.rope import Rope
 
 SMALL = {"vocab": 19, "length": 96, "width": 16, "layers": 3, "heads": 4}
 KINDS = {

@@ -17,8 +17,8 @@ from model_zoo import (
     tokens_like,
 )
 
-from qkv.layers import DenseSynthesizer
 from qkv.models import GPTConfig, PerceiverConfig, RNNConfig, Seq2SeqConfig
+from qkv.nn import DenseSynthesizer
 
 NAMES = ("learned", "rope", "shaw", "dense synthesizer", "location-aware", "grouped heads", "window and t5")
 WRITERS = {name: GPTS[name] for name in NAMES} | RNNS | PERCEIVERS

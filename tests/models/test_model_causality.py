@@ -17,8 +17,8 @@ from model_zoo import (
 )
 from torch import Tensor
 
-from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
 from qkv.models import EncoderConfig, GPTConfig, PerceiverConfig, Seq2SeqConfig
+from qkv.nn import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
 
 ONE_LAYER = {**SMALL, "layers": 1, "heads": 2}
 

@@ -15,8 +15,8 @@ from model_zoo import (
     tokens_like,
 )
 
-from qkv.layers import Dot
 from qkv.models import CNNConfig, GPTConfig, Seq2SeqConfig
+from qkv.nn import Dot
 
 SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
 

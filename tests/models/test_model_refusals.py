@@ -17,7 +17,6 @@ from model_zoo import (
     tokens_like,
 )
 
-from qkv.layers import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
 from qkv.models import (
     GPT,
     CNNConfig,
@@ -31,6 +30,7 @@ from qkv.models import (
     ViTConfig,
     build,
 )
+from qkv.nn import Additive, DenseSynthesizer, LocationAware, RandomSynthesizer
 from qkv.positions import Rope
 
 IMPOSSIBLE = [

@@ -4,9 +4,9 @@ import pytest
 import torch
 from model_zoo import GPTS, VOCAB
 
-from qkv.layers import Cache
 from qkv.models import GPT
-from qkv.ops.attention import BLOCK
+from qkv.nn import Cache
+from qkv.nn.attention import BLOCK
 
 LENGTHS = (5, 1, 7, 3)
 

@@ -94,8 +94,8 @@ def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device,
     model = randomised(config, device)
     tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS["holes"], device=device)
     expected, padded_expected = model(tokens), model(tokens, present)
-    monkeypatch.setattr("qkv.ops.attention.BLOCK", block)
-    monkeypatch.setattr("qkv.layers.context.BLOCK", block)
+    monkeypatch.setattr("qkv.nn.attention.BLOCK", block)
+    monkeypatch.setattr("qkv.nn.context.BLOCK", block)
     assert_close(model(tokens), expected)
     assert_close(model(tokens, present)[present], padded_expected[present])
 

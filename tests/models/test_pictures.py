@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from model_zoo import IMAGE, PICTURES, VITS, assert_close, every, inputs, randomised
 from torch import nn
 
-from qkv.hub.torch_modules import fill_block
+from qkv.checkpoints.torch_modules import fill_block
 from qkv.models import CNNConfig, MLPConfig, ViT, ViTConfig
 from qkv.positions import sinusoidal
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.layers import DenseSynthesizer
 from qkv.models import (
     PRESETS,
     EncoderConfig,
@@ -15,6 +14,7 @@ from qkv.models import (
     Seq2SeqConfig,
     build,
 )
+from qkv.nn import DenseSynthesizer
 
 
 @pytest.mark.parametrize(

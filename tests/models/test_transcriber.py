@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from model_zoo import assert_close, randomised
 
-from qkv.layers import MultiHeadAttention
-from qkv.layers.sound import SoundStem, stem_shape
 from qkv.models import Transcriber, TranscriberConfig
 from qkv.models.transcriber import read_out
+from qkv.nn import MultiHeadAttention
+from qkv.nn.speech_embedding import SoundStem, stem_shape
 
 SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
 

@@ -3,10 +3,10 @@
 import pytest
 
 from qkv import check
-from qkv.check.zoo import MUTANTS, checked
+from qkv.check.mutants import MUTANTS, checked
+from qkv.studio.api.check import REFUSED, SOUND
+from qkv.studio.api.check_found import found
 from qkv.studio.jobs import CancelledError, Job
-from qkv.studio.rooms.check import REFUSED, SOUND
-from qkv.studio.rooms.check_found import found
 from qkv.studio.work.post import EndedError, Post
 from qkv.studio.work.worker import _done
 

@@ -8,7 +8,7 @@ import pytest
 from qkv import claims
 from qkv.claims.mutants import replacing
 from qkv.claims.report import WORDS, shown
-from qkv.studio.rooms.claims_words import BREAKS, WRONG
+from qkv.studio.api.claims_words import BREAKS, WRONG
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 SOON = 60_000  # milliseconds: the process that runs claims imports torch first

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from test_runs_room import made
 
-from qkv import byhand, look
+from qkv import byhand
+from qkv import interp as look
+from qkv._html import STYLE
 from qkv.bench.studio import SIZE, sizes
-from qkv.show.page import STYLE
 from qkv.studio.jobs import Job
 from qkv.studio.work.post import Post
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 from small_models import TEXT, WORDS, at, named, place_of, reader, shows
 
+from qkv.checkpoints import bundled as shipped
 from qkv.data.wav import read_sound
-from qkv.hub import shipped
-from qkv.look import compare, effect, rollout, subject, sweep
-from qkv.look.sweep import beta_of
+from qkv.interp import change, compare, effect, rollout, subject, sweep
+from qkv.interp.ablation import beta_of
 from qkv.models import GPT, GPTConfig
 from qkv.models.transcriber import read_out
 from qkv.studio.models.looks import Looks
 from qkv.studio.models.shelf import Shelf
-from qkv.trace import change
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 SPOKEN = "qkv:spoken-digits"
@@ -100,7 +99,7 @@ def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids
     assert page.get_by_test_id("map").count() == 2
     reproduce = page.get_by_test_id("reproduce")
     expect(reproduce).to_contain_text(f"--against '{folders / '<i>other'}'")
-    expect(reproduce).to_contain_text("print(qkv.look.compare(trace, other.trace()))")
+    expect(reproduce).to_contain_text("print(qkv.interp.compare(trace, other.trace()))")
     page.get_by_test_id("map").first.focus()
     page.keyboard.press("x")
     seen = subject.open(folders / "gpt", TEXT)
@@ -108,7 +107,7 @@ def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids
         found = compare(seen.trace(), two)
     numbers = [f"{number:.4f}" for number in (found.mean, found.matched, found.table[1][3])]
     expect(card.locator("dd")).to_have_text(numbers)  # what is shown is compared
-    expect(reproduce).to_contain_text("with qkv.trace.change(seen.model, **changes):")
+    expect(reproduce).to_contain_text("with qkv.interp.change(seen.model, **changes):")
 
 
 def test_the_rollout_is_reached_by_the_keys_and_shows_the_librarys_numbers(page, folders):

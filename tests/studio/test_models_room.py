@@ -17,16 +17,15 @@ from small_models import HOSTILE, TEXT, WORDS, at, named, reader, shows
 
 from qkv.cli.main import run
 from qkv.data.digit_images import digits
-from qkv.look import effect, subject
-from qkv.look.sweep import beta_of
+from qkv.interp import change, effect, subject
+from qkv.interp.ablation import beta_of
 from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from qkv.studio.answers import UnknownError
+from qkv.studio.api import models
 from qkv.studio.models.looks import Looks, window
 from qkv.studio.models.shelf import KEPT, Shelf
 from qkv.studio.models.words import kinds, reproduce, seen
-from qkv.studio.rooms import models
 from qkv.studio.state import Studio
-from qkv.trace import change
 
 LARGE = """input => {
     const taken = new DataTransfer();

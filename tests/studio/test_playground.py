@@ -16,8 +16,8 @@ import qkv
 from qkv.byhand import EXAMPLES, work
 from qkv.byhand.writing import fixed
 from qkv.cli.main import run
+from qkv.studio.api import playground
 from qkv.studio.play.examples import examples
-from qkv.studio.rooms import playground
 from qkv.studio.state import Studio
 
 STATES: dict[str, dict[str, Any]] = {each["name"]: each["state"] for each in examples()}

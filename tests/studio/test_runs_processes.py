@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qkv.recipes import open_run, train
-from qkv.studio.rooms.runs import Room
+from qkv.studio.api.runs import Room
 from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER, LOG, Training
+from qkv.training.recipes import open_run, train
 
 STEPS = 200
 

@@ -11,17 +11,17 @@ import pytest
 import torch
 from starlette.requests import Request
 
-from qkv.loop.lock import process
-from qkv.recipes import open_run, system
-from qkv.recipes.pictures import data_uri
-from qkv.recipes.plain import differing, to_toml
-from qkv.recipes.report import figure
 from qkv.studio import journals
 from qkv.studio.answers import UnknownError
+from qkv.studio.api.runs import Room
 from qkv.studio.journals import since
-from qkv.studio.rooms.runs import Room
 from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER, options_of
+from qkv.training.lock import process
+from qkv.training.recipes import open_run, system
+from qkv.training.recipes.images import data_uri
+from qkv.training.recipes.plain import differing, to_toml
+from qkv.training.recipes.report import figure
 
 RESULT = {
     "validation": {"loss": 0.1, "accuracy": 0.95},

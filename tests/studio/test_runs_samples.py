@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from qkv import recipes
-from qkv.loop import restored
-from qkv.loop.lock import process
-from qkv.loop.store import Store
-from qkv.recipes.systems import system
 from qkv.studio.jobs import Job
 from qkv.studio.samples import KEPT, Sampled, _known, newest
 from qkv.studio.state import Studio
 from qkv.studio.training import HOLDER
 from qkv.studio.work.post import Post
 from qkv.studio.work.samples import work
+from qkv.training import recipes, restored
+from qkv.training.checkpointing import Store
+from qkv.training.lock import process
+from qkv.training.recipes.registry import system
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch import Tensor
 from qkv.bench.measure import Note, fitted_exponent, interleaved, speed_ratio
 from qkv.bench.peak import in_child
 from qkv.bench.result import Column, Result, Table
-from qkv.ops.attention import attention
+from qkv.nn.attention import attention
 
 HEADS, WIDTH = 4, 64
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from qkv import hub
+from qkv import checkpoints as hub
 from qkv.bench import machine
 from qkv.bench.measure import Note, interleaved, speed_ratio
 from qkv.bench.peers import hf_gpt

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from qkv import hub
+from qkv import checkpoints as hub
 from qkv.bench.measure import Note, interleaved, speed_ratio
 from qkv.bench.peers import hf_gpt
 from qkv.bench.result import Column, Result, Table

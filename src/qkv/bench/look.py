@@ -98,7 +98,7 @@ def peak() -> float:
 
 def page(count: int) -> dict[str, Any]:
     """Our page of 12 × 12 heads, from a trace to its text; and with queries and keys embedded."""
-    from qkv.look.page import html, scene_of
+    from qkv.interp.viewer import html, scene_of
 
     trace, tokens = _trace(count), [f"word{i}" for i in range(count)]
     scene = scene_of(trace, tokens)
@@ -137,7 +137,7 @@ def recording(count: int) -> dict[str, Any]:
     text = torch.randint(0, 1000, (1, count))
 
     def recorded() -> None:
-        with qkv.trace.record(model):
+        with qkv.interp.record(model):
             model(text)
 
     with torch.no_grad():
@@ -158,7 +158,7 @@ def long_text(count: int) -> dict[str, Any]:
     with torch.no_grad():
         layer(x, causal=True)
         before = peak()
-        with qkv.trace.record(layer) as trace:
+        with qkv.interp.record(layer) as trace:
             layer(x, causal=True)
     mapped = seconds(lambda: trace.map(0, 3, 512))
     starts = [0, count // 3, count // 2, count - 256]
@@ -177,7 +177,7 @@ def _trace(count: int) -> Any:
     import qkv
 
     draw = torch.Generator().manual_seed(0)
-    with qkv.trace.record() as trace:
+    with qkv.interp.record() as trace:
         for _ in range(LAYERS):
             q, k = torch.randn(2, 1, HEADS, count, WIDTH, generator=draw)
             qkv.attention(q, k, k, beta=0.4)

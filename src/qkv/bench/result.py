@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qkv.show.files import write_whole
+from qkv._files import write_whole
 
 Value = str | int | float | None
 

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv import loop
+from qkv import training as loop
 from qkv.bench.measure import Note
 from qkv.bench.result import Column, Result, Table
 from qkv.data.batches import Batch
-from qkv.loop.optimisers import make_optimisers
 from qkv.models import PRESETS, build
+from qkv.training.optimizers import make_optimisers
 
 MODELS = ("vit", "gpt")
 

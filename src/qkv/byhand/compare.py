@@ -23,11 +23,11 @@ class Agreement:
 
 
 def compare_with_float64(problem: Problem, exact: Rows) -> Agreement:
-    """Work the problem again in float64, by `qkv.ops.attention` from the inputs on."""
+    """Work the problem again in float64, by `qkv.nn.attention` from the inputs on."""
     import torch
     from torch import Tensor
 
-    from qkv.ops.attention import attention
+    from qkv.nn.attention import attention
 
     def tensor(rows: Rows) -> Tensor:
         return torch.tensor([[float(cell) for cell in row] for row in decimals(rows)], dtype=torch.float64)

@@ -3,8 +3,8 @@
 import math
 from html import escape
 
+from qkv._html import page as shell
 from qkv.check.finding import Finding, Report
-from qkv.show.page import page as shell
 
 SIGNS = {"pass": "✓", "fail": "✗", "warn": "!", "inconclusive": "?", "described": "·", "n/a": "–"}
 ORDER = tuple({"fail": 0, "warn": 1, "inconclusive": 2, "pass": 3, "described": 4, "n/a": 5})

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._figures import Bars, Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops
-from qkv.show.picture import Bars, Lines
 
 FAMILY = "attention as a function"
 ROUNDING = 1e-17  # what is smaller is 0 in float64, and drawn as this

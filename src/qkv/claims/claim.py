@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from qkv._figures import Panel
 from qkv.claims.predicates import Predicate, Real, Verdict
-from qkv.layers import attention as attention_layer
-from qkv.ops.attention import attention as library_attention
-from qkv.show.picture import Panel
+from qkv.nn import multi_head_attention as attention_layer
+from qkv.nn.attention import attention as library_attention
 
 Number = Real | dict[str, float]  # a dict has value, low and high, where chance plays
 Cost = Literal["instant", "seconds", "minutes"]
@@ -123,7 +123,7 @@ class ClaimResult:
 
     def svg(self) -> str:
         """The picture, as SVG."""
-        from qkv.show.picture import draw
+        from qkv._figures import draw
 
         return draw(self.panels, name=self.name)
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv._figures import Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near
-from qkv.show.picture import Lines
 
 FAMILY = "self-attention"
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from qkv._figures import Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured
 from qkv.claims.predicates import near
-from qkv.show.picture import Lines
 
 FAMILY = "self-attention"
 TICK = 1e-6  # seconds: what a clock of processor time tells apart

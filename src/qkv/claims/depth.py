@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from qkv._figures import Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured
 from qkv.claims.predicates import Real, at_least, at_most, near
-from qkv.layers import FeedForward, MultiHeadAttention
 from qkv.models import Encoder, EncoderConfig
-from qkv.show.picture import Lines
+from qkv.nn import FeedForward, MultiHeadAttention
 
 FAMILY = "the transformer"
 

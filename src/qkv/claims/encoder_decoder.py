@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
+from qkv._figures import Histogram, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
 from qkv.claims.influence import influence
 from qkv.claims.predicates import at_least, at_most, near
 from qkv.claims.streaming import on_scale
 from qkv.models import Seq2Seq, Seq2SeqConfig
-from qkv.show.picture import Histogram, Map
 
 FAMILY = "the transformer"
 

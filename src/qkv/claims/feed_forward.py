@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
+from qkv._figures import Bars
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal
-from qkv.layers import FeedForward
-from qkv.show.picture import Bars
+from qkv.nn import FeedForward
 
 FAMILY = "the transformer"
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from qkv._figures import Lines, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops
-from qkv.show.picture import Lines, Map
 
 FAMILY = "attention as a function"
 

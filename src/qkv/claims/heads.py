@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qkv._figures import Bars, Histogram, Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
 from qkv.claims.predicates import at_most, equal, near
 from qkv.claims.reference import by_loops
-from qkv.show.picture import Bars, Histogram, Lines
 
 FAMILY = "heads"
 KEYS, WIDTH = 8, 16  # m and d; all calculations use scale 1

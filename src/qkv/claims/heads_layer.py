@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars, Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near
 from qkv.claims.reference import by_loops
-from qkv.layers import Dot, MultiHeadAttention
-from qkv.show.picture import Bars, Lines
+from qkv.nn import Dot, MultiHeadAttention
 
 FAMILY = "heads"
 

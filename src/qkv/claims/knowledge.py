@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars, Histogram, Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
 from qkv.claims.people import ANSWER, PLACE, PLACES, VOCAB, People, people
 from qkv.claims.predicates import at_least, at_most, near
 from qkv.claims.training import train
 from qkv.models import GPT, GPTConfig
-from qkv.show.picture import Bars, Histogram, Lines
 
 FAMILY = "knowledge"
 _learned: dict[tuple[object, ...], "Learned"] = {}

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.layers import FeedForward, PatchEmbedding
-from qkv.ops.heads import repeat_heads
-from qkv.ops.mask_kinds import Mask
+from qkv.nn import FeedForward, PatchEmbedding
+from qkv.nn.heads import repeat_heads
+from qkv.nn.masks import Mask
 
 Weigh = Callable[[Tensor], Tensor]
 Beta = Callable[[Any, int], Any]

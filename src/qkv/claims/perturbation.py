@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from qkv._figures import Histogram, Lines, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops
-from qkv.show.picture import Histogram, Lines, Map
 
 FAMILY = "attention as a function"
 

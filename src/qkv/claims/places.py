@@ -4,15 +4,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars, Lines, Panel
 from qkv.claims.claim import Claim, Knob, Lab, Measured, Number, gap, spread
 from qkv.claims.predicates import Predicate, at_least, at_most, equal
 from qkv.claims.reference import by_loops
 from qkv.claims.training import train
-from qkv.layers import Shaw, T5Bias
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
-from qkv.ops.positions import Alibi, Relative, sinusoidal
-from qkv.ops.rope import Rope
-from qkv.show.picture import Bars, Lines, Panel
+from qkv.nn import Shaw, T5Bias
+from qkv.nn.positions import Alibi, Relative, sinusoidal
+from qkv.nn.rope import Rope
 
 FAMILY = "self-attention"
 RELATIVE = ("rope", "alibi", "t5", "shaw")

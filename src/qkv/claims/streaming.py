@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from qkv._figures import Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.influence import influence
 from qkv.claims.predicates import at_least, equal, near
-from qkv.layers import Additive, MultiHeadAttention
-from qkv.layers.block import Block, BlockConfig
 from qkv.models import Encoder, EncoderConfig
-from qkv.ops import masks
-from qkv.show.picture import Map
+from qkv.nn import Additive, MultiHeadAttention, masks
+from qkv.nn.block import Block, BlockConfig
 
 FAMILY = "self-attention"
 

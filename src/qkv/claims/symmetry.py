@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from qkv._figures import Bars, Lines, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near
 from qkv.claims.reference import by_loops
-from qkv.ops.positions import sinusoidal
-from qkv.show.picture import Bars, Lines, Map
+from qkv.nn.positions import sinusoidal
 
 FAMILY = "self-attention"
 

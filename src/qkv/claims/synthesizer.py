@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars
 from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
 from qkv.claims.predicates import at_least, at_most, near
 from qkv.claims.training import train
-from qkv.layers import DenseSynthesizer, Dot, MultiHeadAttention, Score
-from qkv.show.picture import Bars
+from qkv.nn import DenseSynthesizer, Dot, MultiHeadAttention, Score
 
 FAMILY = "self-attention"
 

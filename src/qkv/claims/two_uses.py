@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars
 from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
 from qkv.claims.predicates import at_least, at_most, near
 from qkv.claims.training import train
-from qkv.layers.block import Block, BlockConfig
-from qkv.layers.embeddings import LearnedPositions, TokenEmbedding
-from qkv.ops import masks
-from qkv.show.picture import Bars
+from qkv.nn import masks
+from qkv.nn.block import Block, BlockConfig
+from qkv.nn.embeddings import LearnedPositions, TokenEmbedding
 
 FAMILY = "the transformer"
 GROUPS, WORDS, LENGTH = 4, 6, 8

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from qkv._figures import Lines
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import Real, at_least, at_most, equal, near
-from qkv.layers import DenseSynthesizer
 from qkv.models import GPT, MLP, RNN, GPTConfig, MLPConfig, RNNConfig, RNNSeq2Seq, RNNSeq2SeqConfig
-from qkv.show.picture import Lines
+from qkv.nn import DenseSynthesizer
 
 FAMILY = "the transformer"
 SIDES = (8, 16, 24, 32)  # an MLP reads pictures: its length is side²

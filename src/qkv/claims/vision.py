@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Lines, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near
-from qkv.layers import PatchEmbedding
-from qkv.layers.block import Block, BlockConfig
-from qkv.show.picture import Lines, Map
+from qkv.nn import PatchEmbedding
+from qkv.nn.block import Block, BlockConfig
 
 FAMILY = "vision"
 

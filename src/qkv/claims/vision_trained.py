@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv._figures import Bars, Lines, Map
 from qkv.claims.claim import Attention, Claim, Knob, Lab, Measured, spread
 from qkv.claims.mutants import ATTENTIONS
 from qkv.claims.pictures_set import CLASSES, SIDE, digits
 from qkv.claims.predicates import Predicate, at_least, at_most, near
 from qkv.claims.training import train
 from qkv.models import CNN, CNNConfig, ViT, ViTConfig
-from qkv.ops import masks
-from qkv.show.picture import Bars, Lines, Map
+from qkv.nn import masks
 
 FAMILY = "vision"
 PATCH = 4

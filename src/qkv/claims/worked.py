@@ -6,10 +6,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from qkv._figures import Bars, Map
 from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
 from qkv.claims.predicates import at_least, at_most, equal, near, true
 from qkv.claims.reference import by_loops, softmax
-from qkv.show.picture import Bars, Map
 
 FAMILY = "worked"
 Matrix = list[list[Fraction]]

@@ -154,8 +154,8 @@ def _work(problem: Any, digits: int, latex: bool, html: Path | None, json: bool)
 
     worked = work_problem(problem)
     if html is not None:
+        from qkv._files import write_whole
         from qkv.byhand.page import page
-        from qkv.show.files import write_whole
 
         write_whole(html, page(worked, digits))
         sys.stderr.write(f"written: {html}\n")

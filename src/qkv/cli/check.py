@@ -6,7 +6,7 @@ from typing import Literal
 
 from qkv.cli.console import out, print_json
 from qkv.cli.grade import grade_submissions, list_rubrics
-from qkv.cli.zoo import check_mutant, check_zoo
+from qkv.cli.mutants import check_mutant, check_zoo
 
 
 def check(
@@ -162,11 +162,11 @@ def check(
         raise ValueError(f"--family, --results and --fresh belong to hf:all; got the target {target}")
     if (kind == "window") != (window is not None):
         raise ValueError("--kind window and --window go together: --kind window --window 128")
+    from qkv._files import writable, write_whole
     from qkv.check import named_contract, run
     from qkv.check.junit import junit as as_junit
     from qkv.check.page import page
     from qkv.check.terminal import render
-    from qkv.show.files import writable, write_whole
 
     for file in filter(None, (junit, html)):
         writable(file)

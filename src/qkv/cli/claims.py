@@ -64,7 +64,7 @@ def claims(
     if words[0] != "run":
         raise ValueError(f"qkv claims lists; to run one, say: qkv claims run {' '.join(words)}")
     from qkv import claims as room
-    from qkv.show.files import writable
+    from qkv._files import writable
 
     names = [room.find(name).name for name in words[1:]]
     if every == bool(names):
@@ -192,9 +192,9 @@ def _show(results: "list[ClaimResult]") -> None:
 
 
 def _report(results: "list[ClaimResult]", target: str) -> None:
+    from qkv._files import write_whole
     from qkv.claims import CLAIMS
     from qkv.claims.report import page
-    from qkv.show.files import write_whole
 
     with err().status("drawing"):
         write_whole(target, page(results, {claim.name: claim.family for claim in CLAIMS.values()}))

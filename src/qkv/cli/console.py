@@ -7,7 +7,7 @@ from functools import cache
 
 from rich.console import Console
 
-from qkv.show.numbers import finite
+from qkv._numbers import finite
 
 
 @cache

@@ -34,7 +34,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     json
         Print what was done as JSON.
     """
-    from qkv.hub import left_out, load, save_hf
+    from qkv.checkpoints import left_out, load, save_hf
 
     source = trained(source)
     if Path(source).exists() and target.exists() and Path(source).resolve() == target.resolve():

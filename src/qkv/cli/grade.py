@@ -17,12 +17,12 @@ def grade_submissions(
     unsafe: bool,
 ) -> int:
     """Grade the files; results to stdout, progress to stderr."""
-    from qkv.check.grade.batch import grade_all
-    from qkv.check.grade.grading import Grade
-    from qkv.check.grade.remote import clean
-    from qkv.check.grade.rubric import find_rubric, load_rubric
-    from qkv.check.grade.writing import as_csv, number, table
-    from qkv.show.files import write_whole
+    from qkv._files import write_whole
+    from qkv.check.grading.batch import grade_all
+    from qkv.check.grading.grading import Grade
+    from qkv.check.grading.remote import clean
+    from qkv.check.grading.rubric import find_rubric, load_rubric
+    from qkv.check.grading.writing import as_csv, number, table
 
     loaded = load_rubric(rubric)
     paths = [Path(file) for file in dict.fromkeys(files)]
@@ -65,7 +65,7 @@ def _usable(paths: Sequence[Path], csv: Path | None, seed: int | None, jobs: int
 
 def list_rubrics(json: bool) -> int:
     """The rubrics that come with qkv, with what a student supplies."""
-    from qkv.check.grade.rubric import load_rubric, shipped
+    from qkv.check.grading.rubric import load_rubric, shipped
 
     rubrics = [load_rubric(name) for name in shipped()]
     if json:

@@ -9,7 +9,7 @@ from qkv.cli.checkpoint import trained
 from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
-    from qkv.look import Subject
+    from qkv.interp import Subject
 
 Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
@@ -90,8 +90,8 @@ def look(
     json
         Print everything as JSON.
     """
-    from qkv.look.session import Asked, run
-    from qkv.show.files import writable
+    from qkv._files import writable
+    from qkv.interp.session import Asked, run
 
     if full and html is None:
         raise ValueError("--full goes with --html: it embeds queries and keys in the page")
@@ -113,7 +113,7 @@ def look(
 
 
 def _opened(checkpoint: str, given: str | None, target: str | None) -> "Subject":
-    from qkv.look import subject
+    from qkv.interp import subject
 
     trained(checkpoint)  # a run that is not finished has nothing to look into, and is told so
     return subject.open(checkpoint, given, target=target)
@@ -121,11 +121,11 @@ def _opened(checkpoint: str, given: str | None, target: str | None) -> "Subject"
 
 def _write(seen: Any, html: Path | None, full: bool, png: Path | None, note: Any) -> None:
     """The files that were asked for, each whole or not at all."""
-    from qkv.show.files import write_whole
+    from qkv._files import write_whole
 
     if html is not None:
         note("writing the page")
-        from qkv.look.page import html as page
+        from qkv.interp.viewer import html as page
 
         text = page(seen.scene(), full=full)
         write_whole(html, text)

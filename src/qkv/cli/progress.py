@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
+from qkv._numbers import finite
 from qkv.cli.console import err
-from qkv.loop import Progress, Report
-from qkv.show.numbers import finite
+from qkv.training import Progress, Report
 
 WIDTH = 24
 

@@ -11,8 +11,8 @@ from qkv.cli.console import err, out, print_json
 from qkv.cli.train import stopped_by
 
 if TYPE_CHECKING:
-    from qkv.reproduce.carry_out import Reproduced
-    from qkv.reproduce.rows import Row
+    from qkv.bench.reproduce.carry_out import Reproduced
+    from qkv.bench.reproduce.rows import Row
 
 
 def reproduce(
@@ -86,7 +86,7 @@ def reproduce(
         if used := _used(**given, **{"from": from_}, label=label, commit=commit, peak=peak):
             raise ValueError(f"--{used} goes with the name of a row; `qkv reproduce` lists them")
         return _drawn(keep, json) if draw else _listed(json)
-    from qkv.reproduce.rows import row
+    from qkv.bench.reproduce.rows import row
 
     chosen = row(name)
     if from_ is not None:
@@ -117,9 +117,9 @@ def _note(quiet: bool):
 
 
 def _run(row, label, data, seeds, minutes, steps, folder, keep, quiet: bool, json: bool) -> "Reproduced":
+    from qkv.bench.reproduce.carry_out import RUNS, Budget
+    from qkv.bench.reproduce.carry_out import reproduce as carry_out
     from qkv.cli.progress import listener
-    from qkv.reproduce.carry_out import RUNS, Budget
-    from qkv.reproduce.carry_out import reproduce as carry_out
 
     return carry_out(
         row,
@@ -135,7 +135,7 @@ def _run(row, label, data, seeds, minutes, steps, folder, keep, quiet: bool, jso
 
 
 def _entered(row, place, label, data, keep, commit, peak, quiet: bool) -> "Reproduced":
-    from qkv.reproduce.carry_out import enter
+    from qkv.bench.reproduce.carry_out import enter
 
     return enter(row, place, label, data=data, kept=keep, commit=commit, peak=peak, note=_note(quiet))
 
@@ -148,8 +148,8 @@ def _show(found: "Reproduced", json: bool) -> None:
         parts = [asdict(part) for part in found.parts]
         print_json({"row": found.row.name, "parts": parts, "kept": kept, "stopped": found.stopped})
         return
+    from qkv.bench.reproduce.page import table
     from qkv.cli.tables import grid
-    from qkv.reproduce.page import table
 
     row = found.row
     if found.parts:
@@ -168,8 +168,8 @@ def _show(found: "Reproduced", json: bool) -> None:
 
 
 def _drawn(keep: Path | None, json: bool, quiet: bool = False) -> int:
-    from qkv.reproduce.carry_out import RUNS, default_keep
-    from qkv.reproduce.page import write
+    from qkv.bench.reproduce.carry_out import RUNS, default_keep
+    from qkv.bench.reproduce.page import write
 
     written = write(default_keep(RUNS) if keep is None else keep)
     if json:
@@ -180,7 +180,7 @@ def _drawn(keep: Path | None, json: bool, quiet: bool = False) -> int:
 
 
 def _listed(json: bool) -> int:
-    from qkv.reproduce.rows import ROWS
+    from qkv.bench.reproduce.rows import ROWS
 
     if json:
         print_json({row.name: _told(row) for row in ROWS.values()})

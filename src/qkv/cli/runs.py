@@ -25,7 +25,7 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
     json
         Print them as JSON.
     """
-    from qkv.recipes.run import RECIPE, open_run
+    from qkv.training.runs import RECIPE, open_run
 
     places = [folder, *more]
     if not more and not (folder / RECIPE).is_file():
@@ -46,7 +46,7 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
 
 
 def _show(found: list[Any]) -> None:
-    from qkv.recipes.report import figure
+    from qkv.training.recipes.report import figure
 
     rows = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "recipe", "model", "seed", "parameters", "minutes"):
@@ -69,7 +69,7 @@ def _show(found: list[Any]) -> None:
 
 
 def _differences(found: list[Any]) -> None:
-    from qkv.recipes.plain import differing
+    from qkv.training.recipes.plain import differing
 
     differences = differing([run.recipe.to_table() for run in found])
     if not differences:

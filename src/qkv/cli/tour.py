@@ -96,7 +96,7 @@ def work_example() -> dict[str, list[list[float]]]:
 def learn_digits(seed: int, steps: int | None, folder: Path | None, *, keep: bool) -> dict[str, Any]:
     """Train the digits recipe, and look at what the class token attends to in one picture it has never seen."""
     from qkv.cli.progress import listener
-    from qkv.recipes import train
+    from qkv.training.recipes import train
 
     if keep:
         err().print("training vit-digits: real handwritten digits, 8 × 8 pixels, two cores are enough", style="dim")
@@ -126,7 +126,7 @@ def look_at_digit(model: Any) -> dict[str, Any]:
     """The head of the last layer that looks at the fewest patches of a test picture, and what it looks at."""
     import torch
 
-    from qkv import trace
+    from qkv import interp as trace
     from qkv.data.digit_images import digits
     from qkv.data.images import Normalisation
 
@@ -177,7 +177,7 @@ def _show_example(worked: dict[str, list[list[float]]]) -> None:
 
 
 def _show_learned(learned: dict[str, Any]) -> None:
-    from qkv.trace.terminal import cells, legend
+    from qkv.interp.viewer.terminal_map import cells, legend
 
     out().print(
         f"[bold]2. A vision transformer that learns.[/bold] {learned['parameters']:,} parameters read handwritten "

@@ -75,8 +75,8 @@ def train(
     json
         Print the result as JSON; progress becomes JSON lines on stderr.
     """
-    from qkv.recipes.plain import parse_change, read_toml, to_toml
-    from qkv.recipes.systems import system
+    from qkv.training.recipes.plain import parse_change, read_toml, to_toml
+    from qkv.training.recipes.registry import system
 
     table = {} if config is None else read_toml(config)
     name = recipe or table.get("recipe")
@@ -93,7 +93,7 @@ def train(
         if minutes is not None:
             raise ValueError("how many steps fit into some minutes is measured when a run begins; --show takes --steps")
         if steps is not None:
-            from qkv.recipes.pace import with_steps
+            from qkv.training.recipes.time_budget import with_steps
 
             resolved = with_steps(resolved, steps)
         if json:
@@ -106,8 +106,8 @@ def train(
 
 def _run(resolved, folder, minutes, steps, resume, quiet: bool, json: bool) -> int:
     from qkv.cli.progress import listener
-    from qkv.loop import joined
-    from qkv.recipes import train as carry_out
+    from qkv.training import joined
+    from qkv.training.recipes import train as carry_out
 
     def note(text: str) -> None:
         if not quiet and not json:
@@ -147,7 +147,7 @@ def stopped_by(name: str | None) -> int:
 
 def show_result(run) -> None:
     """A finished run's numbers, and what can be done with it."""
-    from qkv.recipes.report import figure
+    from qkv.training.recipes.report import figure
 
     rows = Table("", "", box=None, padding=(0, 2), show_header=False)
     for part, numbers in run.result.items():
@@ -162,7 +162,7 @@ def show_result(run) -> None:
 
 
 def _listed(json: bool) -> int:
-    from qkv.recipes.systems import SYSTEMS, system
+    from qkv.training.recipes.registry import SYSTEMS, system
 
     known = [system(name) for name in SYSTEMS]
     if json:

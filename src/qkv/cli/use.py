@@ -68,7 +68,7 @@ def use(
     json
         Print the results as JSON.
     """
-    from qkv.recipes.use import open_tool
+    from qkv.training.recipes.use import open_tool
 
     if count is not None and count < 1:
         raise ValueError(f"--count is how many tokens are written, 1 or more; got {count}")
@@ -113,8 +113,8 @@ def evaluate(run: str, /, *, json: bool = False) -> int:
     json
         Print them as JSON.
     """
-    from qkv.recipes import open_run, system
-    from qkv.recipes.report import figure
+    from qkv.training.recipes import open_run, system
+    from qkv.training.recipes.report import figure
 
     opened = open_run(run)
     if not opened.finished:

@@ -1,7 +1,7 @@
 """Text to numbers and back: characters, or byte-level BPE trained in place, by the tokenizers library.
 
 What a model is trained with travels with it: `model.files["tokenizer.json"] = as_file(tokenizer)`, and
-`qkv.hub.tokens.tokenizer(model)` gives it back.
+`qkv.checkpoints.tokens.tokenizer(model)` gives it back.
 """
 
 from __future__ import annotations

@@ -17,18 +17,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from qkv.layers import attention as attention_layer
-from qkv.layers.attention import MultiHeadAttention
-from qkv.layers.block import Block
-from qkv.layers.cache import Cache
-from qkv.layers.dropout import Dropout
-from qkv.layers.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
-from qkv.layers.feed_forward import FeedForward
-from qkv.layers.placement import Placement
-from qkv.layers.scores import Dot
-from qkv.ops.attention import attention
-from qkv.ops.positions import Rotation
-from qkv.ops.rope import Rope
+from qkv.nn import multi_head_attention as attention_layer
+from qkv.nn.attention import attention
+from qkv.nn.block import Block
+from qkv.nn.dropout import Dropout
+from qkv.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.kv_cache import Cache
+from qkv.nn.multi_head_attention import MultiHeadAttention
+from qkv.nn.placement import Placement
+from qkv.nn.positions import Rotation
+from qkv.nn.rope import Rope
+from qkv.nn.scores import Dot
 
 if TYPE_CHECKING:
     from qkv.models.gpt import GPT

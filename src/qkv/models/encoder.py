@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.layers import Cache
-from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.context import checked_present, chunked_mask
-from qkv.layers.embeddings import TokenEmbedding
-from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind
-from qkv.layers.placement import Placement, Position, named_position
-from qkv.layers.positions import Positions
 from qkv.models.base import Model, small_normal
+from qkv.nn import Cache
+from qkv.nn.block import Block, BlockConfig, Order
+from qkv.nn.context import checked_present, chunked_mask
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.norms import NormKind
+from qkv.nn.placement import Placement, Position, named_position
+from qkv.nn.position_layers import Positions
 
 
 @dataclass(frozen=True)

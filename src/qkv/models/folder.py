@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from qkv import __version__
-from qkv.models.plain import from_plain, to_plain
-from qkv.models.whole_folder import whole_folder
+from qkv._config import from_plain, to_plain
+from qkv._folders import whole_folder
 
 if TYPE_CHECKING:
     from qkv.models.base import Model

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 
-from qkv.layers.context import checked_present
-from qkv.ops.sampling import sample
+from qkv.nn.context import checked_present
+from qkv.nn.sampling import sample
 
 
 class LanguageModel(nn.Module):

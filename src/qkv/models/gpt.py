@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Cache, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Score
-from qkv.layers.attention import AttentionBias
-from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.cache import undone_on_failure
-from qkv.layers.context import causal_context
-from qkv.layers.embeddings import TokenEmbedding
-from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind
-from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model, small_normal
 from qkv.models.decode import WORTHWHILE, Decoder, decodable
 from qkv.models.generate import LanguageModel
+from qkv.nn import Cache, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Score
+from qkv.nn.block import Block, BlockConfig, Order
+from qkv.nn.context import causal_context
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.kv_cache import undone_on_failure
+from qkv.nn.multi_head_attention import AttentionBias
+from qkv.nn.norms import NormKind
+from qkv.nn.placement import Placement, Position, named_position
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.layers.dropout import Dropout
 from qkv.models.base import Model
 from qkv.models.images import check_images
+from qkv.nn.dropout import Dropout
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import MultiHeadAttention
-from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.context import causal_context
-from qkv.layers.dropout import Dropout
-from qkv.layers.embeddings import TokenEmbedding
-from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind
-from qkv.layers.placement import Placement
 from qkv.models.base import Model, small_normal
 from qkv.models.generate import LanguageModel
-from qkv.ops import masks
-from qkv.ops.mask_kinds import Mask
+from qkv.nn import MultiHeadAttention, masks
+from qkv.nn.block import Block, BlockConfig, Order
+from qkv.nn.context import causal_context
+from qkv.nn.dropout import Dropout
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.masks import Mask
+from qkv.nn.norms import NormKind
+from qkv.nn.placement import Placement
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from qkv.layers import DenseSynthesizer
 from qkv.models.gpt import GPTConfig
 from qkv.models.perceiver import PerceiverConfig
 from qkv.models.vit import ViTConfig
+from qkv.nn import DenseSynthesizer
 
 _GPT = GPTConfig(vocab=256, length=128, width=256, layers=4, heads=8, dropout=0.1)
 

@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from qkv.layers.cache import Held
-from qkv.layers.context import checked_present
-from qkv.layers.dropout import Dropout
-from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
 from qkv.models.generate import LanguageModel
+from qkv.nn.context import checked_present
+from qkv.nn.dropout import Dropout
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.kv_cache import Held
 
 Cell = Literal["rnn", "gru", "lstm"]
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}

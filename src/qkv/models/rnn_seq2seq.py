@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Additive, Dot, LayerCache, LocationAware, MultiHeadAttention, Positions, Score
-from qkv.layers.cache import Held, undone_on_failure
-from qkv.layers.context import checked_present
-from qkv.layers.dropout import Dropout
-from qkv.layers.embeddings import TokenEmbedding
 from qkv.models.base import Model
 from qkv.models.rnn import Cell, Recurrent, RNNCache
 from qkv.models.translate import Translator
+from qkv.nn import Additive, Dot, LayerCache, LocationAware, MultiHeadAttention, Positions, Score
+from qkv.nn.context import checked_present
+from qkv.nn.dropout import Dropout
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.kv_cache import Held, undone_on_failure
 
 
 @dataclass(frozen=True)

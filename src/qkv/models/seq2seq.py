@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.layers import Cache, T5Bias
-from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.cache import undone_on_failure
-from qkv.layers.context import causal_context, checked_present, chunked_context
-from qkv.layers.embeddings import TokenEmbedding
-from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind
-from qkv.layers.placement import Placement, Position, named_position
 from qkv.models.base import Model
 from qkv.models.translate import Translator
-from qkv.ops import masks
-from qkv.ops.positions import Relative
+from qkv.nn import Cache, T5Bias, masks
+from qkv.nn.block import Block, BlockConfig, Order
+from qkv.nn.context import causal_context, checked_present, chunked_context
+from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.kv_cache import undone_on_failure
+from qkv.nn.norms import NormKind
+from qkv.nn.placement import Placement, Position, named_position
+from qkv.nn.positions import Relative
 
 
 @dataclass(frozen=True)

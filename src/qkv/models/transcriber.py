@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.layers.feed_forward import Activation
-from qkv.layers.placement import Position
-from qkv.layers.sound import SoundStem, stem_shape
 from qkv.models.base import Model, small_normal
 from qkv.models.encoder import Encoder, EncoderConfig, EncoderState
+from qkv.nn.feed_forward import Activation
+from qkv.nn.placement import Position
+from qkv.nn.speech_embedding import SoundStem, stem_shape
 
 BLANK = 0  # the label that says nothing: it stands between two words, and where nothing is said
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from qkv.models.beam import beam_search
-from qkv.ops.sampling import sample
+from qkv.nn.sampling import sample
 
 
 class Translator(nn.Module):

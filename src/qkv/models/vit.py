@@ -10,15 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.layers.block import Block, BlockConfig, Order
-from qkv.layers.dropout import Dropout
-from qkv.layers.embeddings import LearnedPositions2D, PatchEmbedding
-from qkv.layers.feed_forward import Activation
-from qkv.layers.norms import NormKind
-from qkv.layers.placement import make_positions
 from qkv.models.base import Model, small_normal
 from qkv.models.images import check_images
-from qkv.ops.shapes import divisors
+from qkv.nn.block import Block, BlockConfig, Order
+from qkv.nn.dropout import Dropout
+from qkv.nn.embeddings import LearnedPositions2D, PatchEmbedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.norms import NormKind
+from qkv.nn.placement import make_positions
+from qkv.nn.shapes import divisors
 
 
 @dataclass(frozen=True)

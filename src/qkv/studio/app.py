@@ -49,7 +49,7 @@ def _failed(request: Request, problem: Exception) -> Response:
 
 def rooms() -> list[Callable[[Studio], list[BaseRoute]]]:
     """Each room's routes."""
-    from qkv.studio.rooms import ROOMS
+    from qkv.studio.api import ROOMS
 
     return ROOMS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qkv.loop.journal import NAME
+from qkv.training.metrics_log import NAME
 
 PIECE = 4 * 2**20  # bytes that are read at a time
 TAIL = 16 * 2**10  # bytes in which the last whole lines are looked for

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from qkv.loop.store import Store
-from qkv.recipes.run import RECIPE, SAMPLES
 from qkv.studio.jobs import Job
 from qkv.studio.stamps import Stamp, stamp
 from qkv.studio.state import Studio
 from qkv.studio.work.post import Post
+from qkv.training.checkpointing import Store
+from qkv.training.runs import RECIPE, SAMPLES
 
 MOST_SAMPLES, LONGEST_CELL, LONGEST_PICTURE = 60, 4000, 200_000
 PICTURE = "data:image/png;base64,"

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qkv.loop.lock import alive, process
-from qkv.recipes.run import RECIPE
-from qkv.recipes.systems import system
-from qkv.show.files import write_whole
+from qkv._files import write_whole
+from qkv.training.lock import alive, process
+from qkv.training.recipes.registry import system
+from qkv.training.runs import RECIPE
 
 HOLDER, LOG = ".studio.json", ".studio.log"  # in a run's folder: which process, and what it said
 WORDS = 2000  # bytes of what a process said last

@@ -2,8 +2,8 @@
 
 import torch
 
-from qkv.check.grade.inside import answer, wire
-from qkv.check.grade.remote import Remote, UnansweredError
+from qkv.check.grading.inside import answer, wire
+from qkv.check.grading.remote import Remote, UnansweredError
 
 
 class LocalRemote(Remote):

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from local import LocalRemote
 from submissions import EXERCISES
 
-from qkv.check.grade import grading
-from qkv.check.grade.rubric import load_rubric, shipped
+from qkv.check.grading import grading
+from qkv.check.grading.rubric import load_rubric, shipped
 
 QUICK = ("no scale", "mask inverted", "mask of −∞")
 SLOW = ("causal-self-attention", "multi-head-attention", "dense-synthesizer")

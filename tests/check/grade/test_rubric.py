@@ -8,8 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from local import LocalRemote
 
-from qkv.check.grade import grading
-from qkv.check.grade.rubric import load_rubric
+from qkv.check.grading import grading
+from qkv.check.grading.rubric import load_rubric
 
 GOOD = """
 title = "Attention"
@@ -102,6 +102,6 @@ def test_a_layer_needs_names_for_checks_of_its_inside(tmp_path):
 
 
 def load_text(name):
-    from qkv.check.grade.rubric import find_rubric
+    from qkv.check.grading.rubric import find_rubric
 
     return find_rubric(name).read_text(encoding="utf-8")

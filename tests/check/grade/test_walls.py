@@ -12,9 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from submissions import ROPE, SPANS
 
-from qkv.check.grade import Limits, grade_all, load_rubric, shipped
-from qkv.check.grade.batch import refusal
-from qkv.check.grade.remote import Call, RefusedError, Remote, UnansweredError, clean
+from qkv.check.grading import Limits, grade_all, load_rubric, shipped
+from qkv.check.grading.batch import refusal
+from qkv.check.grading.remote import Call, RefusedError, Remote, UnansweredError, clean
 from qkv.cli.main import run as command
 
 ATTACKS = """
@@ -458,7 +458,7 @@ def test_the_rubrics_are_listed_with_their_interfaces(capsys):
 
 
 def test_draws_of_checks_come_from_the_grading_seed_alone():
-    from qkv.check.grade.secret import Salted
+    from qkv.check.grading.secret import Salted
 
     def draw(seed):
         with Salted(seed):

@@ -2,7 +2,7 @@
 
 Axes: b batch · h heads · t queries · s keys · d head width.
 
-`qkv.trace.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so
+`qkv.interp.record` keeps the recipe of attention that is right; here the question is what wrong attention does, so
 nothing is taken for granted: the softmax may run over any axis or be missing, and what is done between is kept as
 numbers.
 """
@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from qkv.check.inside.seen import Axis, Projection, Recording, Seen
-from qkv.trace.axes import Atom, Layout, arranged
-from qkv.trace.kernels import READERS, bound, read_dot_product
-from qkv.trace.modules import ModuleStack
+from qkv.interp.recording.axes import Atom, Layout, arranged
+from qkv.interp.recording.kernels import READERS, bound, read_dot_product
+from qkv.interp.recording.modules import ModuleStack
 
 PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 SOFTMAXES = ("_softmax", "_safe_softmax", "softmax")

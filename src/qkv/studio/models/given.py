@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qkv.checkpoints import bundled as shipped
 from qkv.data.spans import MARK
 from qkv.data.wav import Sound, read_sound
-from qkv.hub import shipped
-from qkv.look import subject as subjects
-from qkv.look.pictures import grid_of
-from qkv.look.subject import Subject
-from qkv.look.texts import encode, limit_of, tokenizer_of
+from qkv.interp import subject as subjects
+from qkv.interp.images import grid_of
+from qkv.interp.subject import Subject
+from qkv.interp.texts import encode, limit_of, tokenizer_of
 from qkv.studio.models.shelf import Held
 
 if TYPE_CHECKING:

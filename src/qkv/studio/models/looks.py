@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.look.effect import Effect, effect
-from qkv.look.heads import Heads, heads
-from qkv.look.outcome import answer, question_traced
-from qkv.look.requests import betas_of, silenced_of
-from qkv.look.rollout import rollout
-from qkv.look.run import read_tokens
-from qkv.look.session import ROLLED, rolled_trace
-from qkv.look.stacks import stack_of
-from qkv.look.subject import Subject
+from qkv.interp import Trace, change
+from qkv.interp.effect import Effect, effect
+from qkv.interp.head_types import Heads, heads
+from qkv.interp.outcome import answer, question_traced
+from qkv.interp.requests import betas_of, silenced_of
+from qkv.interp.rollout import rollout
+from qkv.interp.run import read_tokens
+from qkv.interp.session import ROLLED, rolled_trace
+from qkv.interp.stacks import stack_of
+from qkv.interp.subject import Subject
+from qkv.interp.traces.trace import pooled
 from qkv.studio.answers import UnknownError
 from qkv.studio.models.given import Given, given
 from qkv.studio.models.shelf import Held, Shelf
 from qkv.studio.models.told import Told, told
-from qkv.trace import Trace, change
-from qkv.trace.trace import pooled
 
 KEPT = 12  # looks that are remembered
 CHANGED = 150_000_000  # heads × queries × keys up to which changes are tried: they take unfused attention
@@ -50,7 +50,7 @@ class Changes:
         return Changes(_words(body, "silence"), _words(body, "beta"), cut)
 
     def on(self, trace: Trace) -> dict[str, Any]:
-        """As `qkv.trace.change` takes them."""
+        """As `qkv.interp.change` takes them."""
         found: dict[str, Any] = {}
         if self.silence:
             found["silence"] = silenced_of(trace, self.silence)

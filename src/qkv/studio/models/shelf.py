@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import nn
 
-from qkv.hub import shipped
-from qkv.hub.weights import nothing_to_read
-from qkv.look import checkpoint
-from qkv.look.subject import Kind, kind_of
+from qkv.checkpoints import bundled as shipped
+from qkv.checkpoints.weights import nothing_to_read
+from qkv.interp import checkpoint
+from qkv.interp.subject import Kind, kind_of
 from qkv.models.folder import CONFIG, read_json
-from qkv.recipes.run import MODEL, STATUS
 from qkv.studio.answers import UnknownError
 from qkv.studio.stamps import Stamp, stamp
+from qkv.training.runs import MODEL, STATUS
 
 KEPT = 4  # models in memory
 LARGEST = 6 * 2**30  # bytes of a model's files

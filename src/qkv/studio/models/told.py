@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.look.run import scores_of
-from qkv.look.sounds import token_seconds
-from qkv.look.subject import Subject
+from qkv.interp.audio import token_seconds
+from qkv.interp.run import scores_of
+from qkv.interp.subject import Subject
 from qkv.models import Transcriber
 from qkv.models.generate import LanguageModel
 from qkv.models.transcriber import BLANK

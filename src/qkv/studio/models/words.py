@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from qkv.look.heads import KINDS
-from qkv.look.over_picture import picture_grid
-from qkv.look.result import plain
-from qkv.look.sounds import token_seconds
-from qkv.look.subject import Subject
-from qkv.look.sweep import beta_of
-from qkv.look.terminal import telling
+from qkv.interp.ablation import beta_of
+from qkv.interp.attention_over_image import picture_grid
+from qkv.interp.audio import token_seconds
+from qkv.interp.head_types import KINDS
+from qkv.interp.result import plain
+from qkv.interp.subject import Subject
+from qkv.interp.viewer.terminal import telling
 from qkv.models import Transcriber
 from qkv.models.base import Model
 from qkv.studio.models.given import BYTES, picture_uri, room, samples
@@ -163,14 +163,18 @@ def _is_long(look: Look) -> bool:
 def _open_lines(look: Look) -> list[str]:
     where = repr(look.held.source.where)
     target = f", target={look.given.target!r}" if look.given.target else ""
-    first = ["import qkv", "from qkv.look import effect, subject"]
+    first = ["import qkv", "from qkv.interp import effect, subject"]
     if look.given.sample is not None and look.subject.kind == "sound":
-        first += ["from qkv.hub import shipped", "", f'recording = shipped.place({where}) / "{look.given.name}"']
+        first += [
+            "from qkv.checkpoints import shipped",
+            "",
+            f'recording = shipped.place({where}) / "{look.given.name}"',
+        ]
     elif look.given.sample is not None:
         first += ["from PIL import Image", "from qkv.data.digit_images import digits"]
         first += ["", f"picture = Image.fromarray(digits().test.pixels[{look.given.sample}, 0].numpy())"]
     opened = f"seen = subject.open({where}, {_given(look)}{target})"
-    return [*first, opened, "trace = qkv.look.at(seen.model, seen.inputs)"]
+    return [*first, opened, "trace = qkv.interp.at(seen.model, seen.inputs)"]
 
 
 def _given(look: Look) -> str:
@@ -194,4 +198,4 @@ def _change_lines(look: Look) -> list[str]:
     if not look.changes:
         return []
     asked = look.changes.on((look.plain or look).trace)
-    return [f"changes = {asked!r}", "with qkv.trace.change(seen.model, **changes):", "    trace = seen.trace()"]
+    return [f"changes = {asked!r}", "with qkv.interp.change(seen.model, **changes):", "    trace = seen.trace()"]

@@ -18,7 +18,7 @@ EXTRA = "# playground: "  # a comment with what `qkv byhand` has no word for
 
 def written(given: Given) -> dict[str, str]:
     """The file: TOML, matrices as text."""
-    from qkv.recipes.plain import to_toml  # the one writer of TOML
+    from qkv.training.recipes.plain import to_toml  # the one writer of TOML
 
     extra = {name: list(it) for name, it in (("names", given.names), ("queryNames", given.query_names)) if any(it)}
     more = {**extra, **({"beta": HARD} if given.hard else {})}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv import masks
-from qkv.ops.attention import attention
+from qkv.nn.attention import attention
 from qkv.positions import sinusoidal
 from qkv.studio.play.cells import Texts, value
 from qkv.studio.play.given import Given

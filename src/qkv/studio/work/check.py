@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from qkv.check import Contract, Report, run
+from qkv.check.mutants import MUTANTS, checked
 from qkv.check.page import ORDER, SIGNS, page
-from qkv.check.zoo import MUTANTS, checked
 
 
 def work(request: dict[str, Any], say: Callable[..., None]) -> None:

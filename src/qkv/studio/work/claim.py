@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from qkv._figures import draw
 from qkv.claims import ClaimResult, run
 from qkv.claims.mutants import replacing
 from qkv.claims.predicates import Predicate
 from qkv.claims.report import PARTS as TITLES
 from qkv.claims.report import WORDS, shown
-from qkv.show.picture import draw
 
 OUTCOMES = {True: "yes", False: "no", None: "cannot tell"}
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from qkv.loop import restored
-from qkv.loop.store import Store
-from qkv.recipes import open_run
-from qkv.recipes.run import RECIPE, stage_folder
-from qkv.recipes.system import Task
-from qkv.recipes.systems import system
 from qkv.studio.stamps import Stamp, stamp
+from qkv.training import restored
+from qkv.training.checkpointing import Store
+from qkv.training.recipes import open_run
+from qkv.training.recipes.definition import Task
+from qkv.training.recipes.registry import system
+from qkv.training.runs import RECIPE, stage_folder
 
 _built: dict[tuple[str, Stamp], Task] = {}  # the data of the run that was asked for last
 

@@ -1,8 +1,0 @@
-"""Grading: points by property for files that are run behind walls and never imported here."""
-
-from qkv.check.grade.batch import grade_all
-from qkv.check.grade.grading import Earned, Grade, grade
-from qkv.check.grade.remote import Limits
-from qkv.check.grade.rubric import Rubric, load_rubric, shipped
-
-__all__ = ["Earned", "Grade", "Limits", "Rubric", "grade", "grade_all", "load_rubric", "shipped"]

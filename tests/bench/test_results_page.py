@@ -1,0 +1,82 @@
+"""The page of results is drawn from what is kept, and is the one in the repository."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qkv.bench.reproduce import row
+from qkv.bench.reproduce.measured import Measured, Pace, keep
+from qkv.bench.reproduce.page import markdown, picture, read_all, table
+from qkv.cli.main import run
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+COURSE = Measured(
+    label="course",
+    seed=0,
+    command="qkv reproduce cifar10-20 --data DATA",
+    commit="0123456789ab",
+    began="2026-01-01T00:00:00+00:00",
+    machine={"processor": "a processor", "cores": 2, "memory_gib": 8.0, "python": "3.11.7", "torch": "2.13.0"},
+    threads=2,
+    peak_gigaflops=137.2,
+    parameters=3_194_634,
+    minutes=20.04,
+    steps=200,
+    items_per_second=57.3,
+    share_of_peak=0.42,
+    stages=(Pace("train", 200, 20.04, 57.3, 0.42),),
+    test={"accuracy": 0.4512, "loss": 1.5},
+    curve=((20, 2.0, 0.2442), (200, 20.0, 0.45)),
+)
+OURS = replace(COURSE, label="ours", test={"accuracy": 0.7012}, share_of_peak=None, differs=("model.width=96",))
+PARTS = [COURSE, OURS, replace(OURS, seed=1, test={"accuracy": 0.7212}, minutes=19.9)]
+
+
+def test_seeds_stand_together_with_mean_and_range_beside_what_others_have():
+    shown = {cells[0]: cells for cells in table(row("cifar10-20"), PARTS, wide=True).shown()}
+    assert shown["course"][1:6] == ["3,194,634", "20.0", "2", "0", "45.1"]
+    assert shown["ours"][2:6] == ["20.0 (19.9–20.0)", "2", "0, 1", "71.1 (70.1–72.1)"]
+    assert shown["course"][-2:] == ["57", "42"] and shown["ours"][-1] == "–"
+    part = replace(COURSE, label="vanilla", test={"exact": 30.0, "exact_of_commonest": 5.0})
+    (vanilla,) = table(row("birthplaces-variants"), [part]).shown()
+    assert vanilla[4:7] == ["30.0", "5.0", "22.4–25.8"]
+
+
+def test_the_page_names_commands_departures_and_the_machine():
+    page = markdown({"cifar10-20": PARTS})
+    assert "- course, ours: `qkv reproduce cifar10-20 --data DATA`" in page
+    assert "- ours, seed 1, departs from the row: model.width=96" in page
+    assert "a processor, 2 cores, torch 2.13.0, Python 3.11.7; qkv at 0123456789ab" in page
+    assert "![accuracy over minutes](results/cifar10-20.svg)" in page
+    assert "| multi30k | not measured yet |" in page and "| [cifar10-20](#cifar10-20) | ours |" in page
+
+
+def test_pictures_are_svg_and_the_same_each_time():
+    drawn = picture(row("cifar10-20"), PARTS)
+    assert drawn == picture(row("cifar10-20"), PARTS)
+    assert drawn is not None and ElementTree.fromstring(drawn).tag.endswith("svg")
+    assert {"width", "height", "viewBox"} <= set(ElementTree.fromstring(drawn).attrib)
+    assert "currentColor" not in drawn and drawn.count(">ours<") == drawn.count(">course<") == 1
+    assert picture(row("cifar10-20"), [replace(COURSE, curve=())]) is None
+
+
+def test_the_command_draws_the_page_beside_its_folder(tmp_path, capsys):
+    keep(tmp_path / "results", row("cifar10-20"), *PARTS)
+    assert run(["reproduce", "--draw", "--keep", str(tmp_path / "results")]) == 0
+    assert "results.md" in capsys.readouterr().err
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == markdown({"cifar10-20": PARTS})
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["cifar10-20.json", "cifar10-20.svg"]
+
+
+@pytest.mark.skipif(not (DOCS / "results").is_dir(), reason="needs the docs of a checkout")
+def test_the_page_in_the_repository_is_what_is_drawn_from_its_figures():
+    results = read_all(DOCS / "results")
+    assert results and (DOCS / "results.md").read_text(encoding="utf-8") == markdown(results)
+    for name, parts in results.items():
+        assert (DOCS / "results" / f"{name}.svg").is_file() == any(part.curve for part in parts)
+        assert not any(word in str(parts) for word in ("/home/", "/work/", "/root/", "/tmp/")), "no paths of a machine"
+    known = {f"{name}{ending}" for name in results for ending in (".json", ".svg")}
+    assert {path.name for path in (DOCS / "results").iterdir()} <= known

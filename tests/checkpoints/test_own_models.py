@@ -1,0 +1,130 @@
+"""Models of ours that never were elsewhere: what has an equal at Hugging Face's is written, the rest is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from foreign import transformers
+
+from qkv.checkpoints import load, save_hf
+from qkv.models import CNN, CNNConfig, EncoderConfig, GPTConfig, Model, Seq2SeqConfig, ViTConfig, build
+from qkv.nn import Additive, Dot
+from qkv.positions import Llama3, Ntk, Rope, Yarn
+
+SMALL: dict[str, Any] = {"vocab": 23, "length": 32, "width": 16, "layers": 2, "heads": 4, "hidden": 20}
+LLAMA: dict[str, Any] = {**SMALL, "position": "rope", "norm": "rms", "activation": "swiglu", "bias": False}
+TWO: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "layers"} | {
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
+BART: dict[str, Any] = {**TWO, "position": "learned", "activation": "gelu", "embedding_norm": True}
+BERT: dict[str, Any] = {**SMALL, "position": "learned", "order": "post", "embedding_norm": True, "segments": 2}
+VIT: dict[str, Any] = {"image": 8, "patch": 2, "channels": 2, "classes": 5, "width": 16, "layers": 2, "heads": 4}
+QWEN = Dot(normalised=True, epsilon=1e-5)
+
+WRITTEN = {
+    "as GPT-2": ("GPT2LMHeadModel", GPTConfig(**SMALL)),
+    "as GPT-2, tied": ("GPT2LMHeadModel", GPTConfig(**SMALL, tied=True, activation="gelu-tanh")),
+    "as Llama": ("LlamaForCausalLM", GPTConfig(**LLAMA)),
+    "as Llama, halves": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(base=50.0, pairing="halves")})),
+    "as Llama, stretched": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(scaling=Llama3(length=8))})),
+    "as Llama, yarn": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(scaling=Yarn(4.0, 8))}, kv_heads=1)),
+    "as Llama, biases": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "bias": True}, head_width=6)),
+    "as Mistral": ("MistralForCausalLM", GPTConfig(**LLAMA, window=3, kv_heads=2, tied=True)),
+    "as Qwen 2": ("Qwen2ForCausalLM", GPTConfig(**LLAMA, attention_bias="qkv", window=3)),
+    "as Qwen 3": ("Qwen3ForCausalLM", GPTConfig(**LLAMA, score=QWEN, head_width=6, kv_heads=2)),
+    "as BERT": ("BertModel", EncoderConfig(**BERT)),
+    "as ViT": ("ViTForImageClassification", ViTConfig(**VIT, activation="relu")),
+    "as ViT without a head": ("ViTModel", ViTConfig(**{**VIT, "classes": 0})),
+    "as BART": ("BartForConditionalGeneration", Seq2SeqConfig(**BART, head_bias=True)),
+    "as BART, three tables": ("BartForConditionalGeneration", Seq2SeqConfig(**BART, tied=False, scale=False)),
+}
+
+
+def drawn(config: object) -> Any:
+    model: Model = build(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    return model
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_model_of_ours_is_written_as_one_of_theirs(name, tmp_path):
+    architecture, config = WRITTEN[name]
+    ours = drawn(config)
+    save_hf(ours, tmp_path / "model")
+    kind = getattr(transformers, architecture)
+    extra = {"add_pooling_layer": False} if architecture in ("BertModel", "ViTModel") else {}
+    theirs, report = kind.from_pretrained(tmp_path / "model", dtype=torch.float64, output_loading_info=True, **extra)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    again = load(tmp_path / "model")
+    tokens, target = torch.randint(23, (2, 9)), torch.randint(23, (2, 5))
+    images = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        if isinstance(config, Seq2SeqConfig):
+            results = (
+                theirs.eval()(input_ids=tokens, decoder_input_ids=target).logits,
+                ours(tokens, target),
+                again(tokens, target),
+            )
+        elif isinstance(config, ViTConfig):
+            found = theirs.eval()(images)
+            results = found.logits if config.classes else found.last_hidden_state[:, 0], ours(images), again(images)
+        elif isinstance(config, EncoderConfig):
+            results = theirs.eval()(tokens).last_hidden_state, ours(tokens), again(tokens)
+        else:
+            results = theirs.eval()(tokens).logits, ours(tokens), again(tokens)
+    torch.testing.assert_close(results[0], results[1], atol=3e-6, rtol=0)
+    torch.testing.assert_close(results[1], results[2], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GPTConfig(**SMALL, position="alibi"), "as gpt2, position=Alibi"),
+        (GPTConfig(**SMALL, order="post"), "order='post' has no equal in GPT-2, which has 'pre' only"),
+        (GPTConfig(**SMALL, score=Additive(5)), "score=Additive"),
+        (GPTConfig(**{**LLAMA, "position": Rope(scaling=Ntk(2.0))}), "Ntk has no equal in Llama"),
+        (GPTConfig(**{**LLAMA, "position": Rope(width=2)}), "has no equal in Llama, which has Rope"),
+        (GPTConfig(**LLAMA, score=Dot(beta=1.0)), "as llama, score=Dot"),
+        (GPTConfig(**LLAMA, score=Dot(normalised=True, epsilon=1e-3)), "as qwen3, score=Dot"),
+        (EncoderConfig(**{**BERT, "segments": 0}), "segments=0 has no equal in BERT"),
+        (EncoderConfig(**{**BERT, "order": "pre"}), "order='pre' has no equal in BERT"),
+        (ViTConfig(**VIT, head="mean"), "head='mean' has no equal in ViT"),
+        (ViTConfig(**VIT, final_norm=False), "final_norm=False has no equal in ViT"),
+        (Seq2SeqConfig(**TWO), "position='sinusoidal' has no equal in BART"),
+    ],
+)
+def test_a_model_without_an_equal_is_refused_by_the_field_that_makes_the_difference(config, said, tmp_path):
+    with pytest.raises(ValueError, match="has no equal") as refused:
+        save_hf(build(config), tmp_path / "model")
+    assert said in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kind_of_model_that_they_have_not_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="this CNN has no equal among Hugging Face's models: known are Encoder, GPT"):
+        save_hf(CNN(CNNConfig(image=8, widths=(3,))), tmp_path / "model")
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"holds other files \(thesis.tex"):
+        save_hf(drawn(GPTConfig(**SMALL)), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_failed_write_leaves_the_older_model(tmp_path, monkeypatch):
+    older = drawn(GPTConfig(**SMALL))
+    save_hf(older, tmp_path / "model")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qkv.checkpoints.huggingface.write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_hf(drawn(GPTConfig(**SMALL)), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    again: Any = load(tmp_path / "model")
+    assert torch.equal(again.tokens.weight, older.tokens.weight)

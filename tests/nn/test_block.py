@@ -1,0 +1,146 @@
+"""The block against PyTorch's encoder and decoder layers; the feed-forward part and norms against their formulas."""
+
+import math
+
+import pytest
+import torch
+from reference import close
+from torch import nn
+
+from qkv import masks
+from qkv.checkpoints import from_torch
+from qkv.nn import Block, BlockConfig, FeedForward, LayerCache, make_norm
+from qkv.positions import Alibi
+
+
+def shaken(module, device):
+    """In float64, with parameters that are not the tidy ones of a fresh module."""
+    module = module.double().to(device).eval()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+ORDERS = pytest.mark.parametrize("pre", [True, False])
+ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
+
+
+@ORDERS
+@ACTIVATIONS
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_block_is_pytorchs_encoder_layer(randn, device, pre, activation, bias):
+    layer = nn.TransformerEncoderLayer(
+        12, 3, 20, activation=activation, norm_first=pre, batch_first=True, bias=bias, layer_norm_eps=1e-3
+    )
+    theirs = shaken(layer, device)
+    ours, x = from_torch(theirs), randn(2, 5, 12)
+    present = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], device=device).bool()
+    theirs.train()  # PyTorch's fast path for inference has no float64 of its own accuracy
+    for module in theirs.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    theirs.self_attn.dropout = 0.0
+    close(ours(x), theirs(x))
+    out = ours(x, allowed=masks.present(present))
+    close(out[present], theirs(x, src_key_padding_mask=~present)[present])
+    later = torch.ones(5, 5, device=device).triu(1).bool()
+    close(ours(x, allowed=masks.causal(5)), theirs(x, src_mask=later))
+
+
+@ORDERS
+@ACTIVATIONS
+def test_a_block_with_a_memory_is_pytorchs_decoder_layer(randn, device, pre, activation):
+    theirs = shaken(
+        nn.TransformerDecoderLayer(12, 3, 20, activation=activation, norm_first=pre, batch_first=True), device
+    )
+    ours, x, memory = from_torch(theirs), randn(2, 5, 12), randn(2, 7, 12)
+    present = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 1]], device=device).bool()
+    later = torch.ones(5, 5, device=device).triu(1).bool()
+    expected = theirs(x, memory, tgt_mask=later, memory_key_padding_mask=~present)
+    close(ours(x, memory, allowed=masks.causal(5), memory_allowed=masks.present(present)), expected)
+
+
+@ORDERS
+def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
+    config = BlockConfig(12, 3, 20, order="pre" if pre else "post", cross=True, position=Alibi(), norm="rms")
+    block, x, memory = shaken(Block(config), device), randn(2, 6, 12), randn(2, 7, 12)
+    whole = block(x, memory, allowed=masks.causal(6))
+    cache, read, outs = LayerCache(), LayerCache(fixed=True), []
+    for i in range(0, 6, 2):
+        given = memory if i == 0 else None
+        outs.append(block(x[:, i : i + 2], given, allowed=masks.causal(2, i + 2), cache=cache, memory_cache=read))
+    close(torch.cat(outs, dim=1), whole)
+
+
+def test_gradients_reach_every_parameter_of_a_block(randn, device):
+    block = shaken(Block(BlockConfig(12, 4, 20, kv_heads=2, activation="swiglu", norm="rms", cross=True)), device)
+    block(randn(2, 5, 12), randn(2, 3, 12), allowed=masks.causal(5)).square().sum().backward()
+    for name, parameter in block.named_parameters():
+        assert parameter.grad is not None and (parameter.grad.any() or name.endswith("to_k.bias")), name
+
+
+def test_dropout_acts_in_training_only(randn, device):
+    block, x = Block(BlockConfig(12, 3, 20, dropout=0.5)).double().to(device), randn(2, 5, 12)
+    assert not torch.equal(block(x), block(x))
+    block.eval()
+    assert torch.equal(block(x), block(x))
+
+
+FORMULAS = {
+    "relu": lambda x: max(x, 0.0),
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu-tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "swiglu"])
+def test_the_feed_forward_network_is_its_formula(randn, device, activation, bias):
+    network = shaken(FeedForward(6, 10, activation=activation, bias=bias), device)
+    x = 2 * randn(2, 4, 6)
+    with torch.no_grad():
+        hidden = network.to_hidden(x).cpu()
+        if activation == "swiglu":
+            assert network.to_gate is not None
+            hidden = hidden * network.to_gate(x).cpu().apply_(lambda gate: gate / (1 + math.exp(-gate)))
+        else:
+            hidden.apply_(FORMULAS[activation])
+        close(network(x), network.to_out(hidden.to(device)))
+    assert (network.to_out.bias is None) == (not bias)
+
+
+def test_a_layer_norm_has_mean_zero_and_deviation_one_before_scale_and_shift(randn, device):
+    norm, x = shaken(make_norm("layer", 6, epsilon=1e-3), device), 3 * randn(2, 4, 6) + 5
+    mean = x.mean(-1, keepdim=True)
+    deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    close(norm(x), (x - mean) / deviation * norm.weight + norm.bias)
+    assert make_norm("layer", 6, bias=False).bias is None
+
+
+def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
+    norm, x = shaken(make_norm("rms", 6, epsilon=1e-3), device), 3 * randn(2, 4, 6) + 5
+    close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: BlockConfig(12, 3, 20, order="both"), "normalises 'pre' or 'post'; got order='both'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Block(BlockConfig(12, 3, 20, norm="batch")), "a norm is 'layer' or 'rms'; got 'batch'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Block(BlockConfig(12, 5, 20)), "width=12 does not split into heads=5"),
+        (lambda: FeedForward(6, 0), "hidden is at least 1; got 0"),
+        (lambda: FeedForward(6, 9, activation="tanh"), "'relu', 'gelu', 'gelu-tanh' or 'swiglu'; got 'tanh'"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: Block(BlockConfig(12, 3, 20, cross=True))(torch.zeros(1, 2, 12)),
+            "attends to a memory; none was given",
+        ),
+        (
+            lambda: Block(BlockConfig(12, 3, 20))(torch.zeros(1, 2, 12), torch.zeros(1, 2, 12)),
+            "attends to no memory.*cross=True",
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_say_why(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

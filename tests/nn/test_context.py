@@ -1,0 +1,144 @@
+"""What a call of a model is about: positions and masks, with caches, windows, chunks and holes."""
+
+import pytest
+import torch
+from reference import close
+
+from qkv.nn import Additive, Block, BlockConfig, Cache, LocationAware, masks
+from qkv.nn.attention import BLOCK
+from qkv.nn.context import causal_context, checked_present, chunked_context, settled
+from qkv.nn.masks import Band, Dense
+from qkv.nn.placement import named_position
+from qkv.nn.rope import Rope
+from qkv.positions import Alibi, Shaw, T5Bias
+
+WIDTH, TOKENS = 8, 12
+PRESENT = {
+    "whole": None,
+    "padded": [
+        [0] * 5 + [1] * 7,
+        [0, 1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1],
+        [1] * 3 + [0] * 6 + [1] * 3,  # a hole longer than the window
+        [1] * 8 + [0] * 4,
+    ],
+}
+
+
+def flags(name, device):
+    return None if PRESENT[name] is None else torch.tensor(PRESENT[name], dtype=torch.bool, device=device)
+
+
+def run(blocks, x, present, window, cuts):
+    """A small causal model of two blocks, fed in pieces of the given lengths."""
+    cache, outs, stop = Cache(window), [], 0
+    for length in cuts:
+        start, stop = stop, stop + length
+        y = x[:, start:stop]
+        positions, allowed = causal_context(y, None if present is None else present[:, start:stop], cache, window)
+        for index, block in enumerate(blocks):
+            y = block(y, allowed=allowed, positions=positions, cache=cache.layer(index))
+        cache.trim()
+        outs.append(y)
+    return torch.cat(outs, dim=1), cache
+
+
+def by_hand(blocks, x, present, window):
+    """The same without a cache, with the mask written from its meaning: one row at a time, missing tokens left out."""
+    rows = []
+    for row in range(x.shape[0]):
+        there = torch.ones(TOKENS, dtype=torch.bool, device=x.device) if present is None else present[row]
+        y = x[row : row + 1, there]
+        n = y.shape[1]
+        allowed = torch.tensor([[i - (window or n) < j <= i for j in range(n)] for i in range(n)], device=x.device)
+        for block in blocks:
+            y = block(y, allowed=allowed)
+        rows.append(torch.zeros_like(x[row]).masked_scatter(there[:, None], y[0]))
+    return torch.stack(rows)
+
+
+KINDS = {
+    "rope": {"position": Rope()},
+    "alibi": {"position": Alibi()},
+    "t5": {"position": T5Bias(8, 6, bidirectional=False)},
+    "shaw": {"position": Shaw(3)},
+    "none": {},
+    "additive": {"score": Additive(4)},
+    "location-aware": {"score": LocationAware(4, 2, 5)},
+}
+
+
+@pytest.mark.parametrize("padding", PRESENT)
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [*((kind, window) for kind in KINDS for window in (None, 3)), ("rope", 1), ("rope", 5), ("location-aware", 5)],
+)
+@torch.no_grad()
+def test_windows_and_holes_with_a_cache_are_the_text_without_them(randn, device, kind, window, padding):
+    blocks = [Block(BlockConfig(WIDTH, 2, 16, **KINDS[kind])).double().to(device) for _ in range(2)]
+    x, present = randn(4, TOKENS, WIDTH), flags(padding, device)
+    there = torch.ones(4, TOKENS, dtype=torch.bool, device=device) if present is None else present
+    expected = by_hand(blocks, x, present, window)
+    for cuts in ([TOKENS], [1] * TOKENS, [3, 4, 2, 3]):
+        out, cache = run(blocks, x, present, window, cuts)
+        close(out[there], expected[there])
+        assert cache.length + cache.dropped == TOKENS
+        assert window is None or present is not None or cache.dropped, "a window forgets"
+
+
+def test_the_cache_of_a_window_stays_small(randn, device):
+    blocks = [Block(BlockConfig(WIDTH, 2, 16)).double().to(device)]
+    _, cache = run(blocks, randn(1, TOKENS, WIDTH), None, 3, [1] * TOKENS)
+    assert cache.length <= 6 and cache.layer(0).length == cache.length
+
+
+def test_a_step_over_everything_needs_no_mask(randn, device):
+    cache = Cache()
+    causal_context(randn(1, 5, WIDTH), None, cache)
+    positions, allowed = causal_context(randn(1, 1, WIDTH), None, cache)
+    assert allowed is None and positions.queries.tolist() == [5]
+
+
+def test_a_mask_is_written_once_where_it_is_small_and_stays_lazy_where_it_is_large(device):
+    assert settled(masks.causal(9), 9, device) == masks.causal(9)
+    assert isinstance(settled(masks.window(9, 9, 2, 0), 9, device), Dense)
+    large = masks.window(BLOCK + 1, BLOCK + 1, 2, 0)
+    assert settled(large, BLOCK + 1, device) is large
+    assert isinstance(settled(masks.window(1, 9, 2, 0), 1, device), Band)
+    assert settled(masks.causal(1, 9), 1, device) is None
+
+
+@pytest.mark.parametrize("padding", PRESENT)
+@pytest.mark.parametrize(("size", "left"), [(None, None), (1, 0), (4, None), (4, 1), (3, 0)])
+def test_chunks_are_cut_by_the_tokens_that_exist(randn, device, padding, size, left):
+    present = flags(padding, device)
+    x = randn(4, TOKENS, WIDTH)
+    _, mask = chunked_context(x, present, None, size, left)
+    if mask is None:
+        assert padding == "whole" and size is None
+        return
+    dense = masks.as_mask(mask).dense(device).expand(4, 1, TOKENS, TOKENS)
+    for row in range(4):
+        there = [True] * TOKENS if present is None else present[row].tolist()
+        tokens = [place for place in range(TOKENS) if there[place]]
+        for i, query in enumerate(tokens):
+            for j, key in enumerate(tokens):
+                ago = 0 if size is None else i // size - j // size
+                assert dense[row, 0, query, key].item() == (size is None or 0 <= ago <= (99 if left is None else left))
+        absent = [place for place in range(TOKENS) if not there[place]]
+        assert not dense[row, 0, :, absent].any()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_flags_are_checked_and_forgotten_where_they_say_nothing(randn, device):
+    x = randn(2, 3, WIDTH)
+    assert checked_present(torch.ones(2, 3, dtype=torch.bool, device=device), x) is None
+    some = torch.tensor([[True, False, True]] * 2, device=device)
+    assert checked_present(some, x) is some
+    with pytest.raises(ValueError, match=r"\(batch, tokens\) = \(2, 3\); got torch.bool of \(2, 4\)"):
+        checked_present(torch.ones(2, 4, dtype=torch.bool, device=device), x)
+    with pytest.raises(ValueError, match=r"present is boolean.*got torch.float32 of \(2, 3\)"):
+        checked_present(torch.ones(2, 3, device=device), x)
+    with pytest.raises(
+        ValueError, match=r"positions are learned, sinusoidal, none, rope, alibi, t5, shaw.*got 'ropes'"
+    ):
+        named_position("ropes", causal=True)  # pyright: ignore[reportArgumentType]

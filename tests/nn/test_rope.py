@@ -1,0 +1,133 @@
+"""Rotary positions against complex multiplication; scores that depend on distance alone."""
+
+import cmath
+
+import pytest
+import torch
+from reference import close
+
+from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
+
+PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "halves"])
+
+
+def turned_by_complex_numbers(x, positions, base, pairing, width):
+    """Each pair of features as one complex number times exp(i·angle); x is (t, d)."""
+    rows = []
+    for row, position in zip(x.tolist(), positions.tolist(), strict=True):
+        row = list(row)
+        for pair in range(width // 2):
+            a, b = (2 * pair, 2 * pair + 1) if pairing == "interleaved" else (pair, pair + width // 2)
+            point = complex(row[a], row[b]) * cmath.exp(1j * position * base ** (-2 * pair / width))
+            row[a], row[b] = point.real, point.imag
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@PAIRINGS
+@pytest.mark.parametrize("width", [None, 2, 6])
+def test_turning_is_multiplying_by_a_complex_number(randn, device, pairing, width):
+    x, positions = randn(5, 8), torch.tensor([0, 1, 2, 77, 4000], device=device)
+    ours = Rope(base=500.0, pairing=pairing, width=width)(x, positions)
+    close(ours, turned_by_complex_numbers(x, positions, 500.0, pairing, width or 8))
+
+
+@PAIRINGS
+@pytest.mark.parametrize("width", [None, 4])
+def test_a_score_depends_on_the_distance_alone(randn, device, pairing, width):
+    rope, q, k = Rope(pairing=pairing, width=width), randn(2, 3, 6, 8), randn(2, 3, 6, 8)
+    places = torch.arange(6, device=device)
+
+    def scores(shift):
+        return rope(q, places + shift) @ rope(k, places + shift).mT
+
+    assert not torch.allclose(scores(0), q @ k.mT)
+    for shift in (1, 97, 10_000):
+        close(scores(shift), scores(0), 1e-11)
+
+
+@PAIRINGS
+def test_turning_leaves_lengths_as_they_are(randn, pairing):
+    x = randn(2, 3, 6, 8)
+    close(Rope(pairing=pairing)(x, offset=9).norm(dim=-1), x.norm(dim=-1))
+
+
+def test_the_pairings_differ_by_the_order_of_features_only(randn):
+    x = randn(2, 3, 6, 8)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7], device=x.device)
+    close(Rope(pairing="halves")(x[..., order]), Rope(pairing="interleaved")(x)[..., order], 0.0)
+
+
+def test_an_offset_is_where_counting_starts(randn, device):
+    rope, x = Rope(), randn(2, 3, 6, 8)
+    whole = rope(x)
+    assert torch.equal(rope(x[:, :, 4:], offset=4), whole[:, :, 4:])
+    assert torch.equal(rope(x, torch.arange(6, device=device)), whole)
+
+
+def test_features_beyond_the_width_are_left_alone(randn):
+    x = randn(2, 3, 6, 8)
+    ours = Rope(width=6)(x)
+    assert torch.equal(ours[..., 6:], x[..., 6:])
+    close(ours[..., :6], Rope()(x[..., :6]))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 8), (2, 4, 8)])
+def test_rows_may_stand_at_different_positions(randn, device, shape):
+    x, positions = randn(*shape), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device)
+    ours = Rope()(x, positions)
+    assert ours.shape == shape
+    for row in range(2):
+        close(ours[row], Rope()(x[row], positions[row]))
+
+
+def test_a_table_turns_as_the_call_does(randn, device):
+    rope, x, positions = Rope(), randn(2, 3, 4, 8), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device)
+    assert torch.equal(rope.turn(x, rope.rotation(positions, 8, x.dtype)), rope(x, positions))
+
+
+def test_no_scaling_is_the_published_frequencies():
+    expected = [10.0 ** (-2 * i / 6) for i in range(3)]
+    close(Scaling().frequencies(6, 10.0), torch.tensor(expected, dtype=torch.float64))
+    assert Scaling().amplitude == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_far_positions_lose_no_more_than_the_dtype_rounds(randn, dtype):
+    x = randn(1, 1, 4, 16).to(dtype)
+    exact = Rope()(x.double(), offset=30_000)
+    ours = Rope()(x, offset=30_000)
+    assert ours.dtype == dtype
+    bound = exact.abs() * torch.finfo(dtype).eps + 2e-6  # tables are float32 at least
+    assert ((ours.double() - exact).abs() <= bound).all()
+
+
+def test_gradients_are_turned_back(randn):
+    x = randn(2, 3, 6, 8).requires_grad_()
+    weighing = randn(2, 3, 6, 8)
+    (gradient,) = torch.autograd.grad((Rope()(x, offset=3) * weighing).sum(), x)
+    close(Rope()(gradient, offset=3), weighing)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Rope(pairing="thirds"), "'interleaved' or 'halves'; got 'thirds'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Rope(base=0.0), "base is a positive number; got 0.0"),
+        (lambda: Rope(width=3), "an even number from 2; got 3"),
+        (lambda: Rope(width=0), "an even number from 2; got 0"),
+        (lambda: Rope()(torch.zeros(2, 5)), r"got 5 of 5; the nearest that fits: Rope\(width=4\)"),
+        (lambda: Rope(width=8).build(2, 6), r"got 8 of 6; the nearest that fits: Rope\(width=6\)"),
+        (lambda: Rope()(torch.zeros(4, 8), torch.arange(1)), "4 tokens stand at as many positions; got 1 of them"),
+        (lambda: Linear(0.0), "Linear's factor is a positive number; got 0.0"),
+        (lambda: Ntk(-2.0), "Ntk's factor is a positive number; got -2.0"),
+        (lambda: Llama3(length=0), "Llama3's length is a positive number; got 0"),
+        (lambda: Llama3(low=4.0, high=4.0), "a higher number of turns; got low=4.0, high=4.0"),
+        (lambda: Yarn(2.0, 0), "Yarn's length is a positive number; got 0"),
+        (lambda: Rope().turn(torch.zeros(2, 4), None), "by a table of angles: rope.rotation"),
+    ],
+)
+def test_a_rope_that_cannot_be_says_why(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
