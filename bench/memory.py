@@ -16,7 +16,7 @@ WARM_UP, EPOCHS, ROUNDS = 1, 3, 3
 def step_milliseconds() -> float:
     """Forward and backward, of batches that differ in shape as real ones do."""
     torch.manual_seed(0)
-    config = Seq2SeqConfig(vocab=4000, width=128, encoder_layers=4, decoder_layers=4, heads=4, hidden=512)
+    config = Seq2SeqConfig(vocab_size=4000, dim=128, encoder_layers=4, decoder_layers=4, heads=4, mlp_dim=512)
     model, began = Seq2Seq(config), 0.0
     for epoch in range(WARM_UP + EPOCHS):
         if epoch == WARM_UP:

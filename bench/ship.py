@@ -50,7 +50,7 @@ MODELS = {
         data="Plays of William Shakespeare, as they ship with qkv",
         licence="public domain",
         changes={
-            "model.width": 128,
+            "model.dim": 128,
             "model.layers": 4,
             "model.heads": 4,
             "data.length": 128,

@@ -21,17 +21,17 @@ def attend_by_loops(
     k: Tensor,
     v: Tensor,
     *,
-    beta: float | list[float] | None = None,
-    allowed: Tensor | None = None,
+    scale: float | list[float] | None = None,
+    mask: Tensor | None = None,
     bias: Tensor | None = None,
     hard: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights of q (b, h, t, d), k (b, g, s, d), v (b, g, s, e); beta may be a list, one for each head."""
     b, h, t, d = q.shape
     g, s, e = k.shape[1], k.shape[2], v.shape[3]
-    flags = (torch.ones(1, dtype=torch.bool) if allowed is None else allowed.cpu()).expand(b, h, t, s).tolist()
+    flags = (torch.ones(1, dtype=torch.bool) if mask is None else mask.cpu()).expand(b, h, t, s).tolist()
     added = (torch.zeros(1) if bias is None else bias.detach().cpu()).expand(b, h, t, s).tolist()
-    betas = beta if isinstance(beta, list) else [d**-0.5 if beta is None else beta] * h
+    betas = scale if isinstance(scale, list) else [d**-0.5 if scale is None else scale] * h
     queries, keys, values = q.tolist(), k.tolist(), v.tolist()
     out, weights = [], []
     for row in range(b):
@@ -50,9 +50,9 @@ def attend_by_loops(
     return shaped[0].reshape(b, h, t, e).to(q.device), shaped[1].reshape(b, h, t, s).to(q.device)
 
 
-def choose(scores: list[float], allowed: list[bool], hard: bool = False) -> list[float]:
+def choose(scores: list[float], mask: list[bool], hard: bool = False) -> list[float]:
     """The softmax of the allowed scores (or 1 on the first of the highest); zeros where nothing is allowed."""
-    open_ = [j for j, score in enumerate(scores) if allowed[j] and score > -math.inf]
+    open_ = [j for j, score in enumerate(scores) if mask[j] and score > -math.inf]
     if not open_:
         return [0.0] * len(scores)
     highest = max(scores[j] for j in open_)
@@ -95,28 +95,28 @@ PREFIXES = (3, 0)
 MASKS: dict[str, tuple[Callable[[int, int], masks.Mask | Tensor | None], Rule]] = {
     "none": (lambda t, s: None, lambda b, h, place, i, j: True),
     "causal": (masks.causal, lambda b, h, place, i, j: j <= place),
-    "window": (lambda t, s: masks.window(t, s, 2, 1), lambda b, h, place, i, j: place - 2 <= j <= place + 1),
-    "window of one": (lambda t, s: masks.window(t, s, 0, 0), lambda b, h, place, i, j: j == place),
-    "window ahead": (lambda t, s: masks.window(t, s, 0, None), lambda b, h, place, i, j: j >= place),
-    "window without bounds": (lambda t, s: masks.window(t, s, None, None), lambda b, h, place, i, j: True),
-    "chunks": (lambda t, s: masks.chunks(t, s, 3, 1), lambda b, h, place, i, j: 0 <= place // 3 - j // 3 <= 1),
-    "chunks, all before": (lambda t, s: masks.chunks(t, s, 2), lambda b, h, place, i, j: j // 2 <= place // 2),
+    "window": (lambda t, s: masks.sliding_window(t, s, 2, 1), lambda b, h, place, i, j: place - 2 <= j <= place + 1),
+    "window of one": (lambda t, s: masks.sliding_window(t, s, 0, 0), lambda b, h, place, i, j: j == place),
+    "window ahead": (lambda t, s: masks.sliding_window(t, s, 0, None), lambda b, h, place, i, j: j >= place),
+    "window without bounds": (lambda t, s: masks.sliding_window(t, s, None, None), lambda b, h, place, i, j: True),
+    "chunks": (lambda t, s: masks.chunked(t, s, 3, 1), lambda b, h, place, i, j: 0 <= place // 3 - j // 3 <= 1),
+    "chunks, all before": (lambda t, s: masks.chunked(t, s, 2), lambda b, h, place, i, j: j // 2 <= place // 2),
     "prefix": (lambda t, s: masks.prefix(t, s, 2), lambda b, h, place, i, j: j <= place or j < 2),
     "prefix by row": (
         lambda t, s: masks.prefix(t, s, torch.tensor(PREFIXES)),
         lambda b, h, place, i, j: j <= place or j < PREFIXES[b],
     ),
-    "present": (lambda t, s: masks.present(_flags(s)), lambda b, h, place, i, j: _exists(b, j)),
+    "present": (lambda t, s: masks.padding(_flags(s)), lambda b, h, place, i, j: _exists(b, j)),
     "causal & present": (
-        lambda t, s: masks.causal(t, s) & masks.present(_flags(s)),
+        lambda t, s: masks.causal(t, s) & masks.padding(_flags(s)),
         lambda b, h, place, i, j: j <= place and _exists(b, j),
     ),
     "window & prefix & present": (
-        lambda t, s: masks.window(t, s, 3, 2) & masks.prefix(t, s, 3) & masks.present(_flags(s)),
+        lambda t, s: masks.sliding_window(t, s, 3, 2) & masks.prefix(t, s, 3) & masks.padding(_flags(s)),
         lambda b, h, place, i, j: place - 3 <= j <= place + 2 and (j <= place or j < 3) and _exists(b, j),
     ),
     "chunks & window": (
-        lambda t, s: masks.chunks(t, s, 2, 0) & masks.window(t, s, 1, 1),
+        lambda t, s: masks.chunked(t, s, 2, 0) & masks.sliding_window(t, s, 1, 1),
         lambda b, h, place, i, j: place // 2 == j // 2 and abs(j - place) <= 1,
     ),
     "tensor & mask": (

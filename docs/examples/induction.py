@@ -29,7 +29,7 @@ def trained(seed: int = 0, steps: int = 600) -> tuple[GPT, float]:
     """Two layers of four heads, trained until the loss on what is foretold is below 0.05, and that loss."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = GPT(GPTConfig(vocab=VOCAB, width=64, layers=2, heads=4, hidden=8, position="rope"))
+    model = GPT(GPTConfig(vocab_size=VOCAB, dim=64, layers=2, heads=4, mlp_dim=8, position="rope"))
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     loss = torch.tensor(float("inf"))
     for _ in range(steps):
@@ -47,7 +47,7 @@ def main() -> None:
     model, loss = trained()
     tokens, known = repeating(1, torch.Generator().manual_seed(8))
     repeats = [place - 1 for place in known[0].nonzero().flatten().tolist()]  # where the next token is foretold
-    print(f"{model.size:,} parameters, loss {loss:.3f} on tokens that the text foretells\n")
+    print(f"{model.num_parameters:,} parameters, loss {loss:.3f} on tokens that the text foretells\n")
     found = look.heads(model, tokens)
     costs = look.sweep(model, tokens, positions=repeats)
     print("head  called      score  cost of silencing it")

@@ -1,5 +1,5 @@
 """The masks: who may attend to whom (a door to `qkv.nn.masks`)."""
 
-from qkv.nn.masks import Mask, causal, chunks, prefix, present, window
+from qkv.nn.masks import Mask, causal, chunked, padding, prefix, sliding_window
 
-__all__ = ["Mask", "causal", "chunks", "prefix", "present", "window"]
+__all__ = ["Mask", "causal", "chunked", "prefix", "padding", "sliding_window"]

@@ -52,7 +52,7 @@ def test_a_trained_model_is_asked_and_refuses_by_its_own_threshold(tmp_path, unc
         "data.batch": 16,
         "data.finetune_batch": 8,
         "model.kind": "small",
-        "model.width": 16,
+        "model.dim": 16,
         "model.layers": 1,
         "model.heads": 2,
     }

@@ -108,10 +108,11 @@ def test_the_work_of_a_pass_is_two_operations_for_each_weight_and_token_and_the_
 
 def test_bytes_read_in_a_step_leave_out_the_tables_that_are_looked_up():
     untied, tied = (
-        peers.GPT(peers.GPTConfig(vocab=7, length=9, width=8, layers=1, heads=2, tied=tied)) for tied in (False, True)
+        peers.GPT(peers.GPTConfig(vocab_size=7, max_length=9, dim=8, layers=1, heads=2, tie_embeddings=tied))
+        for tied in (False, True)
     )
-    assert generate.read_bytes(untied) == 4 * (untied.size - 7 * 8 - 9 * 8)
-    assert generate.read_bytes(tied) == 4 * (tied.size - 9 * 8)
+    assert generate.read_bytes(untied) == 4 * (untied.num_parameters - 7 * 8 - 9 * 8)
+    assert generate.read_bytes(tied) == 4 * (tied.num_parameters - 9 * 8)
 
 
 def test_benchmarks_are_found_by_name_and_each_runs_once():

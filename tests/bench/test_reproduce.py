@@ -181,7 +181,7 @@ def test_who_is_taught_comes_after_the_teacher_and_is_told_from_who_is_not():
 
 def school(*labels: str) -> Row:
     """A row whose last part, the pupil, is taught by the part before it."""
-    small = {"data.people": 30, "model.width": 16, "model.layers": 1, "model.heads": 2}
+    small = {"data.people": 30, "model.dim": 16, "model.layers": 1, "model.heads": 2}
     parts = [Part(label, "birthplaces", "small", changes=small) for label in (*labels, "pupil")]
     taught = replace(parts[-1], teacher=labels[-1])
     return Row("school", "Readers and a pupil", (*parts[:-1], taught), (EXACT,), "exact")
@@ -209,9 +209,9 @@ def test_one_part_alone_is_trained_after_the_one_that_teaches_it(tmp_path, unche
 def test_what_minutes_decide_is_no_departure_and_what_a_person_changed_is():
     part = row("cifar10-20").part("course")
     known = system("vit-cifar10")
-    recipe = known.recipe({"model.width": 128, "train.optimiser.lr": 0.002}, preset="course")
+    recipe = known.recipe({"model.dim": 128, "train.optimiser.lr": 0.002}, preset="course")
     fitted = replace(recipe, stages={"train": of_steps(recipe.stages["train"], 200, looks=10)})
-    assert differences(fitted, part) == ("model.width=128", "train.optimiser.lr=0.002")
+    assert differences(fitted, part) == ("model.dim=128", "train.optimiser.lr=0.002")
     with pytest.raises(ValueError, match="course is a run of vit-cifar10, vit; this one is of vit-cifar10, cnn"):
         differences(known.recipe(model="cnn"), part)
 

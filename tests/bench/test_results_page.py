@@ -31,7 +31,7 @@ COURSE = Measured(
     test={"accuracy": 0.4512, "loss": 1.5},
     curve=((20, 2.0, 0.2442), (200, 20.0, 0.45)),
 )
-OURS = replace(COURSE, label="ours", test={"accuracy": 0.7012}, share_of_peak=None, differs=("model.width=96",))
+OURS = replace(COURSE, label="ours", test={"accuracy": 0.7012}, share_of_peak=None, differs=("model.dim=96",))
 PARTS = [COURSE, OURS, replace(OURS, seed=1, test={"accuracy": 0.7212}, minutes=19.9)]
 
 
@@ -48,7 +48,7 @@ def test_seeds_stand_together_with_mean_and_range_beside_what_others_have():
 def test_the_page_names_commands_departures_and_the_machine():
     page = markdown({"cifar10-20": PARTS})
     assert "- course, ours: `qkv reproduce cifar10-20 --data DATA`" in page
-    assert "- ours, seed 1, departs from the row: model.width=96" in page
+    assert "- ours, seed 1, departs from the row: model.dim=96" in page
     assert "a processor, 2 cores, torch 2.13.0, Python 3.11.7; qkv at 0123456789ab" in page
     assert "![accuracy over minutes](results/cifar10-20.svg)" in page
     assert "| multi30k | not measured yet |" in page and "| [cifar10-20](#cifar10-20) | ours |" in page

@@ -201,7 +201,7 @@ def float64_attention(x=None, wq=None, wk=None, wv=None, q=None, k=None, v=None,
     if rest["causal"]:
         allowed = allowed.tril(len(k) - len(q))
     parts = [m.chunk(heads, dim=-1) for m in (q, k, v)]
-    outs = [attention(a, b, c, beta=beta, allowed=allowed) for a, b, c in zip(*parts, strict=True)]
+    outs = [attention(a, b, c, scale=beta, mask=allowed) for a, b, c in zip(*parts, strict=True)]
     out = torch.cat(outs, dim=-1)
     return (out if wo is None else out @ tensor(wo)).tolist()
 

@@ -356,7 +356,7 @@ def test_a_call_that_cannot_be_is_refused_in_one_sentence(text, said):
 def test_a_checkpoint_folder_is_judged_with_its_own_weights(tmp_path):
     from qkv.models import GPT, GPTConfig
 
-    GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2)).save(tmp_path / "model")
+    GPT(GPTConfig(vocab_size=64, dim=32, heads=4, layers=2)).save(tmp_path / "model")
     report = run(str(tmp_path / "model"), CAUSAL)
     assert report.ok, report.failed
     assert report.kind == "causal"

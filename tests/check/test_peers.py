@@ -73,12 +73,15 @@ def test_modules_of_torch_alarm_for_their_nan_only(name, causal):
 
 OURS = {
     "layer": (lambda: qkv.MultiHeadAttention(32, 4), CAUSAL),
-    "GPT": (lambda: models.GPT(models.GPTConfig(vocab=64, width=32, heads=4, layers=2)), CAUSAL),
-    "encoder": (lambda: models.Encoder(models.EncoderConfig(vocab=64, width=32, heads=4, layers=2)), None),
-    "ViT": (lambda: models.ViT(models.ViTConfig(image=32, patch=8, width=32, heads=4, layers=2, classes=10)), None),
-    "RNN": (lambda: models.RNN(models.RNNConfig(vocab=64, width=32)), CAUSAL),
-    "CNN": (lambda: models.CNN(models.CNNConfig(image=32, classes=10)), None),
-    "MLP": (lambda: models.MLP(models.MLPConfig(image=32, classes=10)), None),
+    "GPT": (lambda: models.GPT(models.GPTConfig(vocab_size=64, dim=32, heads=4, layers=2)), CAUSAL),
+    "encoder": (lambda: models.Encoder(models.EncoderConfig(vocab_size=64, dim=32, heads=4, layers=2)), None),
+    "ViT": (
+        lambda: models.ViT(models.ViTConfig(image_size=32, patch_size=8, dim=32, heads=4, layers=2, num_classes=10)),
+        None,
+    ),
+    "RNN": (lambda: models.RNN(models.RNNConfig(vocab_size=64, dim=32)), CAUSAL),
+    "CNN": (lambda: models.CNN(models.CNNConfig(image_size=32, num_classes=10)), None),
+    "MLP": (lambda: models.MLP(models.MLPConfig(image_size=32, num_classes=10)), None),
 }
 
 

@@ -119,17 +119,17 @@ SOUND = {
         lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True),
         Contract(kind="bidirectional"),
     ),
-    "GPT, learned": (lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2)), CAUSAL),
+    "GPT, learned": (lambda: GPT(GPTConfig(vocab_size=64, dim=32, heads=4, layers=2)), CAUSAL),
     "GPT, rope and groups": (
-        lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2, kv_heads=2, position="rope")),
+        lambda: GPT(GPTConfig(vocab_size=64, dim=32, heads=4, layers=2, kv_heads=2, position="rope")),
         CAUSAL,
     ),
     "GPT, alibi, post-norm": (
-        lambda: GPT(GPTConfig(vocab=64, width=32, heads=4, layers=2, position="alibi", order="post")),
+        lambda: GPT(GPTConfig(vocab_size=64, dim=32, heads=4, layers=2, position="alibi", norm_order="post")),
         CAUSAL,
     ),
     "Encoder": (
-        lambda: Encoder(EncoderConfig(vocab=64, width=32, heads=4, layers=2)),
+        lambda: Encoder(EncoderConfig(vocab_size=64, dim=32, heads=4, layers=2)),
         Contract(kind="bidirectional", padding=True),
     ),
 }

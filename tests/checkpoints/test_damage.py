@@ -25,7 +25,7 @@ def theirs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ours") / "model"
-    GPT(GPTConfig(vocab=7, length=5, width=4, layers=1, heads=2, hidden=4)).save(folder)
+    GPT(GPTConfig(vocab_size=7, max_length=5, dim=4, layers=1, heads=2, mlp_dim=4)).save(folder)
     return folder
 
 

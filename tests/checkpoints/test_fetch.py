@@ -28,7 +28,7 @@ def no_network(monkeypatch):
 def test_a_local_path_makes_no_network_call(no_network, tmp_path, monkeypatch):
     foreign("gpt2").save_pretrained(tmp_path / "org" / "name")
     monkeypatch.chdir(tmp_path)
-    assert qkv.load("org/name").size == qkv.load(tmp_path / "org" / "name").size
+    assert qkv.load("org/name").num_parameters == qkv.load(tmp_path / "org" / "name").num_parameters
 
 
 @pytest.mark.parametrize("path", ["./gone", "/gone/model", "a/b/c", "gone.bin", "~/gone", "gone/", "", Path("gone")])
@@ -47,7 +47,7 @@ def test_an_id_is_fetched_by_its_name_and_only_safe_files_are(monkeypatch, tmp_p
         return str(tmp_path / "fetched")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert qkv.load("org/name").config.width == 16
+    assert qkv.load("org/name").config.dim == 16
     (name, patterns), *_ = asked
     assert name == "org/name"
     assert all(pattern.endswith((".safetensors", ".json")) for pattern in patterns)

@@ -20,24 +20,30 @@ TWO: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "lay
 BART: dict[str, Any] = {**TWO, "position": "learned", "activation": "gelu", "embedding_norm": True}
 BERT: dict[str, Any] = {**SMALL, "position": "learned", "order": "post", "embedding_norm": True, "segments": 2}
 VIT: dict[str, Any] = {"image": 8, "patch": 2, "channels": 2, "classes": 5, "width": 16, "layers": 2, "heads": 4}
-QWEN = Dot(normalised=True, epsilon=1e-5)
+QWEN = Dot(qk_norm=True, norm_eps=1e-5)
 
 WRITTEN = {
     "as GPT-2": ("GPT2LMHeadModel", GPTConfig(**SMALL)),
-    "as GPT-2, tied": ("GPT2LMHeadModel", GPTConfig(**SMALL, tied=True, activation="gelu-tanh")),
+    "as GPT-2, tied": ("GPT2LMHeadModel", GPTConfig(**SMALL, tie_embeddings=True, activation="gelu-tanh")),
     "as Llama": ("LlamaForCausalLM", GPTConfig(**LLAMA)),
     "as Llama, halves": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(base=50.0, pairing="halves")})),
-    "as Llama, stretched": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(scaling=Llama3(length=8))})),
+    "as Llama, stretched": (
+        "LlamaForCausalLM",
+        GPTConfig(**{**LLAMA, "position": Rope(scaling=Llama3(original_max_length=8))}),
+    ),
     "as Llama, yarn": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "position": Rope(scaling=Yarn(4.0, 8))}, kv_heads=1)),
-    "as Llama, biases": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "bias": True}, head_width=6)),
-    "as Mistral": ("MistralForCausalLM", GPTConfig(**LLAMA, window=3, kv_heads=2, tied=True)),
-    "as Qwen 2": ("Qwen2ForCausalLM", GPTConfig(**LLAMA, attention_bias="qkv", window=3)),
-    "as Qwen 3": ("Qwen3ForCausalLM", GPTConfig(**LLAMA, score=QWEN, head_width=6, kv_heads=2)),
+    "as Llama, biases": ("LlamaForCausalLM", GPTConfig(**{**LLAMA, "bias": True}, head_dim=6)),
+    "as Mistral": ("MistralForCausalLM", GPTConfig(**LLAMA, sliding_window=3, kv_heads=2, tie_embeddings=True)),
+    "as Qwen 2": ("Qwen2ForCausalLM", GPTConfig(**LLAMA, attention_bias="qkv", sliding_window=3)),
+    "as Qwen 3": ("Qwen3ForCausalLM", GPTConfig(**LLAMA, score=QWEN, head_dim=6, kv_heads=2)),
     "as BERT": ("BertModel", EncoderConfig(**BERT)),
     "as ViT": ("ViTForImageClassification", ViTConfig(**VIT, activation="relu")),
     "as ViT without a head": ("ViTModel", ViTConfig(**{**VIT, "classes": 0})),
     "as BART": ("BartForConditionalGeneration", Seq2SeqConfig(**BART, head_bias=True)),
-    "as BART, three tables": ("BartForConditionalGeneration", Seq2SeqConfig(**BART, tied=False, scale=False)),
+    "as BART, three tables": (
+        "BartForConditionalGeneration",
+        Seq2SeqConfig(**BART, tie_embeddings=False, scale_embeddings=False),
+    ),
 }
 
 
@@ -70,7 +76,7 @@ def test_a_model_of_ours_is_written_as_one_of_theirs(name, tmp_path):
             )
         elif isinstance(config, ViTConfig):
             found = theirs.eval()(images)
-            results = found.logits if config.classes else found.last_hidden_state[:, 0], ours(images), again(images)
+            results = found.logits if config.num_classes else found.last_hidden_state[:, 0], ours(images), again(images)
         elif isinstance(config, EncoderConfig):
             results = theirs.eval()(tokens).last_hidden_state, ours(tokens), again(tokens)
         else:
@@ -83,15 +89,15 @@ def test_a_model_of_ours_is_written_as_one_of_theirs(name, tmp_path):
     ("config", "said"),
     [
         (GPTConfig(**SMALL, position="alibi"), "as gpt2, position=Alibi"),
-        (GPTConfig(**SMALL, order="post"), "order='post' has no equal in GPT-2, which has 'pre' only"),
+        (GPTConfig(**SMALL, norm_order="post"), "order='post' has no equal in GPT-2, which has 'pre' only"),
         (GPTConfig(**SMALL, score=Additive(5)), "score=Additive"),
         (GPTConfig(**{**LLAMA, "position": Rope(scaling=Ntk(2.0))}), "Ntk has no equal in Llama"),
-        (GPTConfig(**{**LLAMA, "position": Rope(width=2)}), "has no equal in Llama, which has Rope"),
-        (GPTConfig(**LLAMA, score=Dot(beta=1.0)), "as llama, score=Dot"),
-        (GPTConfig(**LLAMA, score=Dot(normalised=True, epsilon=1e-3)), "as qwen3, score=Dot"),
+        (GPTConfig(**{**LLAMA, "position": Rope(rotary_dim=2)}), "has no equal in Llama, which has Rope"),
+        (GPTConfig(**LLAMA, score=Dot(scale=1.0)), "as llama, score=Dot"),
+        (GPTConfig(**LLAMA, score=Dot(qk_norm=True, norm_eps=1e-3)), "as qwen3, score=Dot"),
         (EncoderConfig(**{**BERT, "segments": 0}), "segments=0 has no equal in BERT"),
         (EncoderConfig(**{**BERT, "order": "pre"}), "order='pre' has no equal in BERT"),
-        (ViTConfig(**VIT, head="mean"), "head='mean' has no equal in ViT"),
+        (ViTConfig(**VIT, pooling="mean"), "head='mean' has no equal in ViT"),
         (ViTConfig(**VIT, final_norm=False), "final_norm=False has no equal in ViT"),
         (Seq2SeqConfig(**TWO), "position='sinusoidal' has no equal in BART"),
     ],
@@ -105,7 +111,7 @@ def test_a_model_without_an_equal_is_refused_by_the_field_that_makes_the_differe
 
 def test_a_kind_of_model_that_they_have_not_is_refused(tmp_path):
     with pytest.raises(ValueError, match="this CNN has no equal among Hugging Face's models: known are Encoder, GPT"):
-        save_hf(CNN(CNNConfig(image=8, widths=(3,))), tmp_path / "model")
+        save_hf(CNN(CNNConfig(image_size=8, widths=(3,))), tmp_path / "model")
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path):

@@ -32,7 +32,7 @@ def test_they_are_there_and_small():
 @pytest.mark.parametrize("name", shipped.names())
 def test_a_model_is_what_its_card_says(name):
     card, model = shipped.read_card(name), qkv.load(name)
-    assert card["name"] == name and card["parameters"] == model.size
+    assert card["name"] == name and card["parameters"] == model.num_parameters
     assert all(card[key] for key in ("recipe", "command", "metrics", "licence", "data", "sha256"))
     assert card["command"].startswith(f"qkv train {card['recipe']}") and isinstance(card["seed"], int)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -71,7 +71,7 @@ def test_a_name_that_is_not_there_is_one_sentence():
 @pytest.mark.parametrize("file", ["model.safetensors", "purpose.json"])
 def test_a_changed_file_is_refused(elsewhere, file):
     shutil.copytree(shipped.__path__[0] + "/digits", elsewhere / "digits")
-    assert qkv.load("qkv:digits").size == 152_202
+    assert qkv.load("qkv:digits").num_parameters == 152_202
     content = bytearray((elsewhere / "digits" / file).read_bytes())
     content[-1] ^= 1
     (elsewhere / "digits" / file).write_bytes(content)
@@ -80,7 +80,7 @@ def test_a_changed_file_is_refused(elsewhere, file):
 
 
 def test_a_run_becomes_one_in_half_precision_and_is_loaded_in_single(elsewhere, unchecked):
-    changes = {"model.width": 16, "model.layers": 1, "model.heads": 2}
+    changes = {"model.dim": 16, "model.layers": 1, "model.heads": 2}
     run = train("vit-digits", changes, folder=elsewhere / "run", steps=2)
     about = About("A small one.", "qkv train vit-digits --steps 2", "digits", "CC BY 4.0")
     card = ship(run.folder, "tiny", about, half=True, home=elsewhere)

@@ -68,15 +68,15 @@ def test_an_encoder_equals_pytorchs(order, activation, final, padding, device):
     present = flags(*PRESENT[padding], device=device)
     ours = Encoder(
         EncoderConfig(
-            vocab=VOCAB,
-            width=WIDTH,
+            vocab_size=VOCAB,
+            dim=WIDTH,
             heads=HEADS,
-            hidden=HIDDEN,
+            mlp_dim=HIDDEN,
             layers=3,
             activation=activation,
-            order=order,
+            norm_order=order,
             final_norm=final,
-            scale=True,
+            scale_embeddings=True,
         )
     )
     randomised(ours, device)
@@ -102,16 +102,16 @@ def test_a_seq2seq_equals_pytorchs_transformer(order, activation, tied, padding,
     randomised(theirs, device)
     config = Seq2SeqConfig(
         VOCAB,
-        width=WIDTH,
+        dim=WIDTH,
         heads=HEADS,
-        hidden=HIDDEN,
+        mlp_dim=HIDDEN,
         encoder_layers=2,
         decoder_layers=3,
         activation=activation,
-        order=order,
+        norm_order=order,
         final_norm=True,
-        epsilon=1e-3,
-        tied=tied,
+        norm_eps=1e-3,
+        tie_embeddings=tied,
     )
     ours = randomised(Seq2Seq(config), device)
     fill_seq2seq(ours, theirs)
@@ -148,14 +148,14 @@ def test_single_layers_equal_pytorchs(order, bias, activation, device):
     memory = torch.randn(2, 4, WIDTH, dtype=torch.float64, device=device)
     ahead = torch.ones(5, 5, dtype=torch.bool, device=device).triu(1)
     expected = decoder(x, memory, tgt_mask=ahead)
-    assert_close(from_torch(decoder)(x, memory, allowed=~ahead), expected)
+    assert_close(from_torch(decoder)(x, memory, mask=~ahead), expected)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_attention_equals_pytorchs(bias, device):
     theirs = randomised(nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=True), device)
     x, memory = (torch.randn(2, length, WIDTH, dtype=torch.float64, device=device) for length in (5, 7))
-    out, weights = from_torch(theirs)(x, memory, weights=True)
+    out, weights = from_torch(theirs)(x, memory, return_weights=True)
     expected, their_weights = theirs(x, memory, memory, average_attn_weights=False)
     assert_close(out, expected, within=1e-12)
     assert_close(weights, their_weights, within=1e-12)
@@ -193,11 +193,11 @@ def test_what_has_no_equal_is_refused(make, words):
 def test_weights_for_another_shape_are_refused(device):
     theirs = nn.Transformer(WIDTH, HEADS, 2, 2, HIDDEN, batch_first=True)
     config = Seq2SeqConfig(
-        VOCAB, width=WIDTH, heads=HEADS, hidden=HIDDEN, encoder_layers=3, decoder_layers=2, final_norm=True
+        VOCAB, dim=WIDTH, heads=HEADS, mlp_dim=HIDDEN, encoder_layers=3, decoder_layers=2, final_norm=True
     )
     with pytest.raises(ValueError, match="3 layers cannot take the weights of 2"):
         fill_seq2seq(Seq2Seq(config), theirs)
-    plain = Seq2SeqConfig(VOCAB, width=WIDTH, heads=HEADS, hidden=HIDDEN, encoder_layers=2, decoder_layers=2)
+    plain = Seq2SeqConfig(VOCAB, dim=WIDTH, heads=HEADS, mlp_dim=HIDDEN, encoder_layers=2, decoder_layers=2)
     with pytest.raises(ValueError, match="final_norm"):
         fill_seq2seq(Seq2Seq(plain), theirs)
     encoder = nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)

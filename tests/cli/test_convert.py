@@ -12,7 +12,7 @@ from qkv.models import GPT, GPTConfig
 
 @pytest.fixture
 def folder(tmp_path):
-    model = GPT(GPTConfig(vocab=11, length=8, width=8, layers=1, heads=2))
+    model = GPT(GPTConfig(vocab_size=11, max_length=8, dim=8, layers=1, heads=2))
     model.files["tokenizer.json"] = b'{"kept": "as it is"}'
     model.save(tmp_path / "ours")
     return tmp_path
@@ -43,7 +43,7 @@ def test_there_and_back_is_the_same_model(folder, capsys):
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    qkv.models.MLP(qkv.models.MLPConfig(image=4, channels=1, classes=2, widths=(3,))).save("picture")
+    qkv.models.MLP(qkv.models.MLPConfig(image_size=4, channels=1, num_classes=2, hidden_sizes=(3,))).save("picture")
     assert run(["convert", *arguments]) == 2
     shown = capsys.readouterr()
     assert said in shown.err

@@ -28,11 +28,11 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(5)
     models = {
-        "gpt": qkv.models.GPT(qkv.models.GPTConfig(vocab=len(WORDS), length=24, width=32, layers=2, heads=4)),
+        "gpt": qkv.models.GPT(qkv.models.GPTConfig(vocab_size=len(WORDS), max_length=24, dim=32, layers=2, heads=4)),
         "pair": qkv.models.Seq2Seq(
-            qkv.models.Seq2SeqConfig(vocab=len(WORDS), width=32, heads=4, encoder_layers=1, decoder_layers=2)
+            qkv.models.Seq2SeqConfig(vocab_size=len(WORDS), dim=32, heads=4, encoder_layers=1, decoder_layers=2)
         ),
-        "vit": qkv.models.ViT(qkv.models.ViTConfig(image=16, patch=4, width=32, layers=2, heads=2)),
+        "vit": qkv.models.ViT(qkv.models.ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2)),
         "cnn": qkv.models.CNN(qkv.models.CNNConfig()),
     }
     for name, model in models.items():

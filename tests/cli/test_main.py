@@ -68,7 +68,7 @@ def test_an_unknown_command_names_the_nearest(capsys):
         (["train", "vit-digits", "--steps", "9" * 20], "at most 1,000,000,000,000"),
         (["train", "vit-digits", "--set", f"train.steps={'9' * 400}"], "steps is at most"),
         (["train", "vit-digits", "--minutes", "nan"], "minutes are above 0"),
-        (["train", "vit-digits", "--set", "model.width=99999999999"], "has not the memory"),
+        (["train", "vit-digits", "--set", "model.dim=99999999999"], "has not the memory"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):

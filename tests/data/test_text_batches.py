@@ -54,7 +54,7 @@ def test_training_bpe_twice_gives_the_same_tokens_and_they_are_shorter():
 
 @pytest.mark.parametrize("tokenizer", [BPE, character_tokenizer(CORPUS)])
 def test_a_tokenizer_travels_with_its_model(tokenizer, tmp_path):
-    model = GPT(GPTConfig(vocab=300, width=8, layers=1, heads=2))
+    model = GPT(GPTConfig(vocab_size=300, dim=8, layers=1, heads=2))
     model.files["tokenizer.json"] = as_file(tokenizer)
     model.save(tmp_path / "model")
     back = tokenizer_of(tmp_path / "model")
@@ -135,7 +135,7 @@ def test_packed_rows_say_which_text_each_token_is_of_and_a_model_keeps_them_apar
     batch = SequenceBatches(examples, length=10, width=20, rows=4, layout="packed").batch(0, 0)
     assert batch["tokens"].shape[1] == 20 and batch["documents"].max() > 0
     assert torch.equal(batch["documents"] >= 0, batch["scored"])
-    model = GPT(GPTConfig(vocab=70, length=9, width=16, layers=2, heads=2)).double().eval()
+    model = GPT(GPTConfig(vocab_size=70, max_length=9, dim=16, layers=2, heads=2)).double().eval()
     with torch.no_grad():
         together = model(batch["tokens"], documents=batch["documents"])
         for example in examples.examples:

@@ -14,7 +14,7 @@ from qkv.nn import Additive, DenseSynthesizer, LocationAware
 SMALL: dict[str, Any] = {"vocab": 11, "length": 16, "width": 16, "layers": 2, "heads": 4}
 OURS = {
     "dot": GPTConfig(**SMALL, kv_heads=2),
-    "window and t5": GPTConfig(**SMALL, window=3, position="t5"),
+    "window and t5": GPTConfig(**SMALL, sliding_window=3, position="t5"),
     "additive": GPTConfig(**SMALL, score=Additive(5)),
     "location-aware": GPTConfig(**SMALL, score=LocationAware(5, filters=2, kernel=3)),
     "synthesizer": GPTConfig(**SMALL, score=DenseSynthesizer(16)),
@@ -153,7 +153,7 @@ def test_cutting_an_edge_of_ours_is_masking_it(name: str):
     if name == "window and t5":
         allowed = allowed.triu(-2)
     allowed[:, 1, 5, 4:6] = False
-    _, expected = model.blocks[0].attention(x[0], allowed=allowed, weights=True)  # pyright: ignore
+    _, expected = model.blocks[0].attention(x[0], mask=allowed, return_weights=True)  # pyright: ignore
     torch.testing.assert_close(weights, expected[0], **CLOSE)
 
 
@@ -179,7 +179,7 @@ def test_cutting_an_edge_of_theirs_is_masking_it(name: str, backend: str):
 def test_an_edge_cut_while_generating_is_counted_among_all_keys():
     model = ours("dot")
     with change(model, cut=[(0, 0, 9, 3)]), record(model) as trace:
-        model.generate(TOKENS, count=5, temperature=0.0)  # pyright: ignore
+        model.generate(TOKENS, max_new_tokens=5, temperature=0.0)  # pyright: ignore
     weights = trace.weights(0, 0)
     assert weights[9, 3] == 0 and weights[8, 3] > 0 and weights[10, 3] > 0
 
@@ -267,7 +267,7 @@ def test_edges_of_a_torch_decoder_are_cut_as_its_mask_cuts_them():
 
 
 def test_cross_attention_of_ours_counts_queries_from_its_own_first():
-    model = Seq2Seq(Seq2SeqConfig(vocab=11, width=16, encoder_layers=1, decoder_layers=1, heads=4)).eval()
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=11, dim=16, encoder_layers=1, decoder_layers=1, heads=4)).eval()
     with change(model, cut=[("decoder.0.cross_attention", 0, 1, 2)]), record(model) as trace:
         model(TOKENS, TOKENS[:, :3])
     weights = trace.weights("decoder.0.cross_attention", 0)
@@ -323,7 +323,7 @@ def test_a_model_without_attention_says_that_there_is_none_to_change():
 def test_of_a_layer_that_was_not_called_nothing_is_said():
     model = ours("dot")
     with change(model, silence=[(9, 0)]):
-        model.blocks[0](torch.zeros(1, 2, model.config.width))
+        model.blocks[0](torch.zeros(1, 2, model.config.dim))
 
 
 def test_scores_that_are_no_product_have_no_beta():

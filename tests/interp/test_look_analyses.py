@@ -23,7 +23,7 @@ def loud(model: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def gpt() -> GPT:
-    return loud(GPT(GPTConfig(vocab=31, width=32, layers=3, heads=4, kv_heads=2, position="rope")))
+    return loud(GPT(GPTConfig(vocab_size=31, dim=32, layers=3, heads=4, kv_heads=2, position="rope")))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_rollout_by_maximum_and_without_a_residual(gpt, tokens):
 
 
 def test_rollout_of_a_pair_is_of_the_stack_asked_for():
-    model = Seq2Seq(Seq2SeqConfig(vocab=31, width=32, encoder_layers=2, decoder_layers=2, heads=4)).eval()
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=31, dim=32, encoder_layers=2, decoder_layers=2, heads=4)).eval()
     trace = look.at(model, (torch.randint(0, 31, (1, 7)), torch.randint(0, 31, (1, 5))))
     assert look.rollout(trace).weights.shape == (5, 5)
     assert look.rollout(trace, stack="encoder").weights.shape == (7, 7)
@@ -148,7 +148,7 @@ def test_the_lens_reads_others_language_models(name):
 
 
 def test_the_lens_says_when_it_knows_no_head():
-    model = Encoder(EncoderConfig(vocab=31, width=32, layers=2, heads=4))
+    model = Encoder(EncoderConfig(vocab_size=31, dim=32, layers=2, heads=4))
     with pytest.raises(ValueError, match="does not know this model's head: this Encoder answers with vectors"):
         look.lens(model, torch.randint(0, 31, (1, 5)))
 
@@ -185,7 +185,7 @@ def test_a_sweep_over_beta_equals_scaling_the_queries(gpt, tokens):
 
 
 def test_without_right_answers_a_sweep_measures_how_far_the_answer_moves():
-    model = loud(ViT(ViTConfig(image=16, patch=8, width=32, layers=2, heads=2, classes=5)))
+    model = loud(ViT(ViTConfig(image_size=16, patch_size=8, dim=32, layers=2, heads=2, num_classes=5)))
     pictures = torch.randn(2, 3, 16, 16, dtype=torch.float64)
     found = look.sweep(model, pictures)
     assert found.measure == "kl" and found.before == 0.0 and min(min(row) for row in found.table) > 0
@@ -227,7 +227,7 @@ def test_a_layer_that_is_not_there_is_refused_instead_of_changing_nothing(gpt, t
 
 
 def test_an_effect_is_measured_as_one_likes_where_there_are_no_logits():
-    model = Encoder(EncoderConfig(vocab=31, width=32, layers=2, heads=4))
+    model = Encoder(EncoderConfig(vocab_size=31, dim=32, layers=2, heads=4))
     tokens = torch.randint(0, 31, (1, 5))
     with pytest.raises(ValueError, match="answers with vectors, not with logits"):
         look.effect(model, tokens, silence=[(0, 0)])
@@ -282,7 +282,7 @@ def test_a_model_compared_with_itself_is_at_no_distance_and_its_heads_match_them
 
 
 def test_a_copy_with_its_heads_in_another_order_is_matched(tokens):
-    model = loud(GPT(GPTConfig(vocab=31, width=32, layers=2, heads=4)))
+    model = loud(GPT(GPTConfig(vocab_size=31, dim=32, layers=2, heads=4)))
     order = [2, 0, 3, 1]
     rows = torch.cat([torch.arange(8 * head, 8 * head + 8) for head in order])
     other = copy.deepcopy(model)

@@ -151,7 +151,7 @@ def test_a_uniform_head_scores_nothing_but_uniform_whether_causal_or_not():
 
 
 def test_scores_do_not_depend_on_how_the_map_is_cut_into_tiles(monkeypatch):
-    model = GPT(GPTConfig(vocab=11, width=32, layers=2, heads=4, window=9)).eval()
+    model = GPT(GPTConfig(vocab_size=11, dim=32, layers=2, heads=4, sliding_window=9)).eval()
     tokens = torch.randint(0, 11, (1, 40))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -185,7 +185,7 @@ def test_a_head_is_positional_if_its_map_stays_when_the_content_changes():
 
 
 def test_heads_of_a_picture_model_are_scored_and_kinds_of_tokens_are_left_open():
-    model = ViT(ViTConfig(image=16, patch=4, width=32, layers=2, heads=2))
+    model = ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2))
     found = look.heads(model, torch.randn(1, 3, 16, 16))
     assert len(found.heads) == 4 and found.names == ("blocks.0.attention", "blocks.1.attention")
     assert found.at(1, 0).scores["induction"] is None and found.at(1, 0).scores["positional"] is not None

@@ -33,7 +33,7 @@ def saved(model, folder: Path, reader: Tokenizer | None = None) -> Path:
 
 @pytest.fixture
 def gpt_folder(tmp_path, unchecked) -> Path:
-    model = GPT(GPTConfig(vocab=10, length=12, width=32, layers=2, heads=4))
+    model = GPT(GPTConfig(vocab_size=10, max_length=12, dim=32, layers=2, heads=4))
     return saved(model, tmp_path / "gpt", word_tokenizer())
 
 
@@ -61,7 +61,7 @@ def test_a_llama2c_file_and_a_text(unchecked):
 
 
 def test_a_pair_is_given_or_written_and_its_axes_are_named(tmp_path, unchecked):
-    config = Seq2SeqConfig(vocab=10, width=32, encoder_layers=1, decoder_layers=1, heads=4)
+    config = Seq2SeqConfig(vocab_size=10, dim=32, encoder_layers=1, decoder_layers=1, heads=4)
     folder = saved(Seq2Seq(config), tmp_path / "pair", word_tokenizer())
     found = subject.open(folder, "the cat sat", target="a dog ran on")
     assert found.kind == "pair" and found.source == ("the", "cat", "sat")
@@ -79,7 +79,7 @@ def test_a_pair_is_given_or_written_and_its_axes_are_named(tmp_path, unchecked):
 
 
 def test_a_picture_is_resized_and_normalised_as_the_checkpoint_says(tmp_path, picture, unchecked):
-    model = ViT(ViTConfig(image=16, patch=4, width=32, layers=2, heads=2, classes=3))
+    model = ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2, num_classes=3))
     settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 1.0], "resample": 2}
     model.files["preprocessor_config.json"] = json.dumps(settings).encode()
     found = subject.open(saved(model, tmp_path / "vit"), picture)
@@ -95,7 +95,7 @@ def test_a_picture_is_resized_and_normalised_as_the_checkpoint_says(tmp_path, pi
 
 
 def test_attention_over_a_picture_is_the_row_of_the_token_without_the_class_token(unchecked):
-    model = ViT(ViTConfig(image=16, patch=4, width=32, layers=2, heads=2)).eval()
+    model = ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2)).eval()
     trace = look.at(model, torch.randn(1, 3, 16, 16))
     found = look.over_picture(model, trace, 1, 0)
     torch.testing.assert_close(found.grid.flatten(), trace.weights(1, 0)[0, 1:])
@@ -107,7 +107,7 @@ def test_attention_over_a_picture_is_the_row_of_the_token_without_the_class_toke
     assert rolled.layer == "rollout" and rolled.grid.shape == (4, 4)
     with pytest.raises(ValueError, match="within 4 × 4"):
         look.over_picture(model, trace, 0, query=(4, 0))
-    bare = ViT(ViTConfig(image=16, patch=4, width=32, layers=2, heads=2, head="mean")).eval()
+    bare = ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2, pooling="mean")).eval()
     with pytest.raises(ValueError, match="no class token"):
         look.over_picture(bare, look.at(bare, torch.randn(1, 3, 16, 16)), 0)
 
@@ -183,7 +183,7 @@ class TestOthers:
 
 
 def test_a_checkpoint_without_a_tokenizer_asks_for_numbers(tmp_path, unchecked):
-    folder = saved(GPT(GPTConfig(vocab=10, width=32, layers=1, heads=4)), tmp_path / "bare")
+    folder = saved(GPT(GPTConfig(vocab_size=10, dim=32, layers=1, heads=4)), tmp_path / "bare")
     with pytest.raises(ValueError, match=r'has no tokenizer.json.*as numbers: "12 7 99"'):
         subject.open(folder, "the cat sat")
     assert subject.open(folder, "3 1 4 1").tokens == ("3", "1", "4", "1")
@@ -197,7 +197,7 @@ def test_a_text_longer_than_the_model_says_how_much_is_read(gpt_folder):
 
 
 def test_wrong_inputs_are_one_sentence(tmp_path, gpt_folder, picture, unchecked):
-    vit = saved(ViT(ViTConfig(image=16, patch=4, width=32, layers=1, heads=2)), tmp_path / "vit")
+    vit = saved(ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=1, heads=2)), tmp_path / "vit")
     with pytest.raises(ValueError, match=r"there is no file nowhere\.png"):
         subject.open(vit, "nowhere.png")
     (tmp_path / "text.png").write_text("no picture")
@@ -209,10 +209,10 @@ def test_wrong_inputs_are_one_sentence(tmp_path, gpt_folder, picture, unchecked)
         subject.open(gpt_folder, "the cat", target="a dog")
     with pytest.raises(ValueError, match="there is nothing at"):
         subject.open(tmp_path / "missing", "the cat")
-    many = saved(ViT(ViTConfig(image=16, patch=4, width=32, layers=1, heads=2, channels=5)), tmp_path / "five")
+    many = saved(ViT(ViTConfig(image_size=16, patch_size=4, dim=32, layers=1, heads=2, channels=5)), tmp_path / "five")
     with pytest.raises(ValueError, match="5 channels, which no file of a picture has"):
         subject.open(many, picture)
-    features = saved(Encoder(EncoderConfig(features=8, width=32, layers=1, heads=4)), tmp_path / "sound")
+    features = saved(Encoder(EncoderConfig(features=8, dim=32, layers=1, heads=4)), tmp_path / "sound")
     with pytest.raises(ValueError, match="reads vectors"):
         subject.open(features, "the cat")
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_seen_is_refused_by_name_with_what_is_possible(unchecked)
     pictures = torch.randn(1, 3, 32, 32)
     with pytest.raises(ValueError, match=r"this CNN ran without any attention .* can be recorded"):
         look.at(CNN(CNNConfig()), pictures)
-    model = GPT(GPTConfig(vocab=10, width=32, layers=1, heads=4))
+    model = GPT(GPTConfig(vocab_size=10, dim=32, layers=1, heads=4))
     with pytest.raises(
         ValueError, match="compiled module does not show its operations; give the module that was passed"
     ):
@@ -247,7 +247,7 @@ def test_what_cannot_be_seen_is_refused_by_name_with_what_is_possible(unchecked)
 
 
 def test_looking_leaves_the_model_as_it_was(unchecked):
-    model = GPT(GPTConfig(vocab=10, width=32, layers=2, heads=4, dropout=0.5)).train()
+    model = GPT(GPTConfig(vocab_size=10, dim=32, layers=2, heads=4, dropout=0.5)).train()
     tokens = torch.randint(0, 10, (1, 8))
     model.blocks[1].eval()
     before = [module.training for module in model.modules()]

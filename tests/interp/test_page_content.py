@@ -95,7 +95,7 @@ def pixels(png: bytes) -> Image.Image:
 def test_the_picture_of_one_head_has_the_colours_of_its_weights():
     with qkv.interp.record() as trace:
         eye = torch.eye(4)[None, None] * 200
-        qkv.attention(eye, eye, eye, beta=1.0)
+        qkv.attention(eye, eye, eye, scale=1.0)
     scene = scene_of(trace, ["$a^b$", "_", "\n", "東"], title="$x$")
     image = pixels(png_of_head(scene, scene.panels[0], 0))
     found = {colour for _, colour in image.getcolors(image.width * image.height)}

@@ -23,7 +23,7 @@ def browser():
 
 def text_trace() -> Trace:
     torch.manual_seed(1)
-    model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=3, heads=4, kv_heads=2, position="rope"))
+    model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=3, heads=4, kv_heads=2, position="rope"))
     for parameter in model.parameters():
         parameter.data.mul_(4)  # so that heads attend to something
     with torch.no_grad(), qkv.interp.record(model.eval()) as trace:
@@ -150,7 +150,7 @@ def test_no_text_can_run_or_leave_its_place(browser, tmp_path):
 
 def test_cross_attention_has_the_words_of_both_sides(browser, tmp_path):
     torch.manual_seed(2)
-    model = qkv.models.Seq2Seq(qkv.models.Seq2SeqConfig(vocab=65, width=32, heads=4, dropout=0.0)).eval()
+    model = qkv.models.Seq2Seq(qkv.models.Seq2SeqConfig(vocab_size=65, dim=32, heads=4, dropout=0.0)).eval()
     with torch.no_grad(), qkv.interp.record(model) as trace:
         model(torch.randint(0, 65, (1, 9)), torch.randint(0, 65, (1, 6)))
     words = {"source": [f"s{i}" for i in range(9)], "target": [f"t{i}" for i in range(6)]}
@@ -166,7 +166,7 @@ def test_cross_attention_has_the_words_of_both_sides(browser, tmp_path):
 
 def test_a_picture_is_brightest_where_its_query_attends_most(browser, tmp_path):
     torch.manual_seed(3)
-    model = qkv.models.ViT(qkv.models.ViTConfig(image=16, patch=4, width=32, layers=2, heads=2)).eval()
+    model = qkv.models.ViT(qkv.models.ViTConfig(image_size=16, patch_size=4, dim=32, layers=2, heads=2)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(6)
     with torch.no_grad(), qkv.interp.record(model) as trace:
@@ -211,7 +211,7 @@ def test_a_long_text_keeps_exact_tops_and_says_at_most_elsewhere(browser, tmp_pa
     monkeypatch.setattr("qkv.interp.viewer.content.MOST", 0)
     monkeypatch.setattr("qkv.interp.viewer.content.WHOLE", 0)
     with qkv.interp.record() as trace:
-        qkv.attention(*torch.randn(3, 1, 2, 300, 16), beta=0.7, causal=True)
+        qkv.attention(*torch.randn(3, 1, 2, 300, 16), scale=0.7, causal=True)
     file = write(tmp_path, scene_of(trace))
     opened = Opened(browser, file, address="#head=1&zoom=5&x=100&y=180")
     weights = trace.weights(0, 1)
@@ -229,7 +229,7 @@ def test_a_full_page_computes_the_weights_that_it_does_not_hold(browser, tmp_pat
     monkeypatch.setattr("qkv.interp.viewer.content.MOST", 0)
     monkeypatch.setattr("qkv.interp.viewer.content.WHOLE", 0)
     with qkv.interp.record() as trace:
-        qkv.attention(*torch.randn(3, 1, 2, 300, 16), allowed=qkv.masks.window(300, 300, left=60, right=0))
+        qkv.attention(*torch.randn(3, 1, 2, 300, 16), mask=qkv.masks.sliding_window(300, 300, left=60, right=0))
     file = write(tmp_path, scene_of(trace), full=True)
     opened = Opened(browser, file, address="#head=1&zoom=4&x=140&y=170")
     opened.page.wait_for_function("!document.querySelector('#readout b').textContent.includes('≤')")

@@ -12,7 +12,7 @@ from qkv.interp.traces.lazy_weights import ByDistance, Recipe, Written
 from qkv.interp.viewer.html import HERE
 from qkv.interp.viewer.pack import Blob
 from qkv.interp.viewer.recipes import recipe_of
-from qkv.nn.masks import Band, Both, Dense, Present
+from qkv.nn.masks import Band, Both, Dense, PaddingMask
 
 RUN = """
 ([description, blob]) => {
@@ -42,7 +42,7 @@ def recipes() -> dict[str, tuple[Piece, ...]]:
     t, s = 7, 9
     q, k = torch.randn(2, 4, t, 8), torch.randn(2, 2, s, 8)
     causal = Band(t, s, None, 0)
-    present = Present(torch.tensor([[True] * 9, [False, False, *[True] * 7]]))
+    present = PaddingMask(torch.tensor([[True] * 9, [False, False, *[True] * 7]]))
     random = torch.rand(2, 4, t, s) > 0.4
     random[1, :, 2] = False  # a query that may attend to nothing
     one = lambda **options: (Piece(0, 0, Recipe(q, k, **{"scale": 0.35, **options})),)  # noqa: E731

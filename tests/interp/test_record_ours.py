@@ -75,7 +75,7 @@ def test_padding_is_recorded(name: str, device: torch.device):
 def test_steps_of_a_generation_are_joined_into_one_map(name: str, device: torch.device):
     model = randomised(GPTS[name], device)
     with record(model) as trace:
-        text = model.generate(tokens_like(2, 4, device=device), count=8, temperature=0.0)  # pyright: ignore
+        text = model.generate(tokens_like(2, 4, device=device), max_new_tokens=8, temperature=0.0)  # pyright: ignore
     assert [layer.queries for layer in trace.layers] == [11, 11]
     with record(model) as whole:
         model(text[:, :-1])
@@ -87,7 +87,7 @@ def test_steps_of_a_generation_are_joined_into_one_map(name: str, device: torch.
 def test_a_generation_of_a_fused_layer_ends_as_one_recipe(device: torch.device):
     model = randomised(GPTS["rope"], device)
     with record(model) as trace:
-        model.generate(tokens_like(1, 4, device=device), count=8, temperature=0.0)  # pyright: ignore
+        model.generate(tokens_like(1, 4, device=device), max_new_tokens=8, temperature=0.0)  # pyright: ignore
     assert [len(layer.pieces) for layer in trace.layers] == [1, 1]
 
 
@@ -112,7 +112,9 @@ def test_a_translation_is_joined_in_self_and_cross_attention(device: torch.devic
 @pytest.mark.parametrize("window", [None, 5])
 @torch.no_grad()
 def test_blocks_of_queries_are_one_map(position: str, window: int | None, device: torch.device):
-    config = GPTConfig(vocab=11, length=1200, width=8, layers=1, heads=2, hidden=8, position=position, window=window)  # pyright: ignore
+    config = GPTConfig(
+        vocab_size=11, max_length=1200, dim=8, layers=1, heads=2, mlp_dim=8, position=position, sliding_window=window
+    )  # pyright: ignore
     model, tokens = randomised(config, device), tokens_like(1, 1100, device=device)
     with record(model) as trace:
         model(tokens)
@@ -135,7 +137,7 @@ def test_a_second_run_is_not_joined_to_the_first(device: torch.device):
 
 def test_training_is_recorded_with_the_weights_before_dropout():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab=11, width=16, layers=1, heads=2, dropout=0.5))
+    model = GPT(GPTConfig(vocab_size=11, dim=16, layers=1, heads=2, dropout=0.5))
     tokens = torch.arange(6)[None]
     torch.manual_seed(1)
     before = model(tokens)

@@ -36,7 +36,7 @@ def test_weights_times_values_are_what_the_output_projection_is_given(name, back
 
 
 def test_values_are_kept_only_on_request_and_joined_over_a_generation():
-    model = GPT(GPTConfig(vocab=31, width=32, layers=2, heads=4, kv_heads=2)).eval()
+    model = GPT(GPTConfig(vocab_size=31, dim=32, layers=2, heads=4, kv_heads=2)).eval()
     tokens = torch.randint(0, 31, (1, 5))
     with qkv.interp.record(model) as plain:
         text = model.generate(tokens, 6)
@@ -51,7 +51,7 @@ def test_values_are_kept_only_on_request_and_joined_over_a_generation():
 
 
 def test_values_are_saved_with_a_trace(tmp_path):
-    model = GPT(GPTConfig(vocab=31, width=32, layers=1, heads=4)).eval()
+    model = GPT(GPTConfig(vocab_size=31, dim=32, layers=1, heads=4)).eval()
     with qkv.interp.record(model, values=True) as trace:
         model(torch.randint(0, 31, (1, 5)))
     trace.save(tmp_path / "trace")

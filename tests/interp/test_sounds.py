@@ -15,7 +15,9 @@ MEL = Mel(rate=8000, bands=8)
 
 
 def transcriber() -> Transcriber:
-    model = Transcriber(TranscriberConfig(features=8, labels=3, width=16, layers=2, heads=2, chunk=2, ahead=1)).eval()
+    model = Transcriber(
+        TranscriberConfig(features=8, labels=3, dim=16, layers=2, heads=2, chunk_size=2, ahead=1)
+    ).eval()
     purpose = {
         "task": "transcribe",
         "words": ["yes", "no"],

@@ -110,7 +110,7 @@ def test_fused_and_generated_and_dense_traces_come_back_too(tmp_path: Path):
         encoder(torch.randn(2, 5, 16))
     model = gpt(position="alibi")
     with record(model) as generated:
-        model.generate(torch.randint(0, 11, (1, 4)), count=9, temperature=0.0)
+        model.generate(torch.randint(0, 11, (1, 4)), max_new_tokens=9, temperature=0.0)
     for index, trace in enumerate((fused, generated, recorded(gpt(score=Additive(5))))):
         trace.save(tmp_path / str(index))
         back = Trace.load(tmp_path / str(index))
@@ -120,7 +120,7 @@ def test_fused_and_generated_and_dense_traces_come_back_too(tmp_path: Path):
 def test_keys_that_steps_share_are_written_once(tmp_path: Path):
     model = gpt(position="alibi")  # each step has a bias of its own, so the steps stay apart
     with torch.inference_mode(), record(model) as trace:
-        model.generate(torch.randint(0, 11, (1, 4)), count=9, temperature=0.0)
+        model.generate(torch.randint(0, 11, (1, 4)), max_new_tokens=9, temperature=0.0)
     assert len(trace.layers[0].pieces) > 3
     trace.save(tmp_path / "trace")
     described = json.loads((tmp_path / "trace" / "trace.json").read_text())

@@ -23,8 +23,8 @@ from qkv.nn import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthes
 from qkv.positions import Llama3, Rope, Yarn
 
 VOCAB = 11
-LLAMA = Rope(scaling=Llama3(length=8), pairing="halves")
-SMALL: dict[str, Any] = {"vocab": VOCAB, "length": 16, "width": 8, "layers": 2, "heads": 4, "hidden": 12}
+LLAMA = Rope(scaling=Llama3(original_max_length=8), pairing="halves")
+SMALL: dict[str, Any] = {"vocab_size": VOCAB, "max_length": 16, "dim": 8, "layers": 2, "heads": 4, "mlp_dim": 12}
 
 POSITIONS: dict[str, Any] = {
     "learned": "learned",
@@ -32,8 +32,8 @@ POSITIONS: dict[str, Any] = {
     "none": "none",
     "rope": "rope",
     "rope in halves": Rope(pairing="halves", base=100.0),
-    "rope on a part": Rope(width=2),
-    "rope stretched": Rope(scaling=Yarn(factor=4.0, length=8)),
+    "rope on a part": Rope(rotary_dim=2),
+    "rope stretched": Rope(scaling=Yarn(factor=4.0, original_max_length=8)),
     "rope of llama": LLAMA,
     "alibi": "alibi",
     "t5": "t5",
@@ -48,24 +48,24 @@ GPTS = {
     "additive": GPTConfig(**SMALL, score=Additive(5)),
     "location-aware": GPTConfig(**SMALL, score=LocationAware(5, filters=2, kernel=3)),
     "grouped heads": GPTConfig(**SMALL, kv_heads=2, position="t5"),
-    "one key head": GPTConfig(**SMALL, kv_heads=1, head_width=6, position="rope"),
+    "one key head": GPTConfig(**SMALL, kv_heads=1, head_dim=6, position="rope"),
     "grouped additive": GPTConfig(**SMALL, kv_heads=2, score=Additive(5)),
-    "post-norm": GPTConfig(**SMALL, order="post", position="alibi"),
-    "swiglu and rms": GPTConfig(**SMALL, activation="swiglu", norm="rms", bias=False, tied=True),
-    "window": GPTConfig(**SMALL, window=3),
-    "window of one": GPTConfig(**SMALL, window=1, position="sinusoidal"),
-    "window and rope": GPTConfig(**{**SMALL, "heads": 2}, window=4, kv_heads=1, position="rope"),
-    "window and shaw": GPTConfig(**SMALL, window=3, position="shaw"),
-    "window and t5": GPTConfig(**SMALL, window=2, position="t5", order="post"),
-    "window and dense synthesizer": GPTConfig(**SMALL, window=3, score=DenseSynthesizer(16)),
-    "window and random synthesizer": GPTConfig(**SMALL, window=3, score=RandomSynthesizer(16)),
-    "window and additive": GPTConfig(**SMALL, window=3, score=Additive(5)),
-    "window and location-aware": GPTConfig(**SMALL, window=3, score=LocationAware(5, filters=2, kernel=5)),
+    "post-norm": GPTConfig(**SMALL, norm_order="post", position="alibi"),
+    "swiglu and rms": GPTConfig(**SMALL, activation="swiglu", norm="rms", bias=False, tie_embeddings=True),
+    "sliding_window": GPTConfig(**SMALL, sliding_window=3),
+    "window of one": GPTConfig(**SMALL, sliding_window=1, position="sinusoidal"),
+    "window and rope": GPTConfig(**{**SMALL, "heads": 2}, sliding_window=4, kv_heads=1, position="rope"),
+    "window and shaw": GPTConfig(**SMALL, sliding_window=3, position="shaw"),
+    "window and t5": GPTConfig(**SMALL, sliding_window=2, position="t5", norm_order="post"),
+    "window and dense synthesizer": GPTConfig(**SMALL, sliding_window=3, score=DenseSynthesizer(16)),
+    "window and random synthesizer": GPTConfig(**SMALL, sliding_window=3, score=RandomSynthesizer(16)),
+    "window and additive": GPTConfig(**SMALL, sliding_window=3, score=Additive(5)),
+    "window and location-aware": GPTConfig(**SMALL, sliding_window=3, score=LocationAware(5, filters=2, kernel=5)),
 }
-RNNS = {cell: RNNConfig(VOCAB, width=6, hidden=7, layers=2, cell=cell) for cell in ("rnn", "gru", "lstm")}
+RNNS = {cell: RNNConfig(VOCAB, dim=6, hidden_size=7, layers=2, cell=cell) for cell in ("rnn", "gru", "lstm")}
 PERCEIVERS = {
     f"perceiver, {coverage}, {order}": PerceiverConfig(
-        **{**SMALL, "layers": 3}, latents=5, coverage=coverage, order=order
+        **{**SMALL, "layers": 3}, latents=5, coverage=coverage, norm_order=order
     )
     for coverage in ("even", "course")
     for order in ("pre", "post")
@@ -81,10 +81,12 @@ SEQ2SEQS = {
         f"seq2seq, {name}": Seq2SeqConfig(**TWO_STACKS, position=name)
         for name in ("learned", "sinusoidal", "rope", "t5")
     },
-    "seq2seq, pre-norm": Seq2SeqConfig(**TWO_STACKS, order="pre", position="shaw", activation="swiglu", norm="rms"),
-    "seq2seq, two tables": Seq2SeqConfig(**TWO_STACKS, target_vocab=9, tied=False, position="alibi"),
+    "seq2seq, pre-norm": Seq2SeqConfig(
+        **TWO_STACKS, norm_order="pre", position="shaw", activation="swiglu", norm="rms"
+    ),
+    "seq2seq, two tables": Seq2SeqConfig(**TWO_STACKS, target_vocab_size=9, tie_embeddings=False, position="alibi"),
 }
-RECURRENT: dict[str, Any] = {"vocab": VOCAB, "target_vocab": 9, "width": 6, "hidden": 8}
+RECURRENT: dict[str, Any] = {"vocab_size": VOCAB, "target_vocab_size": 9, "dim": 6, "hidden_size": 8}
 RNN_SEQ2SEQS = {
     "rnn, additive": RNNSeq2SeqConfig(**RECURRENT, cell="rnn"),
     "gru, location-aware": RNNSeq2SeqConfig(**RECURRENT, cell="gru", score=LocationAware(5, filters=2, kernel=3)),
@@ -94,25 +96,27 @@ TRANSLATORS = {**SEQ2SEQS, **RNN_SEQ2SEQS}
 
 ENCODERS = {
     **{f"encoder, {name}": EncoderConfig(**{**SMALL, "heads": 2}, position=place) for name, place in POSITIONS.items()},
-    "encoder of vectors": EncoderConfig(**{**SMALL, "vocab": None}, features=5),
-    "encoder, post-norm": EncoderConfig(**SMALL, order="post", final_norm=True, scale=True),
-    "encoder, chunks": EncoderConfig(**SMALL, chunk=3, left_chunks=1),
-    "encoder, chunks and all before": EncoderConfig(**SMALL, chunk=4, position="rope"),
+    "encoder of vectors": EncoderConfig(**{**SMALL, "vocab_size": None}, features=5),
+    "encoder, post-norm": EncoderConfig(**SMALL, norm_order="post", final_norm=True, scale_embeddings=True),
+    "encoder, chunks": EncoderConfig(**SMALL, chunk_size=3, left_chunks=1),
+    "encoder, chunks and all before": EncoderConfig(**SMALL, chunk_size=4, position="rope"),
 }
 
-IMAGE: dict[str, Any] = {"image": 8, "channels": 2, "classes": 5}
+IMAGE: dict[str, Any] = {"image_size": 8, "channels": 2, "num_classes": 5}
 VITS = {
     f"vit, {head}, {position}": ViTConfig(
-        **IMAGE, patch=2, width=8, layers=2, heads=2, hidden=12, head=head, position=position
+        **IMAGE, patch_size=2, dim=8, layers=2, heads=2, mlp_dim=12, pooling=head, position=position
     )
-    for head in ("class", "mean")
+    for head in ("cls", "mean")
     for position in ("learned", "learned-2d", "sinusoidal", "none")
 }
 PICTURES = {
     **VITS,
-    "vit, post-norm": ViTConfig(**IMAGE, patch=4, width=6, layers=1, heads=1, order="post", norm="rms", bias=False),
+    "vit, post-norm": ViTConfig(
+        **IMAGE, patch_size=4, dim=6, layers=1, heads=1, norm_order="post", norm="rms", bias=False
+    ),
     "cnn": CNNConfig(**IMAGE, widths=(3, 4)),
-    "mlp": MLPConfig(**IMAGE, widths=(7, 6)),
+    "mlp": MLPConfig(**IMAGE, hidden_sizes=(7, 6)),
 }
 
 EVERY_MODEL = {**LANGUAGE_MODELS, **TRANSLATORS, **ENCODERS, **PICTURES}
@@ -147,30 +151,32 @@ def assert_close(ours: Any, expected: Any, *, within: float = 1e-10, note: str =
     torch.testing.assert_close(ours, expected, atol=within, rtol=0.0, msg=lambda text: f"{note}\n{text}")
 
 
-def tokens_like(*shape: int, device: torch.device, vocab: int = VOCAB) -> Tensor:
-    return torch.randint(vocab, shape).to(device)
+def tokens_like(*shape: int, device: torch.device, vocab_size: int = VOCAB) -> Tensor:
+    return torch.randint(vocab_size, shape).to(device)
 
 
 def inputs(config: object, device: torch.device, *, batch: int = 2, length: int = 9) -> tuple[Tensor, ...]:
     """What a config's model reads."""
     if isinstance(config, ViTConfig | CNNConfig | MLPConfig):
-        return (torch.randn(batch, config.channels, config.image, config.image, dtype=torch.float64).to(device),)
+        return (
+            torch.randn(batch, config.channels, config.image_size, config.image_size, dtype=torch.float64).to(device),
+        )
     if isinstance(config, EncoderConfig) and config.features is not None:
         return (torch.randn(batch, length, config.features, dtype=torch.float64).to(device),)
     source = tokens_like(batch, length, device=device)
     if isinstance(config, Seq2SeqConfig | RNNSeq2SeqConfig):
-        return source, tokens_like(batch, length - 2, device=device, vocab=9)
+        return source, tokens_like(batch, length - 2, device=device, vocab_size=9)
     return (source,)
 
 
 def in_pieces(
-    call: Callable[..., Tensor], tokens: Tensor, present: Tensor | None, cache: Any, *, first: int, size: int
+    call: Callable[..., Tensor], tokens: Tensor, token_mask: Tensor | None, cache: Any, *, first: int, size: int
 ) -> Tensor:
     """call(tokens, present, cache) on the first few tokens, then on pieces of one size; the outputs put together."""
     sizes = [first]
     while sum(sizes) < tokens.shape[1]:
         sizes.append(min(size, tokens.shape[1] - sum(sizes)))
-    flags = [None] * len(sizes) if present is None else present.split(sizes, dim=1)
+    flags = [None] * len(sizes) if token_mask is None else token_mask.split(sizes, dim=1)
     return torch.cat(
         [call(text, flag, cache) for text, flag in zip(tokens.split(sizes, dim=1), flags, strict=True)], dim=1
     )

@@ -14,12 +14,12 @@ from qkv.nn import LocationAware
 STOP = 0
 PENALTIES = [0.0, 0.6, 1.0, 3.0]
 TRANSLATORS = {
-    "seq2seq": Seq2SeqConfig(4, width=8, heads=2, encoder_layers=1, decoder_layers=2, hidden=12),
+    "seq2seq": Seq2SeqConfig(4, dim=8, heads=2, encoder_layers=1, decoder_layers=2, mlp_dim=12),
     "learned positions": Seq2SeqConfig(
-        4, width=8, heads=2, decoder_layers=1, length=6, order="pre", position="learned"
+        4, dim=8, heads=2, decoder_layers=1, max_length=6, norm_order="pre", position="learned"
     ),
-    "rnn": RNNSeq2SeqConfig(4, width=6, hidden=6, layers=2, cell="gru"),
-    "location-aware": RNNSeq2SeqConfig(4, width=6, hidden=6, score=LocationAware(4, filters=2, kernel=3)),
+    "rnn": RNNSeq2SeqConfig(4, dim=6, hidden_size=6, layers=2, cell="gru"),
+    "location-aware": RNNSeq2SeqConfig(4, dim=6, hidden_size=6, score=LocationAware(4, filters=2, kernel=3)),
 }
 
 
@@ -31,10 +31,10 @@ def scored(total: float, tokens: int, penalty: float) -> float:
 class Language:
     """Made-up log-probabilities of each next token after each beginning, and a `step` that reads them."""
 
-    def __init__(self, rows: int, vocab: int, count: int, sharpness: float = 1.0) -> None:
-        self.rows, self.vocab = rows, vocab
-        beginnings = [text for length in range(count) for text in product(range(vocab), repeat=length)]
-        drawn = sharpness * torch.randn(rows, len(beginnings), vocab, dtype=torch.float64)
+    def __init__(self, rows: int, vocab_size: int, count: int, sharpness: float = 1.0) -> None:
+        self.rows, self.vocab_size = rows, vocab_size
+        beginnings = [text for length in range(count) for text in product(range(vocab_size), repeat=length)]
+        drawn = sharpness * torch.randn(rows, len(beginnings), vocab_size, dtype=torch.float64)
         self.log_p = [dict(zip(beginnings, row.log_softmax(-1).tolist(), strict=True)) for row in drawn]
         self.texts: list[tuple[int, ...]] = []
 
@@ -53,7 +53,7 @@ class Language:
         found = []
 
         def extend(text: tuple[int, ...], total: float) -> None:
-            for token in range(self.vocab):
+            for token in range(self.vocab_size):
                 now = total + self.log_p[row][text][token]
                 if token == STOP or len(text) + 1 == count:
                     sentence = [*text] if token == STOP else [*text, token]
@@ -86,12 +86,12 @@ def assert_same_sentences(found, expected):
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize(("vocab", "count"), [(2, 4), (3, 3), (4, 3)])
-def test_a_wide_beam_finds_the_best_of_all_sentences(vocab, count, penalty, device):
-    language = Language(3, vocab, count)
-    beams = (vocab - 1) ** count + vocab
+@pytest.mark.parametrize(("vocab_size", "count"), [(2, 4), (3, 3), (4, 3)])
+def test_a_wide_beam_finds_the_best_of_all_sentences(vocab_size, count, penalty, device):
+    language = Language(3, vocab_size, count)
+    beams = (vocab_size - 1) ** count + vocab_size
     start = torch.full((3,), 1, device=device)
-    found = beam_search(language.step, start, beams=beams, count=count, stop=STOP, length_penalty=penalty)
+    found = beam_search(language.step, start, beams=beams, max_new_tokens=count, stop=STOP, length_penalty=penalty)
     for row in range(3):
         assert_same_sentences(found[row], language.every_sentence(row, count, penalty)[:beams])
 
@@ -103,7 +103,7 @@ def test_a_narrow_beam_finds_what_the_plain_search_finds(beams, penalty, sharpne
     for _ in range(4):
         language = Language(2, 4, 5, sharpness)
         start = torch.full((2,), 1, device=device)
-        found = beam_search(language.step, start, beams=beams, count=5, stop=STOP, length_penalty=penalty)
+        found = beam_search(language.step, start, beams=beams, max_new_tokens=5, stop=STOP, length_penalty=penalty)
         for row in range(2):
             assert_same_sentences(found[row], language.plain_search(row, beams, 5, penalty))
 
@@ -115,7 +115,9 @@ def test_a_beam_of_one_that_cannot_stop_is_greedy(device):
         log_p = language.log_p[0][tuple(expected)]
         log_p[STOP] = -inf
         expected.append(max(range(4), key=log_p.__getitem__))
-    found = beam_search(language.step, torch.ones(1, dtype=torch.long, device=device), beams=1, count=6, stop=STOP)
+    found = beam_search(
+        language.step, torch.ones(1, dtype=torch.long, device=device), beams=1, max_new_tokens=6, stop=STOP
+    )
     assert [sentence for _, sentence in found[0]] == [expected]
 
 
@@ -126,7 +128,7 @@ def test_a_search_for_nothing_is_refused(beams, count, penalty, device):
             Language(1, 3, 2).step,
             torch.ones(1, dtype=torch.long, device=device),
             beams=beams,
-            count=count,
+            max_new_tokens=count,
             stop=STOP,
             length_penalty=penalty,
         )
@@ -150,10 +152,10 @@ def best_by_brute_force(model, source, heard, count: int, penalty: float) -> lis
 @torch.no_grad()
 def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, device, unchecked):
     model = talkative(config, device)
-    source, heard = tokens_like(3, 5, device=device, vocab=4), padded("xxxxx", "..xxx", "x.x..", device=device)
+    source, heard = tokens_like(3, 5, device=device, vocab_size=4), padded("xxxxx", "..xxx", "x.x..", device=device)
     for cached in (True, False):
         made = model.generate(
-            source, 3, start=1, stop=STOP, present=heard, beams=27, length_penalty=penalty, cached=cached
+            source, 3, start=1, stop=STOP, token_mask=heard, beams=27, length_penalty=penalty, cached=cached
         ).tolist()
         for row in range(3):
             best = best_by_brute_force(model, source[row], heard[row], 3, penalty)
@@ -165,9 +167,9 @@ def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, devi
 @torch.no_grad()
 def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(config, beams, device, unchecked):
     model = talkative(config, device)
-    source, heard = tokens_like(3, 5, device=device, vocab=4), padded("xxxxx", "..xxx", "x.x..", device=device)
-    together = model.generate(source, 6, start=1, stop=STOP, present=heard, beams=beams)
-    uncached = model.generate(source, 6, start=1, stop=STOP, present=heard, beams=beams, cached=False)
+    source, heard = tokens_like(3, 5, device=device, vocab_size=4), padded("xxxxx", "..xxx", "x.x..", device=device)
+    together = model.generate(source, 6, start=1, stop=STOP, token_mask=heard, beams=beams)
+    uncached = model.generate(source, 6, start=1, stop=STOP, token_mask=heard, beams=beams, cached=False)
     assert torch.equal(together, uncached)
     for row, flags in enumerate(heard):
         alone = model.generate(source[row : row + 1, flags], 6, start=1, stop=STOP, beams=beams)[0].tolist()
@@ -178,7 +180,7 @@ def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(conf
 @every(TRANSLATORS)
 def test_a_translation_has_at_most_as_many_tokens_as_asked_for(config, beams, device):
     model = talkative(config, device)
-    source = tokens_like(4, 5, device=device, vocab=4)
+    source = tokens_like(4, 5, device=device, vocab_size=4)
     for count in (1, 2, 5):
         made = model.generate(source, count, start=1, stop=STOP, beams=beams)
         assert made.shape[1] <= count

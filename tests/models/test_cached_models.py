@@ -49,11 +49,11 @@ def test_a_language_model_fed_in_pieces_equals_one_call(config, device, unchecke
 @torch.no_grad()
 def test_padding_and_holes_do_not_disturb_the_cache(config, padding, device, unchecked):
     model = randomised(config, device)
-    tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS[padding], device=device)
-    whole = model(tokens, present)
+    tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS[padding], device=device)
+    whole = model(tokens, token_mask)
     for first, size in ((1, 1), (4, 3)):
-        parts = in_pieces(model, tokens, present, model.new_cache(), first=first, size=size)
-        assert_close(parts[present], whole[present], note=f"{first}, {size}")
+        parts = in_pieces(model, tokens, token_mask, model.new_cache(), first=first, size=size)
+        assert_close(parts[token_mask], whole[token_mask], note=f"{first}, {size}")
 
 
 @every(TRANSLATORS)
@@ -67,11 +67,11 @@ def test_a_decoder_fed_in_pieces_equals_one_call(config, device, unchecked):
     def decode(text, flags, cache):
         return model.decode(text, memory, heard, flags, cache)
 
-    for present in (None, *(padded(*rows, device=device) for rows in PADDINGS.values())):
-        whole = model.decode(target, memory, heard, present)
-        shown = torch.ones_like(target, dtype=torch.bool) if present is None else present
-        for first, size in ORDERS.values() if present is None else ((1, 1), (5, 3)):
-            parts = in_pieces(decode, target, present, model.new_cache(), first=first, size=size)
+    for token_mask in (None, *(padded(*rows, device=device) for rows in PADDINGS.values())):
+        whole = model.decode(target, memory, heard, token_mask)
+        shown = torch.ones_like(target, dtype=torch.bool) if token_mask is None else token_mask
+        for first, size in ORDERS.values() if token_mask is None else ((1, 1), (5, 3)):
+            parts = in_pieces(decode, target, token_mask, model.new_cache(), first=first, size=size)
             assert_close(parts[shown], whole[shown])
 
 
@@ -79,9 +79,9 @@ def test_a_decoder_fed_in_pieces_equals_one_call(config, device, unchecked):
 @torch.no_grad()
 def test_reordering_the_cache_equals_reordering_the_texts(config, device):
     model = randomised(config, device)
-    tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS["left"], device=device)
+    tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS["left"], device=device)
     rows = torch.tensor([2, 0, 2, 1], device=device)
-    for flags in (None, present):
+    for flags in (None, token_mask):
         cache = model.new_cache()
         model(tokens[:, :7], None if flags is None else flags[:, :7], cache)
         cache.reorder(rows)
@@ -118,7 +118,7 @@ def test_gradients_flow_through_a_cache_as_through_one_call(config, device):
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 @torch.no_grad()
 def test_a_windowed_cache_never_holds_more_than_twice_its_window(window, device):
-    model = randomised(GPTConfig(**{**SMALL, "length": 64}, window=window), device)
+    model = randomised(GPTConfig(**{**SMALL, "max_length": 64}, sliding_window=window), device)
     cache = model.new_cache()
     for step in range(40):
         model(tokens_like(2, 1, device=device), None, cache)
@@ -159,7 +159,7 @@ FAILURES = {
     ),
     "another batch size, recurrent": (RNNConfig(VOCAB), lambda device: (tokens_like(3, 1, device=device), None)),
     "present of another shape": (
-        GPTConfig(**SMALL, window=3),
+        GPTConfig(**SMALL, sliding_window=3),
         lambda device: (tokens_like(2, 1, device=device), padded("xx", "xx", device=device)),
     ),
 }
@@ -179,7 +179,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, device, unchecked
     assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:])
 
 
-@every({"seq2seq": Seq2SeqConfig(VOCAB, width=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, width=6, hidden=6)})
+@every({"seq2seq": Seq2SeqConfig(VOCAB, dim=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, dim=6, hidden_size=6)})
 @torch.no_grad()
 def test_a_decoding_that_fails_leaves_the_cache_as_it_was(config, device, unchecked):
     model = randomised(config, device)
@@ -191,6 +191,6 @@ def test_a_decoding_that_fails_leaves_the_cache_as_it_was(config, device, unchec
             model.decode(wrong, memory, cache=cache)
     flags = torch.ones(2, 9, dtype=torch.bool, device=device)
     with pytest.raises(ValueError):
-        model.decode(target[:, 4:], memory, memory_present=flags, cache=cache)
+        model.decode(target[:, 4:], memory, memory_token_mask=flags, cache=cache)
     rest = model.decode(target[:, 4:], memory, cache=cache)
     assert_close(rest, model(source, target)[:, 4:])

@@ -9,13 +9,13 @@ from qkv.models.decode import ARRANGED, WORTHWHILE, Decoder, decodable
 from qkv.nn import Dot
 from qkv.nn.rope import Rope
 
-SMALL = {"vocab": 19, "length": 96, "width": 16, "layers": 3, "heads": 4}
+SMALL = {"vocab_size": 19, "max_length": 96, "dim": 16, "layers": 3, "heads": 4}
 KINDS = {
-    "gpt-2": {"activation": "gelu-tanh", "tied": True},
+    "gpt-2": {"activation": "gelu-tanh", "tie_embeddings": True},
     "llama": {"position": Rope(pairing="halves"), "norm": "rms", "activation": "swiglu", "bias": False, "kv_heads": 2},
-    "qwen": {"position": "rope", "score": Dot(normalised=True), "head_width": 6, "attention_bias": "qkv"},
+    "qwen": {"position": "rope", "score": Dot(qk_norm=True), "head_dim": 6, "attention_bias": "qkv"},
     "sinusoids, relu": {"position": "sinusoidal", "activation": "relu"},
-    "no positions, sharp": {"position": "none", "score": Dot(beta=3.0)},
+    "no positions, sharp": {"position": "none", "score": Dot(scale=3.0)},
     "no layers": {"layers": 0},
 }
 
@@ -43,7 +43,9 @@ def test_a_step_gives_the_models_own_logits(kind: str, room: int):
         assert torch.allclose(decoder(tokens[:, place]), expected[:, place], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("options", [{"window": 4}, {"position": "alibi"}, {"order": "post"}, {"score": Dot(beta=0.0)}])
+@pytest.mark.parametrize(
+    "options", [{"sliding_window": 4}, {"position": "alibi"}, {"norm_order": "post"}, {"score": Dot(scale=0.0)}]
+)
 def test_what_the_short_way_does_not_know_is_left_to_the_model(options: dict):
     assert decodable(model_of())
     assert not decodable(model_of(**options))

@@ -53,7 +53,7 @@ def test_the_dtype_is_kept(name, dtype, tmp_path, device):
 
 
 @pytest.mark.parametrize(
-    "config", [GPTConfig(7, width=8, heads=2, tied=True), Seq2SeqConfig(**TWO_STACKS)], ids=["gpt", "seq2seq"]
+    "config", [GPTConfig(7, dim=8, heads=2, tie_embeddings=True), Seq2SeqConfig(**TWO_STACKS)], ids=["gpt", "seq2seq"]
 )
 def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, device):
     model = randomised(config, device)
@@ -68,7 +68,7 @@ def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, devi
 
 @pytest.mark.parametrize("scaling", [None, Linear(2.0), Ntk(4.0), LLAMA.scaling])
 def test_a_config_within_a_config_comes_back(scaling, tmp_path, device):
-    config = GPTConfig(7, width=8, heads=2, position=Rope(base=500.0, pairing="halves", width=2, scaling=scaling))
+    config = GPTConfig(7, dim=8, heads=2, position=Rope(base=500.0, pairing="halves", rotary_dim=2, scaling=scaling))
     randomised(config, device).save(tmp_path / "model")
     assert qkv.load(tmp_path / "model").config == config
     assert hash(qkv.load(tmp_path / "model").config) == hash(config)
@@ -219,7 +219,7 @@ DAMAGES = {
         described(lambda all_: all_["config"]["position"].update(speed=3)),
         r"position \(Rope\) has no field 'speed'; It has base",
     ),
-    "a number as text": (described(lambda all_: all_["config"].update(width="8")), "width is a whole number; got '8'"),
+    "a number as text": (described(lambda all_: all_["config"].update(dim="8")), "width is a whole number; got '8'"),
     "a number that is none": (
         described(lambda all_: all_["config"].update(layers=None)),
         "layers is a whole number; got None",

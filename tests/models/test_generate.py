@@ -45,10 +45,10 @@ def test_the_greedy_text_is_the_likeliest_token_each_time_cached_or_not(config, 
 @every(WRITERS)
 def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device, unchecked):
     model = talkative(config, device)
-    tokens, present = tokens_like(3, 6, device=device), padded("..xxxx", "xxxxxx", ".x..xx", device=device)
+    tokens, token_mask = tokens_like(3, 6, device=device), padded("..xxxx", "xxxxxx", ".x..xx", device=device)
     for cached in (True, False):
-        together = model.generate(tokens, 7, present=present, cached=cached)
-        for row, flags in enumerate(present):
+        together = model.generate(tokens, 7, token_mask=token_mask, cached=cached)
+        for row, flags in enumerate(token_mask):
             alone = model.generate(tokens[row : row + 1, flags], 7)
             assert torch.equal(together[row, 6:], alone[0, -7:])
 
@@ -84,7 +84,7 @@ def test_a_drawn_text_is_the_same_for_the_same_generator(config, device):
 
 
 def test_what_is_drawn_follows_the_models_probabilities(device):
-    model = randomised(RNNConfig(vocab=4, width=4, hidden=4, layers=1), device, deviation=1.0)
+    model = randomised(RNNConfig(vocab_size=4, dim=4, hidden_size=4, layers=1), device, deviation=1.0)
     tokens = torch.full((4000, 1), 2, device=device)
     generator = torch.Generator(device).manual_seed(0)
     drawn = model.generate(tokens, 1, temperature=0.7, generator=generator)[:, 1]
@@ -102,7 +102,7 @@ def test_no_more_tokens_is_the_text_itself(config, device):
 
 LIMITED = {
     "learned": GPTConfig(**SMALL),
-    "synthesizer": GPTConfig(**{**SMALL, "length": 20}, score=DenseSynthesizer(16)),
+    "synthesizer": GPTConfig(**{**SMALL, "max_length": 20}, score=DenseSynthesizer(16)),
     "perceiver": PerceiverConfig(**SMALL, latents=4),
 }
 
@@ -116,15 +116,15 @@ def test_a_text_is_continued_up_to_the_last_known_position_and_no_further(config
     assert model.generate(tokens, 7, cached=cached).shape == (2, 17)
     with pytest.raises(ValueError, match=r"knows 16 positions; 10 tokens and 8 more.*at most 7 can be added"):
         model.generate(tokens, 8, cached=cached)
-    present = padded("....xxxxxx", ".....xxxxx", device=device)  # at most 6 positions are taken
-    assert model.generate(tokens, 11, present=present, cached=cached).shape == (2, 21)
+    token_mask = padded("....xxxxxx", ".....xxxxx", device=device)  # at most 6 positions are taken
+    assert model.generate(tokens, 11, token_mask=token_mask, cached=cached).shape == (2, 21)
     with pytest.raises(ValueError, match="at most 11"):
-        model.generate(tokens, 12, present=present, cached=cached)
+        model.generate(tokens, 12, token_mask=token_mask, cached=cached)
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "none", "t5", "shaw"])
 def test_positions_without_a_table_set_no_limit(position, device):
-    model = randomised(GPTConfig(**{**SMALL, "length": 4, "heads": 2}, position=position), device)
+    model = randomised(GPTConfig(**{**SMALL, "max_length": 4, "heads": 2}, position=position), device)
     assert model.limit is None
     assert model.generate(tokens_like(1, 3, device=device), 12).shape == (1, 15)
 
@@ -152,9 +152,9 @@ def test_what_cannot_be_continued_is_refused(device, unchecked):
     with pytest.raises(ValueError, match=r"\(batch, tokens\).*got \(4,\)"):
         model.generate(tokens[0], 1)
     with pytest.raises(ValueError, match="pad on the left"):
-        model.generate(tokens, 1, present=padded("xxxx", "xxx.", device=device))
+        model.generate(tokens, 1, token_mask=padded("xxxx", "xxx.", device=device))
     with pytest.raises(ValueError, match=r"\(2, 4\); got .*\(2, 3\)"):
-        model.generate(tokens, 1, present=padded("xxx", "xxx", device=device))
+        model.generate(tokens, 1, token_mask=padded("xxx", "xxx", device=device))
 
 
 @every(TRANSLATORS)
@@ -171,7 +171,7 @@ def test_a_translation_is_the_likeliest_token_each_time(config, device, unchecke
         ends = [row.index(stop) + 1 if stop in row else 6 for row in free]
         expected = [row[:end] + [stop] * (max(ends) - end) for row, end in zip(free, ends, strict=True)]
         for cached in (True, False):
-            made = model.generate(source, 6, start=1, stop=stop, present=heard, cached=cached)
+            made = model.generate(source, 6, start=1, stop=stop, token_mask=heard, cached=cached)
             assert made.tolist() == expected
 
 
@@ -189,7 +189,7 @@ def test_a_drawn_translation_is_the_same_for_the_same_generator(device):
 
 
 def test_a_translation_of_nothing_or_beyond_the_positions_is_refused(device):
-    model = randomised(Seq2SeqConfig(VOCAB, length=8, width=8, heads=2, position="learned"), device)
+    model = randomised(Seq2SeqConfig(VOCAB, max_length=8, dim=8, heads=2, position="learned"), device)
     source = tokens_like(2, 5, device=device)
     assert model.generate(source, 8, start=1, stop=VOCAB + 1).shape == (2, 8)
     with pytest.raises(ValueError, match="knows 8 positions; 9 target tokens"):

@@ -85,7 +85,7 @@ def test_a_source_is_read_in_order(position, device):
 )
 @torch.no_grad()
 def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window, device):
-    model = randomised(GPTConfig(**ONE_LAYER, window=window, **choice), device)
+    model = randomised(GPTConfig(**ONE_LAYER, sliding_window=window, **choice), device)
     expected = torch.tensor([[0 <= i - j < window for j in range(10)] for i in range(10)])
     assert torch.equal(influence(model, tokens_like(1, 10, device=device)), expected)
 
@@ -93,7 +93,7 @@ def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window
 @pytest.mark.parametrize(("layers", "window"), [(2, 2), (2, 3), (3, 2), (3, 4)])
 @torch.no_grad()
 def test_windows_of_several_layers_add_up(layers, window, device):
-    model = randomised(GPTConfig(**{**SMALL, "layers": layers}, window=window), device)
+    model = randomised(GPTConfig(**{**SMALL, "layers": layers}, sliding_window=window), device)
     reach = layers * (window - 1)
     expected = torch.tensor([[0 <= i - j <= reach for j in range(14)] for i in range(14)])
     assert torch.equal(influence(model, tokens_like(1, 14, device=device)), expected)
@@ -102,7 +102,7 @@ def test_windows_of_several_layers_add_up(layers, window, device):
 @torch.no_grad()
 def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(device):
     """Its window bounds what it may attend to; the weights before it reach further back, but never ahead."""
-    model = randomised(GPTConfig(**ONE_LAYER, window=3, score=LocationAware(5, filters=2, kernel=3)), device)
+    model = randomised(GPTConfig(**ONE_LAYER, sliding_window=3, score=LocationAware(5, filters=2, kernel=3)), device)
     moved = influence(model, tokens_like(1, 10, device=device))
     assert not moved.triu(1).any()
     assert all(moved[i, j] for i in range(10) for j in range(max(0, i - 2), i + 1))
@@ -114,7 +114,7 @@ def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(devic
 )
 @torch.no_grad()
 def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks, position, device):
-    config = EncoderConfig(**ONE_LAYER, chunk=chunk, left_chunks=left_chunks, position=position)
+    config = EncoderConfig(**ONE_LAYER, chunk_size=chunk, left_chunks=left_chunks, position=position)
     model = randomised(config, device)
 
     def heard(i: int, j: int) -> bool:
@@ -142,7 +142,7 @@ def test_a_perceiver_of_any_length_does_not_see_ahead(config, length, device):
 @torch.no_grad()
 def test_a_token_hears_through_latents_exactly_what_they_have_read(coverage, latents, device):
     """A token hears itself and, through the latents that stand at or before it, the tokens up to the last of them."""
-    config = PerceiverConfig(VOCAB, length=8, width=8, layers=4, heads=2, latents=latents, coverage=coverage)
+    config = PerceiverConfig(VOCAB, max_length=8, dim=8, layers=4, heads=2, latents=latents, coverage=coverage)
     model = randomised(config, device)
     places = range(latents) if coverage == "course" else [8 * (k + 1) // latents - 1 for k in range(latents)]
 

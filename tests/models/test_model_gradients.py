@@ -52,8 +52,8 @@ def test_every_parameter_learns(config, device):
 def test_a_row_without_any_token_does_no_harm(config, device):
     model = randomised(config, device)
     (given,) = inputs(config, device, batch=3, length=6)
-    present = padded("xxxxxx", "......", "..x.xx", device=device)
-    out = model(given, present)
+    token_mask = padded("xxxxxx", "......", "..x.xx", device=device)
+    out = model(given, token_mask)
     assert out.isfinite().all()
     assert_close(out[0], model(given[:1])[0])
     out.square().sum().backward()
@@ -65,8 +65,8 @@ def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
     model = randomised(config, device)
     source, target = inputs(config, device, batch=4, length=6)
     heard = padded("xxxxxx", "......", "xx.x..", "......", device=device)
-    present = padded("xxxx", "xxxx", "....", "....", device=device)
-    out = model(source, target, heard, present)
+    token_mask = padded("xxxx", "xxxx", "....", "....", device=device)
+    out = model(source, target, heard, token_mask)
     assert out.isfinite().all()
     assert_close(out[:1], model(source[:1], target[:1]))
     empty = model(source[1:2, :0], target[1:2])  # a source without tokens is as one whose tokens are all absent
@@ -119,9 +119,9 @@ def test_gradients_are_the_slope_of_the_loss(name, device):
 @pytest.mark.parametrize(
     "config",
     [
-        GPTConfig(11, width=16, heads=2, dropout=0.5),
-        Seq2SeqConfig(11, width=16, heads=2),
-        CNNConfig(image=8, dropout=0.5),
+        GPTConfig(11, dim=16, heads=2, dropout=0.5),
+        Seq2SeqConfig(11, dim=16, heads=2),
+        CNNConfig(image_size=8, dropout=0.5),
     ],
     ids=["gpt", "seq2seq", "cnn"],
 )

@@ -36,64 +36,80 @@ from qkv.positions import Rope
 IMPOSSIBLE = [
     (
         GPTConfig,
-        {"vocab": 5, "width": 10, "heads": 4},
+        {"vocab_size": 5, "dim": 10, "heads": 4},
         r"width=10 does not split into heads=4; heads that fit: \[1, 2, 5",
     ),
-    (GPTConfig, {"vocab": 5, "heads": 8, "kv_heads": 3}, r"heads=8 do not share kv_heads=3 evenly.*\[1, 2, 4, 8\]"),
-    (GPTConfig, {"vocab": 0}, "vocab=0"),
-    (GPTConfig, {"vocab": 5, "width": 0}, "width=0"),
-    (GPTConfig, {"vocab": 5, "heads": 0}, "heads=0"),
-    (GPTConfig, {"vocab": 5, "head_width": 0}, "head_width is at least 1; got 0"),
-    (GPTConfig, {"vocab": 5, "length": 0}, "length=0"),
-    (GPTConfig, {"vocab": 5, "layers": -1}, "layers are 0 or more.*-1"),
-    (GPTConfig, {"vocab": 5, "window": 0}, "a window 1 or more.*0"),
-    (GPTConfig, {"vocab": 5, "hidden": 0}, "hidden is at least 1; got 0"),
-    (GPTConfig, {"vocab": 5, "dropout": 1.5}, "1.5"),
-    (GPTConfig, {"vocab": 5, "dropout": 1.0}, "dropout is a probability from 0 to below 1; got 1.0"),
-    (GPTConfig, {"vocab": 5, "position": "spiral"}, "learned, sinusoidal, none, rope, alibi, t5, shaw.*'spiral'"),
-    (GPTConfig, {"vocab": 5, "activation": "tanh"}, "'relu', 'gelu', 'gelu-tanh' or 'swiglu'; got 'tanh'"),
-    (GPTConfig, {"vocab": 5, "norm": "batch"}, "'layer' or 'rms'; got 'batch'"),
-    (GPTConfig, {"vocab": 5, "order": "middle"}, "'pre' or 'post'; got order='middle'"),
-    (GPTConfig, {"vocab": 5, "width": 9, "heads": 3, "position": "rope"}, r"even number.*got 3 of 3.*Rope\(width=2\)"),
-    (GPTConfig, {"vocab": 5, "position": Rope(width=64)}, "got 64 of 32"),
-    (GPTConfig, {"vocab": 5, "position": "alibi", "score": Additive(4)}, "Additive has none: leave position out"),
+    (
+        GPTConfig,
+        {"vocab_size": 5, "heads": 8, "kv_heads": 3},
+        r"heads=8 do not share kv_heads=3 evenly.*\[1, 2, 4, 8\]",
+    ),
+    (GPTConfig, {"vocab_size": 0}, "vocab=0"),
+    (GPTConfig, {"vocab_size": 5, "dim": 0}, "width=0"),
+    (GPTConfig, {"vocab_size": 5, "heads": 0}, "heads=0"),
+    (GPTConfig, {"vocab_size": 5, "head_dim": 0}, "head_width is at least 1; got 0"),
+    (GPTConfig, {"vocab_size": 5, "max_length": 0}, "length=0"),
+    (GPTConfig, {"vocab_size": 5, "layers": -1}, "layers are 0 or more.*-1"),
+    (GPTConfig, {"vocab_size": 5, "sliding_window": 0}, "a window 1 or more.*0"),
+    (GPTConfig, {"vocab_size": 5, "mlp_dim": 0}, "hidden is at least 1; got 0"),
+    (GPTConfig, {"vocab_size": 5, "dropout": 1.5}, "1.5"),
+    (GPTConfig, {"vocab_size": 5, "dropout": 1.0}, "dropout is a probability from 0 to below 1; got 1.0"),
+    (GPTConfig, {"vocab_size": 5, "position": "spiral"}, "learned, sinusoidal, none, rope, alibi, t5, shaw.*'spiral'"),
+    (GPTConfig, {"vocab_size": 5, "activation": "tanh"}, "'relu', 'gelu', 'gelu-tanh' or 'swiglu'; got 'tanh'"),
+    (GPTConfig, {"vocab_size": 5, "norm": "batch"}, "'layer' or 'rms'; got 'batch'"),
+    (GPTConfig, {"vocab_size": 5, "norm_order": "middle"}, "'pre' or 'post'; got order='middle'"),
+    (
+        GPTConfig,
+        {"vocab_size": 5, "dim": 9, "heads": 3, "position": "rope"},
+        r"even number.*got 3 of 3.*Rope\(width=2\)",
+    ),
+    (GPTConfig, {"vocab_size": 5, "position": Rope(rotary_dim=64)}, "got 64 of 32"),
+    (GPTConfig, {"vocab_size": 5, "position": "alibi", "score": Additive(4)}, "Additive has none: leave position out"),
     (EncoderConfig, {}, "vocab=None, features=None"),
-    (EncoderConfig, {"vocab": 5, "features": 5}, "one of the two"),
+    (EncoderConfig, {"vocab_size": 5, "features": 5}, "one of the two"),
     (EncoderConfig, {"features": 0}, "features.*0"),
-    (EncoderConfig, {"vocab": 5, "layers": -1}, "layers.*-1"),
-    (EncoderConfig, {"vocab": 5, "left_chunks": 1}, "without chunk="),
-    (EncoderConfig, {"vocab": 5, "chunk": 0}, "chunk.*at least 1.*0"),
-    (EncoderConfig, {"vocab": 5, "chunk": 2, "left_chunks": -1}, "left_chunks.*-1"),
-    (Seq2SeqConfig, {"vocab": 5, "target_vocab": 6}, "vocab=5 and target_vocab=6: say tied=False"),
-    (Seq2SeqConfig, {"vocab": 5, "encoder_layers": -1}, "layers.*-1"),
-    (Seq2SeqConfig, {"vocab": 5, "decoder_layers": -2}, "layers.*-2"),
-    (PerceiverConfig, {"vocab": 5, "layers": 1}, "at least 2; got layers=1"),
-    (PerceiverConfig, {"vocab": 5, "length": 8, "latents": 9}, "from 1 to the length 8; got 9"),
-    (PerceiverConfig, {"vocab": 5, "latents": 0}, "got 0"),
-    (PerceiverConfig, {"vocab": 5, "coverage": "random"}, "'even' or 'course'.*'random'"),
-    (PerceiverConfig, {"vocab": 5, "position": "rope"}, "'learned' or 'sinusoidal'.*'rope'"),
-    (RNNConfig, {"vocab": 5, "cell": "mamba"}, "rnn, gru, lstm; got 'mamba'"),
-    (RNNConfig, {"vocab": 5, "layers": 0}, "at least 1; got 0"),
-    (RNNConfig, {"vocab": 5, "hidden": 0}, "at least 1; got 2 and 0"),
-    (RNNConfig, {"vocab": -1}, "vocab=-1"),
-    (RNNSeq2SeqConfig, {"vocab": 5, "hidden": 7}, "even; got 7"),
-    (RNNSeq2SeqConfig, {"vocab": 5, "score": RandomSynthesizer(5)}, "Additive, LocationAware or Dot; got RandomSyn"),
-    (ViTConfig, {"image": 32, "patch": 5}, r"32 pixels do not cut into patches of 5; .*\[1, 2, 4, 8, 16, 32\]"),
-    (ViTConfig, {"image": 0}, "0"),
+    (EncoderConfig, {"vocab_size": 5, "layers": -1}, "layers.*-1"),
+    (EncoderConfig, {"vocab_size": 5, "left_chunks": 1}, "without chunk="),
+    (EncoderConfig, {"vocab_size": 5, "chunk_size": 0}, "chunk.*at least 1.*0"),
+    (EncoderConfig, {"vocab_size": 5, "chunk_size": 2, "left_chunks": -1}, "left_chunks.*-1"),
+    (Seq2SeqConfig, {"vocab_size": 5, "target_vocab_size": 6}, "vocab=5 and target_vocab=6: say tied=False"),
+    (Seq2SeqConfig, {"vocab_size": 5, "encoder_layers": -1}, "layers.*-1"),
+    (Seq2SeqConfig, {"vocab_size": 5, "decoder_layers": -2}, "layers.*-2"),
+    (PerceiverConfig, {"vocab_size": 5, "layers": 1}, "at least 2; got layers=1"),
+    (PerceiverConfig, {"vocab_size": 5, "max_length": 8, "latents": 9}, "from 1 to the length 8; got 9"),
+    (PerceiverConfig, {"vocab_size": 5, "latents": 0}, "got 0"),
+    (PerceiverConfig, {"vocab_size": 5, "coverage": "random"}, "'even' or 'course'.*'random'"),
+    (PerceiverConfig, {"vocab_size": 5, "position": "rope"}, "'learned' or 'sinusoidal'.*'rope'"),
+    (RNNConfig, {"vocab_size": 5, "cell": "mamba"}, "rnn, gru, lstm; got 'mamba'"),
+    (RNNConfig, {"vocab_size": 5, "layers": 0}, "at least 1; got 0"),
+    (RNNConfig, {"vocab_size": 5, "hidden_size": 0}, "at least 1; got 2 and 0"),
+    (RNNConfig, {"vocab_size": -1}, "vocab=-1"),
+    (RNNSeq2SeqConfig, {"vocab_size": 5, "hidden_size": 7}, "even; got 7"),
+    (
+        RNNSeq2SeqConfig,
+        {"vocab_size": 5, "score": RandomSynthesizer(5)},
+        "Additive, LocationAware or Dot; got RandomSyn",
+    ),
+    (
+        ViTConfig,
+        {"image_size": 32, "patch_size": 5},
+        r"32 pixels do not cut into patches of 5; .*\[1, 2, 4, 8, 16, 32\]",
+    ),
+    (ViTConfig, {"image_size": 0}, "0"),
     (ViTConfig, {"layers": -1}, "layers.*-1"),
-    (ViTConfig, {"head": "max"}, "'class' or 'mean'; got head='max'"),
+    (ViTConfig, {"pooling": "max"}, "'cls' or 'mean'; got pooling='max'"),
     (ViTConfig, {"position": "rope"}, "learned, learned-2d, sinusoidal or none; got 'rope'"),
-    (ViTConfig, {"classes": -1}, "classes are 0 .no head. or more.*got -1"),
+    (ViTConfig, {"num_classes": -1}, "classes are 0 .no head. or more.*got -1"),
     (ViTConfig, {"channels": 0}, "at least 1; got 0"),
     (CNNConfig, {"kernel": 4}, "odd number.*got 4"),
-    (CNNConfig, {"image": 4, "widths": (8, 8, 8)}, "3 stages do not fit a picture of 4"),
+    (CNNConfig, {"image_size": 4, "widths": (8, 8, 8)}, "3 stages do not fit a picture of 4"),
     (CNNConfig, {"widths": ()}, "0 stages"),
     (CNNConfig, {"widths": (8, 0)}, r"at least 1; got.*\(8, 0\)"),
-    (CNNConfig, {"classes": 0}, "at least 1; got.*0"),
+    (CNNConfig, {"num_classes": 0}, "at least 1; got.*0"),
     (CNNConfig, {"channels": 0}, "at least 1; got.*0"),
     (MLPConfig, {"widths": (8, 0)}, r"at least 1; got.*\(8, 0\)"),
-    (MLPConfig, {"classes": 0}, "at least 1; got.*0"),
-    (MLPConfig, {"image": 0}, "at least 1; got.*0"),
+    (MLPConfig, {"num_classes": 0}, "at least 1; got.*0"),
+    (MLPConfig, {"image_size": 0}, "at least 1; got.*0"),
 ]
 
 
@@ -107,14 +123,14 @@ def test_an_impossible_configuration_is_refused(kind, fields, words, unchecked):
     ("make", "words"),
     [
         (lambda: Rope(pairing="thirds"), "'thirds'"),  # pyright: ignore[reportArgumentType]
-        (lambda: Rope(width=3), "even number from 2; got 3"),
+        (lambda: Rope(rotary_dim=3), "even number from 2; got 3"),
         (lambda: Rope(base=0.0), "positive number; got 0.0"),
         (lambda: Additive(0), "hidden of at least 1; got 0"),
         (lambda: LocationAware(kernel=2), "odd number.*got 2"),
         (lambda: DenseSynthesizer(0), "length of at least 1; got 0"),
         (lambda: RandomSynthesizer(-1), "length of at least 1; got -1"),
-        (lambda: GPT(RNNConfig(vocab=3)), "built from a GPTConfig; got RNNConfig"),  # pyright: ignore[reportArgumentType]
-        (lambda: build({"vocab": 3}), "expected a config such as GPTConfig.*got dict"),
+        (lambda: GPT(RNNConfig(vocab_size=3)), "built from a GPTConfig; got RNNConfig"),  # pyright: ignore[reportArgumentType]
+        (lambda: build({"vocab_size": 3}), "expected a config such as GPTConfig.*got dict"),
     ],
 )
 def test_an_impossible_part_is_refused(make, words, unchecked):
@@ -123,10 +139,10 @@ def test_an_impossible_part_is_refused(make, words, unchecked):
 
 
 def test_a_frozen_config_can_be_compared_and_cannot_be_changed():
-    config = GPTConfig(vocab=5)
-    assert config == GPTConfig(vocab=5) and hash(config) == hash(GPTConfig(vocab=5))
+    config = GPTConfig(vocab_size=5)
+    assert config == GPTConfig(vocab_size=5) and hash(config) == hash(GPTConfig(vocab_size=5))
     with pytest.raises(AttributeError):
-        config.width = 3  # pyright: ignore[reportAttributeAccessIssue]
+        config.dim = 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 READERS = {
@@ -156,16 +172,16 @@ def test_tokens_that_are_none_are_refused(config, tokens, words, device, uncheck
 @every(TRANSLATORS)
 def test_a_translator_refuses_wrong_sources_targets_and_flags(config, device, unchecked):
     model = randomised(config, device)
-    good, high = tokens_like(2, 4, device=device, vocab=9), torch.full((2, 4), 40, device=device)
-    present = padded("xxxx", ".xxx", device=device)
+    good, high = tokens_like(2, 4, device=device, vocab_size=9), torch.full((2, 4), 40, device=device)
+    token_mask = padded("xxxx", ".xxx", device=device)
     with pytest.raises(ValueError, match="got from 40 to 40"):
         model(high, good)
     with pytest.raises(ValueError, match="got from 40 to 40"):
         model(good, high)
     with pytest.raises(ValueError, match=r"\(2, 4\); got .*\(2, 3\)"):
-        model(good, good, present[:, 1:])
+        model(good, good, token_mask[:, 1:])
     with pytest.raises(ValueError, match=r"\(2, 4\); got .*\(2, 3\)"):
-        model(good, good, None, present[:, 1:])
+        model(good, good, None, token_mask[:, 1:])
     with pytest.raises(ValueError, match="batch size"):
         model(good, good[:1])
 
@@ -220,7 +236,7 @@ def test_memories_of_another_width_are_refused(device, unchecked):
         model = randomised(TRANSLATORS[name], device)
         with pytest.raises(ValueError, match=r"memory is \(batch, tokens, width=8\); got \(2, 3, 5\)"):
             model.decode(
-                tokens_like(2, 3, device=device, vocab=9), torch.zeros(2, 3, 5, dtype=torch.float64, device=device)
+                tokens_like(2, 3, device=device, vocab_size=9), torch.zeros(2, 3, 5, dtype=torch.float64, device=device)
             )
 
 

@@ -5,7 +5,7 @@ import torch
 from model_zoo import GPTS, VOCAB
 
 from qkv.models import GPT
-from qkv.nn import Cache
+from qkv.nn import KVCache
 from qkv.nn.attention import BLOCK
 
 LENGTHS = (5, 1, 7, 3)
@@ -58,9 +58,9 @@ def test_what_does_not_go_with_packing_is_refused():
     model = GPT(GPTS["learned"])
     _, row, documents = packed_row("cpu")
     with pytest.raises(ValueError, match="no present= and no cache="):
-        model(row, documents=documents, cache=Cache())
+        model(row, documents=documents, cache=KVCache())
     with pytest.raises(ValueError, match="no present= and no cache="):
-        model(row, documents=documents, present=documents >= 0)
+        model(row, documents=documents, token_mask=documents >= 0)
     with pytest.raises(ValueError, match=r"whole numbers of shape \(batch, tokens\) = \(1, 18\)"):
         model(row, documents=documents[:, 1:])
     with pytest.raises(ValueError, match="location-aware"):

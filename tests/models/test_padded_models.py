@@ -26,11 +26,11 @@ PADDINGS = {
 SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
 
 
-def other_content(given: Tensor, present: Tensor) -> Tensor:
+def other_content(given: Tensor, token_mask: Tensor) -> Tensor:
     """The same where tokens are present; other tokens (or vectors) where they are not."""
     if given.is_floating_point():
-        return torch.where(present[..., None], given, 100 * torch.randn_like(given))
-    return torch.where(present, given, (given + 1) % 9)
+        return torch.where(token_mask[..., None], given, 100 * torch.randn_like(given))
+    return torch.where(token_mask, given, (given + 1) % 9)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -39,13 +39,13 @@ def other_content(given: Tensor, present: Tensor) -> Tensor:
 def test_padding_changes_nothing(config, padding, device, unchecked):
     model = randomised(config, device)
     (given,) = inputs(config, device, batch=3, length=12)
-    present = padded(*PADDINGS[padding], device=device)
-    out = model(given, present)
-    for row, flags in enumerate(present):
+    token_mask = padded(*PADDINGS[padding], device=device)
+    out = model(given, token_mask)
+    for row, flags in enumerate(token_mask):
         alone = model(given[row : row + 1, flags])[0]
         assert_close(out[row, flags], alone)
-    changed = model(other_content(given, present), present)
-    assert_close(changed[present], out[present], within=1e-12)
+    changed = model(other_content(given, token_mask), token_mask)
+    assert_close(changed[token_mask], out[token_mask], within=1e-12)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -55,13 +55,13 @@ def test_padding_of_source_and_target_changes_nothing(config, padding, device, u
     model = randomised(config, device)
     source, target = inputs(config, device, batch=3, length=14)
     heard = padded("x.xxx.........", "xxxxxxxxxxxxxx", ".........x.xxx", device=device)
-    present = padded(*PADDINGS[padding], device=device)
-    out = model(source, target, heard, present)
-    for row, flags in enumerate(present):
+    token_mask = padded(*PADDINGS[padding], device=device)
+    out = model(source, target, heard, token_mask)
+    for row, flags in enumerate(token_mask):
         alone = model(source[row : row + 1, heard[row]], target[row : row + 1, flags])[0]
         assert_close(out[row, flags], alone)
-    changed = model(other_content(source, heard), other_content(target, present), heard, present)
-    assert_close(changed[present], out[present], within=1e-12)
+    changed = model(other_content(source, heard), other_content(target, token_mask), heard, token_mask)
+    assert_close(changed[token_mask], out[token_mask], within=1e-12)
 
 
 @every(SINGLE_FILE)
@@ -92,23 +92,23 @@ def test_rows_of_a_batch_do_not_meet(config, device, unchecked):
 def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device, monkeypatch, unchecked):
     """Beyond BLOCK tokens masks stay lazy and queries are taken in blocks; here with blocks of a few."""
     model = randomised(config, device)
-    tokens, present = tokens_like(3, 12, device=device), padded(*PADDINGS["holes"], device=device)
-    expected, padded_expected = model(tokens), model(tokens, present)
+    tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS["holes"], device=device)
+    expected, padded_expected = model(tokens), model(tokens, token_mask)
     monkeypatch.setattr("qkv.nn.attention.BLOCK", block)
     monkeypatch.setattr("qkv.nn.context.BLOCK", block)
     assert_close(model(tokens), expected)
-    assert_close(model(tokens, present)[present], padded_expected[present])
+    assert_close(model(tokens, token_mask)[token_mask], padded_expected[token_mask])
 
 
 def test_chunks_are_counted_over_what_is_present(device):
     """With chunks of two and none before, the third token present begins the second chunk, wherever it stands."""
-    config = EncoderConfig(vocab=11, width=8, heads=2, layers=1, chunk=2, left_chunks=0)
+    config = EncoderConfig(vocab_size=11, dim=8, heads=2, layers=1, chunk_size=2, left_chunks=0)
     model = randomised(config, device)
-    tokens, present = tokens_like(1, 7, device=device), padded("x.x.xx.", device=device)
-    out = model(tokens, present)
+    tokens, token_mask = tokens_like(1, 7, device=device), padded("x.x.xx.", device=device)
+    out = model(tokens, token_mask)
     for place, companions in ((0, {0, 2}), (2, {0, 2}), (4, {4, 5}), (5, {4, 5})):
         for other in (0, 2, 4, 5):
             changed = tokens.clone()
             changed[0, other] = (tokens[0, other] + 1) % 11
-            moved = (model(changed, present)[0, place] - out[0, place]).abs().max() > 1e-9
+            moved = (model(changed, token_mask)[0, place] - out[0, place]).abs().max() > 1e-9
             assert bool(moved) == (other in companions)

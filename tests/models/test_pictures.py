@@ -47,7 +47,7 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
             model.positions.rows[row, 0] + model.positions.columns[0, column] for row in range(4) for column in range(4)
         ]
         x = x + torch.stack(grid)
-    if config.head == "class":
+    if config.pooling == "cls":
         x = torch.cat((model.class_token.expand(3, 1, 8), x), dim=1)
     if config.position == "learned":
         x = x + model.positions.weight
@@ -56,9 +56,9 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
     x = theirs(x)
     if order == "pre":
         x = F.layer_norm(x, (8,), model.norm.weight, model.norm.bias)
-    summary = x[:, 0] if config.head == "class" else x.sum(1) / 16
+    summary = x[:, 0] if config.pooling == "cls" else x.sum(1) / 16
     assert_close(model(images), summary @ model.head.weight.mT + model.head.bias)
-    assert model.hidden(images).shape == (3, 16 + (config.head == "class"), 8)
+    assert model.hidden(images).shape == (3, 16 + (config.pooling == "cls"), 8)
 
 
 @every(VITS)
@@ -95,7 +95,7 @@ def test_pictures_of_a_batch_do_not_meet(config, device):
 
 @torch.no_grad()
 def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
-    model = randomised(CNNConfig(**{**IMAGE, "image": 9}, widths=(3, 4), kernel=5), device)
+    model = randomised(CNNConfig(**{**IMAGE, "image_size": 9}, widths=(3, 4), kernel=5), device)
     norms: list[Any] = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.running_mean = torch.randn_like(norm.bias)
@@ -116,7 +116,7 @@ def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
 
 @torch.no_grad()
 def test_an_mlp_is_matrices_with_relu_between(device):
-    model = randomised(MLPConfig(**IMAGE, widths=(7, 6)), device)
+    model = randomised(MLPConfig(**IMAGE, hidden_sizes=(7, 6)), device)
     (images,) = inputs(model.config, device)
     parameters = [*model.parameters()]
     x = images.flatten(1)
@@ -143,21 +143,21 @@ def test_pictures_of_another_shape_or_kind_are_refused(config, shape, dtype, wor
 
 
 def test_the_size_of_a_vit_follows_the_formula():
-    sizes: dict[str, Any] = {"image": 16, "classes": 7, "heads": 4, "hidden": 20}
-    for patch, width, layers, head in ((2, 8, 1, "class"), (4, 12, 3, "mean")):
-        config = ViTConfig(**{**sizes, "patch": patch, "width": width, "layers": layers, "head": head})
-        tokens = (16 // patch) ** 2 + (head == "class")
-        attention, norms = 4 * (width * width + width), 2 * 2 * width
-        feed_forward = width * 20 + 20 + 20 * width + width
-        expected = (3 * patch**2 + 1) * width + (width if head == "class" else 0) + tokens * width
-        expected += layers * (attention + norms + feed_forward) + 2 * width + (width + 1) * 7
+    sizes: dict[str, Any] = {"image_size": 16, "num_classes": 7, "heads": 4, "mlp_dim": 20}
+    for patch, dim, layers, head in ((2, 8, 1, "cls"), (4, 12, 3, "mean")):
+        config = ViTConfig(**{**sizes, "patch_size": patch, "dim": dim, "layers": layers, "head": head})
+        tokens = (16 // patch) ** 2 + (head == "cls")
+        attention, norms = 4 * (dim * dim + dim), 2 * 2 * dim
+        feed_forward = dim * 20 + 20 + 20 * dim + dim
+        expected = (3 * patch**2 + 1) * dim + (dim if head == "cls" else 0) + tokens * dim
+        expected += layers * (attention + norms + feed_forward) + 2 * dim + (dim + 1) * 7
         assert randomised(config, torch.device("cpu")).size == expected
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_vit_in_training_has_the_logits_and_gradients_of_one_that_computes_every_token(order: str):
     torch.manual_seed(0)
-    model = ViT(ViTConfig(image=8, width=16, layers=3, order=order)).double()  # pyright: ignore
+    model = ViT(ViTConfig(image_size=8, dim=16, layers=3, norm_order=order)).double()  # pyright: ignore
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     found = {}
     for training in (True, False):

@@ -27,11 +27,11 @@ from qkv.nn import DenseSynthesizer
     ],
 )
 def test_a_preset_has_exactly_the_published_number_of_parameters(name, size):
-    assert build(PRESETS[name]).size == size
+    assert build(PRESETS[name]).num_parameters == size
 
 
 def test_the_rope_preset_lacks_exactly_the_table_of_positions():
-    assert build(PRESETS["course-gpt"]).size - build(PRESETS["course-gpt-rope"]).size == 128 * 256
+    assert build(PRESETS["course-gpt"]).num_parameters - build(PRESETS["course-gpt-rope"]).num_parameters == 128 * 256
 
 
 def test_every_preset_reads_what_its_course_feeds_it(device):
@@ -61,51 +61,53 @@ def block(
 
 SIZES = {
     "gpt": (
-        GPTConfig(vocab=50, length=20, width=24, layers=3, heads=4),
+        GPTConfig(vocab_size=50, max_length=20, dim=24, layers=3, heads=4),
         50 * 24 + 20 * 24 + 3 * block(24, 96) + 2 * 24 + 24 * 50,
     ),
     "gpt, tied, grouped, without bias": (
-        GPTConfig(50, width=24, layers=2, heads=4, kv_heads=2, tied=True, bias=False, position="rope", hidden=10),
+        GPTConfig(
+            50, dim=24, layers=2, heads=4, kv_heads=2, tie_embeddings=True, bias=False, position="rope", mlp_dim=10
+        ),
         50 * 24 + 2 * block(24, 10, kv=12, bias=False) + 24,
     ),
     "gpt, swiglu and rms": (
-        GPTConfig(50, length=9, width=24, layers=1, heads=4, activation="swiglu", norm="rms", hidden=10),
+        GPTConfig(50, max_length=9, dim=24, layers=1, heads=4, activation="swiglu", norm="rms", mlp_dim=10),
         50 * 24 + 9 * 24 + block(24, 10, gate=True) - 2 * 24 + 24 + 24 * 50,
     ),
     "gpt, post-norm, t5": (
-        GPTConfig(50, width=24, layers=2, heads=4, order="post", position="t5"),
+        GPTConfig(50, dim=24, layers=2, heads=4, norm_order="post", position="t5"),
         50 * 24 + 2 * (block(24, 96) + 32 * 4) + 24 * 50,
     ),
     "gpt, shaw": (
-        GPTConfig(50, width=24, layers=2, heads=4, position="shaw"),
+        GPTConfig(50, dim=24, layers=2, heads=4, position="shaw"),
         50 * 24 + 2 * (block(24, 96) + 33 * 6) + 2 * 24 + 24 * 50,
     ),
     "gpt, synthesizer": (
-        GPTConfig(50, width=24, length=7, layers=2, heads=4, score=DenseSynthesizer(7)),
+        GPTConfig(50, dim=24, max_length=7, layers=2, heads=4, score=DenseSynthesizer(7)),
         50 * 24 + 7 * 24 + 2 * (block(24, 96) - linear(24, 24) + 6 * 7 + 7) + 2 * 24 + 24 * 50,
     ),
     "encoder": (
-        EncoderConfig(vocab=30, width=16, layers=2, heads=2, hidden=20),
+        EncoderConfig(vocab_size=30, dim=16, layers=2, heads=2, mlp_dim=20),
         30 * 16 + 2 * block(16, 20) + 2 * 16,
     ),
     "encoder of vectors": (
-        EncoderConfig(features=5, width=16, layers=2, heads=2, hidden=20, order="post"),
+        EncoderConfig(features=5, dim=16, layers=2, heads=2, mlp_dim=20, norm_order="post"),
         linear(5, 16) + 2 * block(16, 20),
     ),
     "seq2seq": (
-        Seq2SeqConfig(30, width=16, heads=2, hidden=20, encoder_layers=2, decoder_layers=3),
+        Seq2SeqConfig(30, dim=16, heads=2, mlp_dim=20, encoder_layers=2, decoder_layers=3),
         30 * 16 + 2 * block(16, 20) + 3 * block(16, 20, cross=True),
     ),
     "seq2seq, two tables": (
-        Seq2SeqConfig(30, target_vocab=40, tied=False, width=16, heads=2, hidden=20, order="pre"),
+        Seq2SeqConfig(30, target_vocab_size=40, tie_embeddings=False, dim=16, heads=2, mlp_dim=20, norm_order="pre"),
         30 * 16 + 2 * 40 * 16 + 3 * (block(16, 20) + block(16, 20, cross=True)) + 4 * 16,
     ),
     "lstm": (
-        RNNConfig(30, width=6, hidden=8, layers=2),
+        RNNConfig(30, dim=6, hidden_size=8, layers=2),
         30 * 6 + 4 * 8 * (6 + 8 + 2) + 4 * 8 * (8 + 8 + 2) + linear(8, 30),
     ),
     "mlp": (
-        MLPConfig(image=4, channels=3, classes=7, widths=(5, 6)),
+        MLPConfig(image_size=4, channels=3, num_classes=7, hidden_sizes=(5, 6)),
         linear(48, 5) + linear(5, 6) + linear(6, 7),
     ),
 }
@@ -113,12 +115,12 @@ SIZES = {
 
 @pytest.mark.parametrize(("config", "size"), SIZES.values(), ids=list(SIZES))
 def test_the_number_of_parameters_follows_the_formula(config, size):
-    assert build(config).size == size
+    assert build(config).num_parameters == size
 
 
 def test_what_adds_to_the_residual_stream_starts_smaller_with_depth():
     """N(0, 0.02²), and 0.02 / √(2·layers) for the last matrix of each part, as GPT-2 has it."""
-    model: Any = build(GPTConfig(vocab=50, width=64, layers=8, heads=4))
+    model: Any = build(GPTConfig(vocab_size=50, dim=64, layers=8, heads=4))
     first = model.blocks[0]
     for weight, deviation in (
         (model.tokens.weight, 0.02),
@@ -132,7 +134,7 @@ def test_what_adds_to_the_residual_stream_starts_smaller_with_depth():
 
 
 def test_a_new_model_guesses_evenly():
-    model: Any = build(GPTConfig(vocab=50, width=64, layers=2, heads=4)).eval()
+    model: Any = build(GPTConfig(vocab_size=50, dim=64, layers=2, heads=4)).eval()
     logits = model(torch.randint(50, (4, 20))).detach()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(50, (80,)))
     assert float(loss) == pytest.approx(torch.tensor(50.0).log().item(), abs=0.1)

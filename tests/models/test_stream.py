@@ -8,7 +8,7 @@ from model_zoo import POSITIONS, SMALL, assert_close, inputs, randomised, tokens
 
 from qkv.models import EncoderConfig
 
-LAYERS = {**SMALL, "layers": 2, "heads": 2, "length": 64}
+LAYERS = {**SMALL, "layers": 2, "heads": 2, "max_length": 64}
 
 
 def streamed(model, given, sizes, *, final_alone=False):
@@ -25,20 +25,33 @@ def streamed(model, given, sizes, *, final_alone=False):
 
 
 CHUNKED = {
-    **{f"{name}": {"position": place, "chunk": 3, "left_chunks": 1} for name, place in POSITIONS.items()},
-    "all before": {"chunk": 3, "left_chunks": None, "position": "rope"},
-    "none before": {"chunk": 4, "left_chunks": 0, "position": "shaw"},
-    "two before": {"chunk": 2, "left_chunks": 2, "position": "learned"},
-    "chunks of one": {"chunk": 1, "left_chunks": 3, "position": "t5"},
-    "one chunk for all": {"chunk": 50, "left_chunks": 0},
-    "post-norm": {"chunk": 3, "left_chunks": 1, "order": "post", "norm": "rms", "activation": "swiglu", "scale": True},
-    "one ahead": {"chunk": 3, "left_chunks": 1, "ahead": 1, "position": "rope"},
-    "two ahead, all before": {"chunk": 2, "left_chunks": None, "ahead": 2, "position": "t5"},
-    "three ahead, none before": {"chunk": 2, "left_chunks": 0, "ahead": 3, "order": "post"},
-    "one ahead, learned": {"chunk": 4, "left_chunks": 2, "ahead": 1, "position": "learned"},
-    "far ahead": {"chunk": 3, "left_chunks": 1, "ahead": 9, "position": "shaw"},
-    "vectors": {"chunk": 3, "left_chunks": 1, "vocab": None, "features": 5},
-    "vectors, all before": {"chunk": 2, "left_chunks": None, "vocab": None, "features": 5, "position": "alibi"},
+    **{f"{name}": {"position": place, "chunk_size": 3, "left_chunks": 1} for name, place in POSITIONS.items()},
+    "all before": {"chunk_size": 3, "left_chunks": None, "position": "rope"},
+    "none before": {"chunk_size": 4, "left_chunks": 0, "position": "shaw"},
+    "two before": {"chunk_size": 2, "left_chunks": 2, "position": "learned"},
+    "chunks of one": {"chunk_size": 1, "left_chunks": 3, "position": "t5"},
+    "one chunk for all": {"chunk_size": 50, "left_chunks": 0},
+    "post-norm": {
+        "chunk_size": 3,
+        "left_chunks": 1,
+        "norm_order": "post",
+        "norm": "rms",
+        "activation": "swiglu",
+        "scale_embeddings": True,
+    },
+    "one ahead": {"chunk_size": 3, "left_chunks": 1, "ahead": 1, "position": "rope"},
+    "two ahead, all before": {"chunk_size": 2, "left_chunks": None, "ahead": 2, "position": "t5"},
+    "three ahead, none before": {"chunk_size": 2, "left_chunks": 0, "ahead": 3, "norm_order": "post"},
+    "one ahead, learned": {"chunk_size": 4, "left_chunks": 2, "ahead": 1, "position": "learned"},
+    "far ahead": {"chunk_size": 3, "left_chunks": 1, "ahead": 9, "position": "shaw"},
+    "vectors": {"chunk_size": 3, "left_chunks": 1, "vocab_size": None, "features": 5},
+    "vectors, all before": {
+        "chunk_size": 2,
+        "left_chunks": None,
+        "vocab_size": None,
+        "features": 5,
+        "position": "alibi",
+    },
 }
 
 
@@ -72,31 +85,31 @@ def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
 @torch.no_grad()
 def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, ahead, device):
     config = EncoderConfig(
-        vocab=7, width=4, heads=2, layers=2, hidden=6, chunk=chunk, left_chunks=left_chunks, ahead=ahead
+        vocab_size=7, dim=4, heads=2, layers=2, mlp_dim=6, chunk_size=chunk, left_chunks=left_chunks, ahead=ahead
     )
     model = randomised(config, device)
-    tokens = tokens_like(2, sum(sizes) + rest, device=device, vocab=7)
+    tokens = tokens_like(2, sum(sizes) + rest, device=device, vocab_size=7)
     parts, _ = streamed(model, tokens, sizes)
     assert_close(parts, model(tokens))
 
 
 @torch.no_grad()
 def test_with_a_look_ahead_outputs_wait_for_so_many_chunks_and_see_no_further(device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=2, left_chunks=1, ahead=1), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=2, left_chunks=1, ahead=1), device)
     tokens = tokens_like(1, 12, device=device)
     _, counts = streamed(model, tokens, [2, 2, 1, 3])
     assert counts == [0, 2, 0, 4, 6]
     whole = model(tokens)
     for changed in range(12):
         other = tokens.clone()
-        other[:, changed] = (tokens[:, changed] + 1) % model.config.vocab
+        other[:, changed] = (tokens[:, changed] + 1) % model.config.vocab_size
         moved = (model(other) != whole).any(-1)[0].nonzero().flatten().tolist()
         assert min(moved) == max((changed // 2 - 1) * 2, 0)  # the chunk before its own is the first to see it
 
 
 @torch.no_grad()
 def test_outputs_come_as_soon_as_their_chunk_is_complete(device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=4, left_chunks=1), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=4, left_chunks=1), device)
     _, counts = streamed(model, tokens_like(1, 14, device=device), [3, 1, 0, 5, 2])
     assert counts == [0, 4, 0, 4, 0, 6]
 
@@ -104,7 +117,7 @@ def test_outputs_come_as_soon_as_their_chunk_is_complete(device):
 @pytest.mark.parametrize("left_chunks", [None, 0, 2])
 @torch.no_grad()
 def test_a_stream_can_be_continued_twice_from_one_state(left_chunks, device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=3, left_chunks=left_chunks, position="rope"), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=left_chunks, position="rope"), device)
     begin, first, second = (tokens_like(2, length, device=device) for length in (7, 8, 5))
     _, state = model.stream(begin)
     once, after = model.stream(first, state)
@@ -117,7 +130,7 @@ def test_a_stream_can_be_continued_twice_from_one_state(left_chunks, device):
 
 @torch.no_grad()
 def test_a_stream_holds_no_more_than_it_can_still_see(device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=3, left_chunks=2), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=2), device)
     state = None
     for _ in range(12):
         _, state = model.stream(tokens_like(2, 4, device=device), state)
@@ -127,7 +140,7 @@ def test_a_stream_holds_no_more_than_it_can_still_see(device):
 
 @torch.no_grad()
 def test_a_stream_may_begin_with_nothing_and_end_with_nothing(device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=3, left_chunks=1), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
     tokens = tokens_like(2, 6, device=device)
     out, state = model.stream(tokens[:, :0])
     assert out.shape == (2, 0, 8)
@@ -138,7 +151,7 @@ def test_a_stream_may_begin_with_nothing_and_end_with_nothing(device):
 
 
 def test_a_closed_stream_refuses_more(device):
-    model = randomised(EncoderConfig(**LAYERS, chunk=3), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=3), device)
     _, state = model.stream(tokens_like(1, 5, device=device), final=True)
     with pytest.raises(ValueError, match="closed by final=True"):
         model.stream(tokens_like(1, 5, device=device), state)
@@ -152,7 +165,7 @@ def test_an_encoder_without_chunks_cannot_stream(device):
 
 @torch.no_grad()
 def test_a_piece_that_is_refused_leaves_the_stream_as_it_was(device, unchecked):
-    model = randomised(EncoderConfig(**LAYERS, chunk=3, left_chunks=1), device)
+    model = randomised(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
     tokens = tokens_like(2, 9, device=device)
     begin, state = model.stream(tokens[:, :4])
     for wrong in (torch.full((2, 3), 99), torch.full((2, 1), 99), torch.zeros(3, 3).long(), torch.zeros(2, 3)):

@@ -12,7 +12,7 @@ from qkv.models.transcriber import read_out
 from qkv.nn import MultiHeadAttention
 from qkv.nn.speech_embedding import SoundStem, stem_shape
 
-SIZES = {"features": 3, "labels": 5, "width": 8, "heads": 2, "layers": 2, "hidden": 12, "stack": 3}
+SIZES = {"features": 3, "labels": 5, "dim": 8, "heads": 2, "layers": 2, "mlp_dim": 12, "stack": 3}
 
 
 STEM = {"features": 6, "stack": 4, "channels": 3}
@@ -22,7 +22,7 @@ STEM = {"features": 6, "stack": 4, "channels": 3}
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @torch.no_grad()
 def test_a_stream_of_sound_equals_the_whole(ahead, sizes, device):
-    config = TranscriberConfig(**{**SIZES, **sizes}, chunk=2, left_chunks=2, ahead=ahead)
+    config = TranscriberConfig(**{**SIZES, **sizes}, chunk_size=2, left_chunks=2, ahead=ahead)
     model = randomised(config, device)
     frames = torch.randn(2, 40, config.features, dtype=torch.float64, device=device)
     for size in (1, 5, 6, 40):

@@ -28,28 +28,28 @@ INPUTS = {
 OPTIONS = {
     "dropout of 1": ({"dropout": 1.0}, "from 0 to below 1; got 1.0"),
     "dropout below 0": ({"dropout": -0.1}, "from 0 to below 1; got -0.1"),
-    "infinite beta": ({"beta": float("inf")}, "beta is a finite number; got inf.*hard=True"),
-    "beta that is not a number": ({"beta": float("nan")}, "got nan"),
-    "beta of another shape": ({"beta": Z(3, 1, 1)}, r"beta of shape \(3, 1, 1\) does not broadcast.*\(2, 4, 5, 1\)"),
-    "beta of each key": ({"beta": Z(5, 6)}, r"beta of shape \(5, 6\)"),
-    "floating mask": ({"allowed": Z(5, 6)}, "a mask is boolean, True = may attend; got torch.float32.*bias="),
-    "list as a mask": ({"allowed": [[True]]}, "a boolean tensor or a Mask; got list"),
-    "mask of one axis": ({"allowed": Z(6).bool()}, r"ends in \(queries, keys\); got shape \(6,\)"),
-    "mask of other keys": ({"allowed": Z(5, 7).bool()}, "for 5 queries and 7 keys; there are 5 queries and 6 keys"),
-    "mask of other queries": ({"allowed": masks.causal(4, 6)}, "for 4 queries and 6 keys; there are 5 queries"),
-    "lazy mask of one key": ({"allowed": masks.causal(5, 1)}, "for 5 queries and 1 keys; there are 5 queries and 6"),
+    "infinite beta": ({"scale": float("inf")}, "beta is a finite number; got inf.*hard=True"),
+    "beta that is not a number": ({"scale": float("nan")}, "got nan"),
+    "beta of another shape": ({"scale": Z(3, 1, 1)}, r"beta of shape \(3, 1, 1\) does not broadcast.*\(2, 4, 5, 1\)"),
+    "beta of each key": ({"scale": Z(5, 6)}, r"beta of shape \(5, 6\)"),
+    "floating mask": ({"mask": Z(5, 6)}, "a mask is boolean, True = may attend; got torch.float32.*bias="),
+    "list as a mask": ({"mask": [[True]]}, "a boolean tensor or a Mask; got list"),
+    "mask of one axis": ({"mask": Z(6).bool()}, r"ends in \(queries, keys\); got shape \(6,\)"),
+    "mask of other keys": ({"mask": Z(5, 7).bool()}, "for 5 queries and 7 keys; there are 5 queries and 6 keys"),
+    "mask of other queries": ({"mask": masks.causal(4, 6)}, "for 4 queries and 6 keys; there are 5 queries"),
+    "lazy mask of one key": ({"mask": masks.causal(5, 1)}, "for 5 queries and 1 keys; there are 5 queries and 6"),
     "lazy mask of one query": (
-        {"allowed": masks.causal(1, 6) & Z(1, 6).bool()},
+        {"mask": masks.causal(1, 6) & Z(1, 6).bool()},
         "for 1 queries and 6 keys; there are 5 queries and 6",
     ),
-    "flags of one key": ({"allowed": masks.present(Z(2, 1).bool())}, "for any number of queries and 1 keys; there"),
-    "mask of another batch": ({"allowed": Z(3, 1, 5, 6).bool()}, r"\(3, 1, 5, 6\) does not broadcast.*\(2, 4, 5, 6\)"),
-    "flags of another batch": ({"allowed": masks.present(Z(3, 6).bool())}, r"does not broadcast.*\(2, 4, 5, 6\)"),
+    "flags of one key": ({"mask": masks.padding(Z(2, 1).bool())}, "for any number of queries and 1 keys; there"),
+    "mask of another batch": ({"mask": Z(3, 1, 5, 6).bool()}, r"\(3, 1, 5, 6\) does not broadcast.*\(2, 4, 5, 6\)"),
+    "flags of another batch": ({"mask": masks.padding(Z(3, 6).bool())}, r"does not broadcast.*\(2, 4, 5, 6\)"),
     "masks of two batches": (
-        {"allowed": masks.present(Z(2, 6).bool()) & Z(3, 1, 5, 6).bool()},
+        {"mask": masks.padding(Z(2, 6).bool()) & Z(3, 1, 5, 6).bool()},
         r"\(3, 1, 5, 6\) does not broadcast.*\(2, 4, 5, 6\)",
     ),
-    "mask of five axes": ({"allowed": Z(1, 1, 1, 5, 6).bool()}, "does not broadcast"),
+    "mask of five axes": ({"mask": Z(1, 1, 1, 5, 6).bool()}, "does not broadcast"),
     "boolean bias": ({"bias": Z(5, 6).bool()}, "bias is added to the scores.*got torch.bool.*allowed="),
     "bias of another shape": ({"bias": Z(3, 5, 6)}, r"bias of shape \(3, 5, 6\) does not broadcast"),
     "mask as a bias": ({"bias": masks.causal(5, 6)}, "a floating tensor or a lazy Bias; got Band.*allowed="),
@@ -69,7 +69,7 @@ def test_inputs_that_do_not_fit_are_named_with_their_shapes(name):
 def test_options_that_do_not_fit_are_named_with_what_would(name, weights):
     options, message = OPTIONS[name]
     with pytest.raises(ValueError, match=message):
-        attention(*GOOD, **options, weights=weights)
+        attention(*GOOD, **options, return_weights=weights)
 
 
 def test_inputs_on_two_devices_are_named():

@@ -13,66 +13,66 @@ from qkv.nn.positions import DistanceBias
 def check_paths(expected, *qkv, **options):
     """Both the fused path and the plain one give what is expected."""
     close(attention(*qkv, **options), expected)
-    close(attention(*qkv, **options, weights=True)[0], expected)
+    close(attention(*qkv, **options, return_weights=True)[0], expected)
 
 
 @pytest.mark.parametrize(("t", "s"), SIZES)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_is_the_formula_written_in_loops(randn, device, name, t, s):
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 5)
-    given, allowed = mask_case(name, t, s, device)
-    check_paths(attend_by_loops(q, k, v, allowed=allowed)[0], q, k, v, allowed=given)
+    given, mask = mask_case(name, t, s, device)
+    check_paths(attend_by_loops(q, k, v, mask=mask)[0], q, k, v, mask=given)
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_is_pytorchs_kernel_wherever_a_query_may_attend(randn, device, name):
     q, k, v = randn(2, 4, 6, 8), randn(2, 4, 7, 8), randn(2, 4, 7, 8)
-    given, allowed = mask_case(name, 6, 7, device)
-    expected = F.scaled_dot_product_attention(q, k, v, allowed)
-    somewhere = allowed.any(-1)
-    close(attention(q, k, v, allowed=given)[somewhere], expected[somewhere])
+    given, mask = mask_case(name, 6, 7, device)
+    expected = F.scaled_dot_product_attention(q, k, v, mask)
+    somewhere = mask.any(-1)
+    close(attention(q, k, v, mask=given)[somewhere], expected[somewhere])
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_the_weights_are_those_of_the_loops_and_sum_to_one_or_to_nothing(randn, device, name):
     q, k, v = randn(2, 4, 5, 3), randn(2, 4, 7, 3), randn(2, 4, 7, 2)
-    given, allowed = mask_case(name, 5, 7, device)
-    _, weights = attention(q, k, v, allowed=given, weights=True)
-    close(weights, attend_by_loops(q, k, v, allowed=allowed)[1])
-    close(weights.sum(-1), allowed.any(-1))
-    assert not weights[~allowed].any()
+    given, mask = mask_case(name, 5, 7, device)
+    _, weights = attention(q, k, v, mask=given, return_weights=True)
+    close(weights, attend_by_loops(q, k, v, mask=mask)[1])
+    close(weights.sum(-1), mask.any(-1))
+    assert not weights[~mask].any()
 
 
 @pytest.mark.parametrize(("t", "s"), SIZES)
 @pytest.mark.parametrize("name", ["none", "present", "tensor (b, 1, t, s)", "prefix by row"])
 def test_causal_composes_with_every_other_mask(randn, device, name, t, s):
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 3)
-    given, allowed = mask_case(name, t, s, device)
+    given, mask = mask_case(name, t, s, device)
     past = torch.tensor([[j <= i + s - t for j in range(s)] for i in range(t)], dtype=torch.bool).reshape(t, s)
-    expected, _ = attend_by_loops(q, k, v, allowed=allowed & past.to(device))
-    check_paths(expected, q, k, v, allowed=given, causal=True)
+    expected, _ = attend_by_loops(q, k, v, mask=mask & past.to(device))
+    check_paths(expected, q, k, v, mask=given, causal=True)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("name", ["none", "causal", "window & prefix & present", "tensor (1, h, t, s)"])
 def test_a_group_of_heads_shares_one_head_of_keys(randn, device, name, groups):
     q, k, v = randn(2, 4, 5, 3), randn(2, groups, 5, 3), randn(2, groups, 5, 2)
-    given, allowed = mask_case(name, 5, 5, device)
-    check_paths(attend_by_loops(q, k, v, allowed=allowed)[0], q, k, v, allowed=given)
+    given, mask = mask_case(name, 5, 5, device)
+    check_paths(attend_by_loops(q, k, v, mask=mask)[0], q, k, v, mask=given)
 
 
-@pytest.mark.parametrize("beta", [None, 0.0, -1.5, 0.25, 300.0, 1e-300, [1.0, -2.0, 0.0, 40.0]], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.0, -1.5, 0.25, 300.0, 1e-300, [1.0, -2.0, 0.0, 40.0]], ids=str)
 @pytest.mark.parametrize("name", ["none", "causal", "present", "tensor (t, s)"])
-def test_beta_multiplies_the_scores(randn, device, name, beta):
+def test_beta_multiplies_the_scores(randn, device, name, scale):
     q, k, v = randn(2, 4, 5, 3), randn(2, 4, 5, 3), randn(2, 4, 5, 2)
-    given, allowed = mask_case(name, 5, 5, device)
-    passed = torch.tensor(beta, device=device)[:, None, None] if isinstance(beta, list) else beta
-    check_paths(attend_by_loops(q, k, v, allowed=allowed, beta=beta)[0], q, k, v, allowed=given, beta=passed)
+    given, mask = mask_case(name, 5, 5, device)
+    passed = torch.tensor(scale, device=device)[:, None, None] if isinstance(scale, list) else scale
+    check_paths(attend_by_loops(q, k, v, mask=mask, scale=scale)[0], q, k, v, mask=given, scale=passed)
 
 
 def test_a_beta_of_zero_averages_what_is_allowed(randn):
     v = randn(1, 1, 4, 2)
-    out = attention(randn(1, 1, 4, 2), randn(1, 1, 4, 2), v, beta=0.0, causal=True)
+    out = attention(randn(1, 1, 4, 2), randn(1, 1, 4, 2), v, scale=0.0, causal=True)
     close(out[0, 0], v[0, 0].cumsum(0) / torch.arange(1, 5, device=v.device)[:, None])
 
 
@@ -83,9 +83,9 @@ def test_a_beta_of_zero_averages_what_is_allowed(randn):
 def test_a_bias_is_added_to_the_scores_after_beta(randn, device, name, shape):
     q, k, v = randn(2, 4, 5, 3), randn(2, 4, 6, 3), randn(2, 4, 6, 2)
     bias = randn(*shape)
-    given, allowed = mask_case(name, 5, 6, device)
-    expected, _ = attend_by_loops(q, k, v, allowed=allowed, bias=bias, beta=2.0)
-    check_paths(expected, q, k, v, allowed=given, bias=bias, beta=2.0)
+    given, mask = mask_case(name, 5, 6, device)
+    expected, _ = attend_by_loops(q, k, v, mask=mask, bias=bias, scale=2.0)
+    check_paths(expected, q, k, v, mask=given, bias=bias, scale=2.0)
 
 
 @pytest.mark.parametrize("name", ["none", "causal", "window", "present"])
@@ -93,10 +93,10 @@ def test_a_bias_of_minus_infinity_forbids_as_a_mask_does(randn, device, name):
     q, k, v, bias = randn(2, 4, 5, 3), randn(2, 4, 6, 3), randn(2, 4, 6, 2), randn(4, 5, 6)
     bias = bias.masked_fill(torch.rand(4, 5, 6).to(device) < 0.5, -torch.inf)
     bias[:, 2] = -torch.inf
-    given, allowed = mask_case(name, 5, 6, device)
-    expected, _ = attend_by_loops(q, k, v, allowed=allowed, bias=bias)
+    given, mask = mask_case(name, 5, 6, device)
+    expected, _ = attend_by_loops(q, k, v, mask=mask, bias=bias)
     assert not expected[:, :, 2].any()
-    check_paths(expected, q, k, v, allowed=given, bias=bias)
+    check_paths(expected, q, k, v, mask=given, bias=bias)
 
 
 @pytest.mark.parametrize(("t", "s"), [(5, 5), (3, 7), (7, 3), (1, 6), (0, 5), (5, 0)])
@@ -110,44 +110,44 @@ def test_a_lazy_bias_is_its_dense_self(randn, device, name, t, s):
         torch.arange(s, device=device),
     )
     dense = torch.stack([per_distance[:, t - i : t - i + s] for i in range(t)], 1) if t else randn(4, t, s)
-    given, allowed = mask_case(name, t, s, device)
-    check_paths(attend_by_loops(q, k, v, allowed=allowed, bias=dense)[0], q, k, v, allowed=given, bias=lazy)
+    given, mask = mask_case(name, t, s, device)
+    check_paths(attend_by_loops(q, k, v, mask=mask, bias=dense)[0], q, k, v, mask=given, bias=lazy)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["none", "causal", "window", "tensor (t, s)"])
 def test_extreme_scores_do_not_overflow(randn, device, name, sign):
     q, k, v = 100 * randn(2, 4, 5, 3).abs(), sign * 200 * randn(2, 4, 5, 3).abs(), randn(2, 4, 5, 2)
-    given, allowed = mask_case(name, 5, 5, device)
+    given, mask = mask_case(name, 5, 5, device)
     assert (q @ k.mT).abs().amax() > 1e4
-    check_paths(attend_by_loops(q, k, v, allowed=allowed, beta=1.0)[0], q, k, v, allowed=given, beta=1.0)
+    check_paths(attend_by_loops(q, k, v, mask=mask, scale=1.0)[0], q, k, v, mask=given, scale=1.0)
 
 
 def test_inputs_without_heads_or_batch_mean_one_of_each(randn, device):
     q, k, v = randn(2, 1, 5, 3), randn(2, 1, 6, 3), randn(2, 1, 6, 4)
-    allowed, bias, beta = torch.rand(2, 1, 5, 6).to(device) < 0.7, randn(2, 1, 5, 6), randn(2, 1, 1, 1)
-    expected = attention(q, k, v, allowed=allowed, bias=bias, beta=beta, causal=True)
+    mask, bias, scale = torch.rand(2, 1, 5, 6).to(device) < 0.7, randn(2, 1, 5, 6), randn(2, 1, 1, 1)
+    expected = attention(q, k, v, mask=mask, bias=bias, scale=scale, causal=True)
     for index in ((slice(None), 0), (1, 0)):
-        options = {"allowed": allowed[index], "bias": bias[index], "beta": beta[index], "causal": True}
+        options = {"mask": mask[index], "bias": bias[index], "scale": scale[index], "causal": True}
         check_paths(expected[index], q[index], k[index], v[index], **options)
 
 
 def test_the_weights_of_inputs_without_heads_have_no_heads_either(randn):
     x = randn(3, 5, 4)
-    assert attention(x, x, x, weights=True)[1].shape == (3, 5, 5)
-    assert attention(x[0], x[0], x[0], weights=True)[1].shape == (5, 5)
+    assert attention(x, x, x, return_weights=True)[1].shape == (3, 5, 5)
+    assert attention(x[0], x[0], x[0], return_weights=True)[1].shape == (5, 5)
 
 
 def test_a_tensor_composed_with_a_mask_fits_inputs_without_heads(randn, device):
     q, k, v = randn(2, 1, 5, 3), randn(2, 1, 6, 3), randn(2, 1, 6, 4)
-    _, allowed = mask_case("mask & tensor", 5, 6, device)
-    tensor = allowed[:, 0]  # (b, t, s)
-    expected, _ = attend_by_loops(q, k, v, allowed=allowed[:, :1])
+    _, mask = mask_case("mask & tensor", 5, 6, device)
+    tensor = mask[:, 0]  # (b, t, s)
+    expected, _ = attend_by_loops(q, k, v, mask=mask[:, :1])
     for both in (tensor & causal(5, 6), causal(5, 6) & tensor):  # pyright: ignore[reportOperatorIssue]
-        check_paths(expected[:, 0], q[:, 0], k[:, 0], v[:, 0], allowed=both)
+        check_paths(expected[:, 0], q[:, 0], k[:, 0], v[:, 0], mask=both)
 
 
 def test_a_batch_of_no_rows_gives_no_rows(randn):
     x = randn(0, 2, 3, 4)
     assert attention(x, x, x, causal=True).shape == (0, 2, 3, 4)
-    assert attention(x, x, x, weights=True)[1].shape == (0, 2, 3, 3)
+    assert attention(x, x, x, return_weights=True)[1].shape == (0, 2, 3, 3)

@@ -40,13 +40,13 @@ def lazy_bias(numbers, t, s):
 @pytest.mark.parametrize("name", MASKS)
 def test_both_paths_have_the_same_gradients(randn, device, name, t, s, small_blocks):
     inputs = [randn(2, 4, t, 3), randn(2, 2, s, 3), randn(2, 2, s, 2), randn(4, 1, 1), randn(4, t + s)]
-    q, k, v, beta, numbers = (x.requires_grad_() for x in inputs)
+    q, k, v, scale, numbers = (x.requires_grad_() for x in inputs)
     given, _ = mask_case(name, t, s, device)
     weighing = randn(2, 4, t, 2)
     for bias in (None, numbers[:, None, :s], lazy_bias(numbers, t, s)):
-        fused = attention(q, k, v, beta=beta, allowed=given, bias=bias)
-        plain, _ = attention(q, k, v, beta=beta, allowed=given, bias=bias, weights=True)
-        leaves = (q, k, v, beta) if bias is None else (q, k, v, beta, numbers)
+        fused = attention(q, k, v, scale=scale, mask=given, bias=bias)
+        plain, _ = attention(q, k, v, scale=scale, mask=given, bias=bias, return_weights=True)
+        leaves = (q, k, v, scale) if bias is None else (q, k, v, scale, numbers)
         ours, theirs = (torch.autograd.grad((out * weighing).sum(), leaves) for out in (fused, plain))
         for one, other in zip(ours, theirs, strict=True):
             close(one, other)
@@ -59,7 +59,7 @@ def test_gradients_are_finite_differences(randn, device, name, path):
     given, _ = mask_case(name, 4, 3, device)
 
     def attend(q, k, v, bias):
-        out = attention(q, k, v, allowed=given, bias=bias, weights=path == "plain")
+        out = attention(q, k, v, mask=given, bias=bias, return_weights=path == "plain")
         return out[0] if path == "plain" else out
 
     assert torch.autograd.gradcheck(attend, [x.requires_grad_() for x in inputs], fast_mode=True)
@@ -69,10 +69,10 @@ def test_gradients_are_finite_differences(randn, device, name, path):
 @pytest.mark.parametrize("name", LAZY)
 def test_queries_taken_in_blocks_are_the_formula(randn, device, name, t, s, small_blocks):
     q, k, v, numbers = randn(2, 4, t, 3), randn(2, 1, s, 3), randn(2, 1, s, 2), randn(4, t + s)
-    given, allowed = mask_case(name, t, s, device)
+    given, mask = mask_case(name, t, s, device)
     for bias in (None, lazy_bias(numbers, t, s)):
-        expected, _ = attend_by_loops(q, k, v, allowed=allowed, bias=None if bias is None else bias.dense())
-        close(attention(q, k, v, allowed=given, bias=bias), expected)
+        expected, _ = attend_by_loops(q, k, v, mask=mask, bias=None if bias is None else bias.dense())
+        close(attention(q, k, v, mask=given, bias=bias), expected)
 
 
 @pytest.mark.parametrize(("t", "s"), [(513, 513), (1030, 1030), (513, 700), (600, 40)])
@@ -81,16 +81,16 @@ def test_more_queries_than_a_block_are_pytorchs_kernel(randn, device, name, t, s
     q, k, v = randn(2, 1, t, 4), randn(2, 1, s, 4), randn(2, 1, s, 4)
     given = MASKS[name][0](t, s)
     assert isinstance(given, masks.Mask)
-    allowed = given.dense(device)  # proven elsewhere
-    somewhere = allowed.any(-1).expand(2, 1, t)
-    out = attention(q, k, v, allowed=given)
-    close(out[somewhere], F.scaled_dot_product_attention(q, k, v, allowed)[somewhere])
+    mask = given.dense(device)  # proven elsewhere
+    somewhere = mask.any(-1).expand(2, 1, t)
+    out = attention(q, k, v, mask=given)
+    close(out[somewhere], F.scaled_dot_product_attention(q, k, v, mask)[somewhere])
     assert not out[~somewhere].any()
 
 
 def test_a_window_costs_its_keys_only(randn, kernel_calls):
     q = randn(1, 1, 2000, 2)
-    attention(q, q, q, allowed=masks.window(2000, 2000, 10, 3))
+    attention(q, q, q, mask=masks.sliding_window(2000, 2000, 10, 3))
     assert len(kernel_calls) == 4
     assert all(keys <= ops.BLOCK + 13 for keys, _, _ in kernel_calls)
 
@@ -98,7 +98,7 @@ def test_a_window_costs_its_keys_only(randn, kernel_calls):
 def test_the_causal_kernel_is_called_without_a_mask(randn, kernel_calls):
     q = randn(1, 1, 600, 2)
     attention(q, q, q, causal=True)
-    attention(q, q, q, allowed=masks.causal(600))
+    attention(q, q, q, mask=masks.causal(600))
     assert kernel_calls == [(600, False, True)] * 2
 
 
@@ -114,10 +114,10 @@ def test_a_forbidden_key_changes_nothing_and_an_allowed_one_something(randn, dev
     if path == "blocks":
         monkeypatch.setattr(ops, "BLOCK", 2)
     q, k, v = randn(2, 4, t, 3), randn(2, 4, s, 3), randn(2, 4, s, 3)
-    given, allowed = mask_case(name, t, s, device)
+    given, mask = mask_case(name, t, s, device)
 
     def attend(keys, values):
-        out = attention(q, keys, values, allowed=given, hard=path == "hard", weights=path == "plain")
+        out = attention(q, keys, values, mask=given, hard=path == "hard", return_weights=path == "plain")
         return out[0] if isinstance(out, tuple) else out
 
     before = attend(k, v)
@@ -125,17 +125,19 @@ def test_a_forbidden_key_changes_nothing_and_an_allowed_one_something(randn, dev
         keys, values = k.clone(), v.clone()
         keys[:, :, j], values[:, :, j] = 9 * randn(2, 4, 3), 9 * randn(2, 4, 3)
         after = attend(keys, values)
-        sees = allowed[..., j]
+        sees = mask[..., j]
         assert torch.equal(after[~sees], before[~sees])
         if path != "hard":  # the hard choice may lie elsewhere before and after
             assert torch.equal(after.ne(before).any(-1), sees)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"weights": True}, {"hard": True}, {"beta": -1.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"return_weights": True}, {"hard": True}, {"scale": -1.0}], ids=str
+)
 def test_inputs_are_left_as_they_were(randn, device, options):
     q, k, v, bias = randn(2, 4, 5, 3), randn(2, 2, 5, 3), randn(2, 2, 5, 3), randn(5, 5)
     bias[1] = -torch.inf
-    allowed = table(lambda b, h, place, i, j: (i + j) % 3 != 0, 5, 5, 1, 1).to(device)
-    copies = [x.clone() for x in (q, k, v, bias, allowed)]
-    attention(q, k, v, bias=bias, allowed=allowed, **options)
-    assert all(torch.equal(x, y) for x, y in zip((q, k, v, bias, allowed), copies, strict=True))
+    mask = table(lambda b, h, place, i, j: (i + j) % 3 != 0, 5, 5, 1, 1).to(device)
+    copies = [x.clone() for x in (q, k, v, bias, mask)]
+    attention(q, k, v, bias=bias, mask=mask, **options)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v, bias, mask), copies, strict=True))

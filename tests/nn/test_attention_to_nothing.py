@@ -9,21 +9,21 @@ from qkv import attention, masks
 
 def nowhere(kind: str, t: int, s: int, device: torch.device) -> dict:
     """Options under which query 1 of t may attend to none of s keys."""
-    allowed = torch.ones(t, s, dtype=torch.bool, device=device)
-    allowed[1] = False
+    mask = torch.ones(t, s, dtype=torch.bool, device=device)
+    mask[1] = False
     row = torch.tensor([True, False], device=device)[:, None]
-    bias = torch.zeros(t, s, device=device).masked_fill(~allowed, -torch.inf)
+    bias = torch.zeros(t, s, device=device).masked_fill(~mask, -torch.inf)
     half = torch.arange(s, device=device) < 2
     return {
-        "tensor": {"allowed": allowed},
-        "tensor by batch and head": {"allowed": allowed.expand(2, 2, t, s)},
-        "tensor of one column": {"allowed": allowed[:, :1]},
-        "row of absent keys": {"allowed": masks.present(row.expand(2, s))},
+        "tensor": {"mask": mask},
+        "tensor by batch and head": {"mask": mask.expand(2, 2, t, s)},
+        "tensor of one column": {"mask": mask[:, :1]},
+        "row of absent keys": {"mask": masks.padding(row.expand(2, s))},
         "causal with more queries than keys": {"causal": True},
-        "window & tensor": {"allowed": masks.window(t, s, 1, 1) & allowed},
+        "window & tensor": {"mask": masks.sliding_window(t, s, 1, 1) & mask},
         "bias": {"bias": bias},
         "bias of one column": {"bias": bias[:, :1]},
-        "bias and tensor, half each": {"allowed": allowed | half, "bias": bias.masked_fill(~half, 0.0)},
+        "bias and tensor, half each": {"mask": mask | half, "bias": bias.masked_fill(~half, 0.0)},
     }[kind]
 
 
@@ -57,8 +57,8 @@ def test_nothing_allowed_gives_zeros_and_finite_gradients(randn, device, kind, p
         v,
         **options,
         **{
-            "plain": {"weights": True},
-            "hard": {"hard": True, "weights": True},
+            "plain": {"return_weights": True},
+            "hard": {"hard": True, "return_weights": True},
             "dropout": {"dropout": 0.5},
         }.get(path, {}),
     )
@@ -81,7 +81,7 @@ def test_nothing_allowed_gives_zeros_and_finite_gradients(randn, device, kind, p
 def test_without_keys_or_queries_there_is_nothing_to_add_up(randn, path, t, s):
     q, k, v = (x.requires_grad_() for x in (randn(2, 2, t, 3), randn(2, 2, s, 3), randn(2, 2, s, 5)))
     for causal in (False, True):
-        result = attention(q, k, v, causal=causal, hard=path == "hard", weights=path != "fused")
+        result = attention(q, k, v, causal=causal, hard=path == "hard", return_weights=path != "fused")
         out = result[0] if isinstance(result, tuple) else result
         assert out.shape == (2, 2, t, 5) and not out.any()
         assert not isinstance(result, tuple) or result[1].shape == (2, 2, t, s)
@@ -90,14 +90,14 @@ def test_without_keys_or_queries_there_is_nothing_to_add_up(randn, path, t, s):
 @pytest.mark.parametrize("mask", ["causal", "chunks", "window", "prefix"])
 def test_whole_blocks_of_queries_before_the_first_key_give_zeros(randn, mask):
     t, s = 514, 2
-    allowed = {
+    mask = {
         "causal": masks.causal(t, s),
-        "chunks": masks.chunks(t, s, 600, 1),
-        "window": masks.window(t, s, 3, 0),
+        "chunks": masks.chunked(t, s, 600, 1),
+        "sliding_window": masks.sliding_window(t, s, 3, 0),
         "prefix": masks.prefix(t, s, 0),
     }[mask]
     q, k, v = (x.requires_grad_() for x in (randn(1, 1, t, 3), randn(1, 1, s, 3), randn(1, 1, s, 3)))
-    out = attention(q, k, v, allowed=allowed)
+    out = attention(q, k, v, mask=mask)
     assert not out[:, :, :-s].any() and out[:, :, -s:].all()
     gradients = torch.autograd.grad(out.sum(), (q, k, v))
     assert all(gradient.isfinite().all() for gradient in gradients)

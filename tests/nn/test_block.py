@@ -9,7 +9,7 @@ from torch import nn
 
 from qkv import masks
 from qkv.checkpoints import from_torch
-from qkv.nn import Block, BlockConfig, FeedForward, LayerCache, make_norm
+from qkv.nn import Block, BlockConfig, FeedForward, LayerKVCache, make_norm
 from qkv.positions import Alibi
 
 
@@ -34,17 +34,17 @@ def test_a_block_is_pytorchs_encoder_layer(randn, device, pre, activation, bias)
     )
     theirs = shaken(layer, device)
     ours, x = from_torch(theirs), randn(2, 5, 12)
-    present = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], device=device).bool()
+    token_mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], device=device).bool()
     theirs.train()  # PyTorch's fast path for inference has no float64 of its own accuracy
     for module in theirs.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     theirs.self_attn.dropout = 0.0
     close(ours(x), theirs(x))
-    out = ours(x, allowed=masks.present(present))
-    close(out[present], theirs(x, src_key_padding_mask=~present)[present])
+    out = ours(x, mask=masks.padding(token_mask))
+    close(out[token_mask], theirs(x, src_key_padding_mask=~token_mask)[token_mask])
     later = torch.ones(5, 5, device=device).triu(1).bool()
-    close(ours(x, allowed=masks.causal(5)), theirs(x, src_mask=later))
+    close(ours(x, mask=masks.causal(5)), theirs(x, src_mask=later))
 
 
 @ORDERS
@@ -54,27 +54,27 @@ def test_a_block_with_a_memory_is_pytorchs_decoder_layer(randn, device, pre, act
         nn.TransformerDecoderLayer(12, 3, 20, activation=activation, norm_first=pre, batch_first=True), device
     )
     ours, x, memory = from_torch(theirs), randn(2, 5, 12), randn(2, 7, 12)
-    present = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 1]], device=device).bool()
+    token_mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 1]], device=device).bool()
     later = torch.ones(5, 5, device=device).triu(1).bool()
-    expected = theirs(x, memory, tgt_mask=later, memory_key_padding_mask=~present)
-    close(ours(x, memory, allowed=masks.causal(5), memory_allowed=masks.present(present)), expected)
+    expected = theirs(x, memory, tgt_mask=later, memory_key_padding_mask=~token_mask)
+    close(ours(x, memory, mask=masks.causal(5), memory_mask=masks.padding(token_mask)), expected)
 
 
 @ORDERS
 def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
-    config = BlockConfig(12, 3, 20, order="pre" if pre else "post", cross=True, position=Alibi(), norm="rms")
+    config = BlockConfig(12, 3, 20, norm_order="pre" if pre else "post", cross=True, position=Alibi(), norm="rms")
     block, x, memory = shaken(Block(config), device), randn(2, 6, 12), randn(2, 7, 12)
-    whole = block(x, memory, allowed=masks.causal(6))
-    cache, read, outs = LayerCache(), LayerCache(fixed=True), []
+    whole = block(x, memory, mask=masks.causal(6))
+    cache, read, outs = LayerKVCache(), LayerKVCache(fixed=True), []
     for i in range(0, 6, 2):
         given = memory if i == 0 else None
-        outs.append(block(x[:, i : i + 2], given, allowed=masks.causal(2, i + 2), cache=cache, memory_cache=read))
+        outs.append(block(x[:, i : i + 2], given, mask=masks.causal(2, i + 2), cache=cache, memory_cache=read))
     close(torch.cat(outs, dim=1), whole)
 
 
 def test_gradients_reach_every_parameter_of_a_block(randn, device):
     block = shaken(Block(BlockConfig(12, 4, 20, kv_heads=2, activation="swiglu", norm="rms", cross=True)), device)
-    block(randn(2, 5, 12), randn(2, 3, 12), allowed=masks.causal(5)).square().sum().backward()
+    block(randn(2, 5, 12), randn(2, 3, 12), mask=masks.causal(5)).square().sum().backward()
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None and (parameter.grad.any() or name.endswith("to_k.bias")), name
 
@@ -126,7 +126,7 @@ def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BlockConfig(12, 3, 20, order="both"), "normalises 'pre' or 'post'; got order='both'"),  # pyright: ignore[reportArgumentType]
+        (lambda: BlockConfig(12, 3, 20, norm_order="both"), "normalises 'pre' or 'post'; got order='both'"),  # pyright: ignore[reportArgumentType]
         (lambda: Block(BlockConfig(12, 3, 20, norm="batch")), "a norm is 'layer' or 'rms'; got 'batch'"),  # pyright: ignore[reportArgumentType]
         (lambda: Block(BlockConfig(12, 5, 20)), "width=12 does not split into heads=5"),
         (lambda: FeedForward(6, 0), "hidden is at least 1; got 0"),

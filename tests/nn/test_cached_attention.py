@@ -4,21 +4,21 @@ import pytest
 import torch
 from reference import close
 
-from qkv.nn import Additive, DenseSynthesizer, Dot, LayerCache, LocationAware, MultiHeadAttention, RandomSynthesizer
+from qkv.nn import Additive, DenseSynthesizer, Dot, LayerKVCache, LocationAware, MultiHeadAttention, RandomSynthesizer
 from qkv.nn.rope import Linear, Rope, Yarn
 from qkv.positions import Alibi, Shaw, T5Bias
 
 WIDTH, TOKENS = 8, 9
 LAYERS = {
     "dot": {},
-    "dot with beta": {"score": Dot(beta=0.7)},
-    "grouped heads": {"kv_heads": 1, "head_width": 6},
+    "dot with beta": {"score": Dot(scale=0.7)},
+    "grouped heads": {"kv_heads": 1, "head_dim": 6},
     "additive": {"score": Additive(5)},
     "location-aware": {"score": LocationAware(5, filters=3, kernel=5)},
     "dense synthesizer": {"score": DenseSynthesizer(TOKENS, shared=False)},
     "random synthesizer": {"score": RandomSynthesizer(TOKENS), "kv_heads": 1},
     "rope": {"position": Rope()},
-    "rope in halves, partial": {"position": Rope(pairing="halves", width=2)},
+    "rope in halves, partial": {"position": Rope(pairing="halves", rotary_dim=2)},
     "rope, linear": {"position": Rope(scaling=Linear(3.0))},
     "rope, yarn": {"position": Rope(scaling=Yarn(4.0, 8)), "kv_heads": 1},
     "alibi": {"position": Alibi()},
@@ -48,16 +48,16 @@ def layer(request, device):
 
 
 @pytest.fixture
-def present(device):
+def token_mask(device):
     return torch.tensor(PADDED, dtype=torch.bool, device=device)
 
 
-def in_pieces(layer, x, cuts, present=None):
-    cache, outs, stop = LayerCache(), [], 0
+def in_pieces(layer, x, cuts, token_mask=None):
+    cache, outs, stop = LayerKVCache(), [], 0
     for length in cuts:
         start, stop = stop, stop + length
-        known = None if present is None else present[:, :stop]
-        outs.append(layer(x[:, start:stop], causal=True, present=known, cache=cache))
+        known = None if token_mask is None else token_mask[:, :stop]
+        outs.append(layer(x[:, start:stop], causal=True, token_mask=known, cache=cache))
     assert cache.length == x.shape[1]
     return torch.cat(outs, dim=1)
 
@@ -70,27 +70,27 @@ def test_cached_is_uncached_however_the_text_is_cut(randn, layer):
             close(in_pieces(layer, x, cuts), whole)
 
 
-def test_cached_is_uncached_with_padding_on_either_side_and_holes(randn, present, layer):
+def test_cached_is_uncached_with_padding_on_either_side_and_holes(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
-    whole = layer(x, causal=True, present=present)
+    whole = layer(x, causal=True, token_mask=token_mask)
     for name in ("single steps", "prefill and steps", "chunks of 4"):
         with torch.no_grad():
-            close(in_pieces(layer, x, CUTS[name], present), whole)
+            close(in_pieces(layer, x, CUTS[name], token_mask), whole)
 
 
-def test_missing_tokens_might_as_well_not_be_there(randn, present, layer):
+def test_missing_tokens_might_as_well_not_be_there(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
-    padded = layer(x, causal=True, present=present)
+    padded = layer(x, causal=True, token_mask=token_mask)
     for row in range(4):
-        there = present[row]
+        there = token_mask[row]
         close(padded[row, there], layer(x[row : row + 1, there], causal=True)[0])
 
 
-def test_what_stands_in_a_missing_place_changes_nothing(randn, present, layer):
+def test_what_stands_in_a_missing_place_changes_nothing(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
-    other = torch.where(present[..., None], x, randn(4, TOKENS, WIDTH))
-    before, after = (layer(tokens, causal=True, present=present) for tokens in (x, other))
-    assert torch.equal(before[present], after[present])
+    other = torch.where(token_mask[..., None], x, randn(4, TOKENS, WIDTH))
+    before, after = (layer(tokens, causal=True, token_mask=token_mask) for tokens in (x, other))
+    assert torch.equal(before[token_mask], after[token_mask])
 
 
 def test_a_later_token_cannot_change_an_earlier_output_and_does_change_its_own(randn, layer):
@@ -105,10 +105,10 @@ def test_a_later_token_cannot_change_an_earlier_output_and_does_change_its_own(r
 
 
 def test_weights_with_a_cache_are_rows_of_those_without(randn, layer):
-    x, cache = randn(2, TOKENS, WIDTH), LayerCache()
-    _, whole = layer(x, causal=True, weights=True)
+    x, cache = randn(2, TOKENS, WIDTH), LayerKVCache()
+    _, whole = layer(x, causal=True, return_weights=True)
     layer(x[:, :4], causal=True, cache=cache)
-    _, weights = layer(x[:, 4:7], causal=True, cache=cache, weights=True)
+    _, weights = layer(x[:, 4:7], causal=True, cache=cache, return_weights=True)
     close(weights, whole[:, :, 4:7, :7])
 
 
@@ -123,7 +123,7 @@ def test_gradients_through_a_cache_are_those_without(randn, layer):
 
 
 def test_a_fixed_memory_is_read_once(randn, layer):
-    x, memory, cache = randn(2, 3, WIDTH), randn(2, 5, WIDTH), LayerCache(fixed=True)
+    x, memory, cache = randn(2, 3, WIDTH), randn(2, 5, WIDTH), LayerKVCache(fixed=True)
     expected = layer(x, memory)
     close(layer(x, memory, cache=cache), expected)
     assert cache.filled and cache.length == 5
@@ -145,7 +145,7 @@ def test_a_query_alone_can_be_trained_through_a_cache(randn, device):
 
 def test_a_cache_filled_in_inference_mode_can_be_used_outside_it(randn, device):
     layer = MultiHeadAttention(WIDTH, 2).double().to(device)
-    x, cache = randn(2, TOKENS, WIDTH), LayerCache()
+    x, cache = randn(2, TOKENS, WIDTH), LayerKVCache()
     with torch.inference_mode():
         first = [layer(x[:, :3], causal=True, cache=cache), layer(x[:, 3:4], causal=True, cache=cache)]
     with torch.no_grad():

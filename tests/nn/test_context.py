@@ -4,7 +4,7 @@ import pytest
 import torch
 from reference import close
 
-from qkv.nn import Additive, Block, BlockConfig, Cache, LocationAware, masks
+from qkv.nn import Additive, Block, BlockConfig, KVCache, LocationAware, masks
 from qkv.nn.attention import BLOCK
 from qkv.nn.context import causal_context, checked_present, chunked_context, settled
 from qkv.nn.masks import Band, Dense
@@ -28,30 +28,30 @@ def flags(name, device):
     return None if PRESENT[name] is None else torch.tensor(PRESENT[name], dtype=torch.bool, device=device)
 
 
-def run(blocks, x, present, window, cuts):
+def run(blocks, x, token_mask, window, cuts):
     """A small causal model of two blocks, fed in pieces of the given lengths."""
-    cache, outs, stop = Cache(window), [], 0
+    cache, outs, stop = KVCache(window), [], 0
     for length in cuts:
         start, stop = stop, stop + length
         y = x[:, start:stop]
-        positions, allowed = causal_context(y, None if present is None else present[:, start:stop], cache, window)
+        positions, mask = causal_context(y, None if token_mask is None else token_mask[:, start:stop], cache, window)
         for index, block in enumerate(blocks):
-            y = block(y, allowed=allowed, positions=positions, cache=cache.layer(index))
+            y = block(y, mask=mask, positions=positions, cache=cache.layer(index))
         cache.trim()
         outs.append(y)
     return torch.cat(outs, dim=1), cache
 
 
-def by_hand(blocks, x, present, window):
+def by_hand(blocks, x, token_mask, window):
     """The same without a cache, with the mask written from its meaning: one row at a time, missing tokens left out."""
     rows = []
     for row in range(x.shape[0]):
-        there = torch.ones(TOKENS, dtype=torch.bool, device=x.device) if present is None else present[row]
+        there = torch.ones(TOKENS, dtype=torch.bool, device=x.device) if token_mask is None else token_mask[row]
         y = x[row : row + 1, there]
         n = y.shape[1]
-        allowed = torch.tensor([[i - (window or n) < j <= i for j in range(n)] for i in range(n)], device=x.device)
+        mask = torch.tensor([[i - (window or n) < j <= i for j in range(n)] for i in range(n)], device=x.device)
         for block in blocks:
-            y = block(y, allowed=allowed)
+            y = block(y, mask=mask)
         rows.append(torch.zeros_like(x[row]).masked_scatter(there[:, None], y[0]))
     return torch.stack(rows)
 
@@ -75,14 +75,14 @@ KINDS = {
 @torch.no_grad()
 def test_windows_and_holes_with_a_cache_are_the_text_without_them(randn, device, kind, window, padding):
     blocks = [Block(BlockConfig(WIDTH, 2, 16, **KINDS[kind])).double().to(device) for _ in range(2)]
-    x, present = randn(4, TOKENS, WIDTH), flags(padding, device)
-    there = torch.ones(4, TOKENS, dtype=torch.bool, device=device) if present is None else present
-    expected = by_hand(blocks, x, present, window)
+    x, token_mask = randn(4, TOKENS, WIDTH), flags(padding, device)
+    there = torch.ones(4, TOKENS, dtype=torch.bool, device=device) if token_mask is None else token_mask
+    expected = by_hand(blocks, x, token_mask, window)
     for cuts in ([TOKENS], [1] * TOKENS, [3, 4, 2, 3]):
-        out, cache = run(blocks, x, present, window, cuts)
+        out, cache = run(blocks, x, token_mask, window, cuts)
         close(out[there], expected[there])
         assert cache.length + cache.dropped == TOKENS
-        assert window is None or present is not None or cache.dropped, "a window forgets"
+        assert window is None or token_mask is not None or cache.dropped, "a window forgets"
 
 
 def test_the_cache_of_a_window_stays_small(randn, device):
@@ -92,33 +92,33 @@ def test_the_cache_of_a_window_stays_small(randn, device):
 
 
 def test_a_step_over_everything_needs_no_mask(randn, device):
-    cache = Cache()
+    cache = KVCache()
     causal_context(randn(1, 5, WIDTH), None, cache)
-    positions, allowed = causal_context(randn(1, 1, WIDTH), None, cache)
-    assert allowed is None and positions.queries.tolist() == [5]
+    positions, mask = causal_context(randn(1, 1, WIDTH), None, cache)
+    assert mask is None and positions.queries.tolist() == [5]
 
 
 def test_a_mask_is_written_once_where_it_is_small_and_stays_lazy_where_it_is_large(device):
     assert settled(masks.causal(9), 9, device) == masks.causal(9)
-    assert isinstance(settled(masks.window(9, 9, 2, 0), 9, device), Dense)
-    large = masks.window(BLOCK + 1, BLOCK + 1, 2, 0)
+    assert isinstance(settled(masks.sliding_window(9, 9, 2, 0), 9, device), Dense)
+    large = masks.sliding_window(BLOCK + 1, BLOCK + 1, 2, 0)
     assert settled(large, BLOCK + 1, device) is large
-    assert isinstance(settled(masks.window(1, 9, 2, 0), 1, device), Band)
+    assert isinstance(settled(masks.sliding_window(1, 9, 2, 0), 1, device), Band)
     assert settled(masks.causal(1, 9), 1, device) is None
 
 
 @pytest.mark.parametrize("padding", PRESENT)
 @pytest.mark.parametrize(("size", "left"), [(None, None), (1, 0), (4, None), (4, 1), (3, 0)])
 def test_chunks_are_cut_by_the_tokens_that_exist(randn, device, padding, size, left):
-    present = flags(padding, device)
+    token_mask = flags(padding, device)
     x = randn(4, TOKENS, WIDTH)
-    _, mask = chunked_context(x, present, None, size, left)
+    _, mask = chunked_context(x, token_mask, None, size, left)
     if mask is None:
         assert padding == "whole" and size is None
         return
     dense = masks.as_mask(mask).dense(device).expand(4, 1, TOKENS, TOKENS)
     for row in range(4):
-        there = [True] * TOKENS if present is None else present[row].tolist()
+        there = [True] * TOKENS if token_mask is None else token_mask[row].tolist()
         tokens = [place for place in range(TOKENS) if there[place]]
         for i, query in enumerate(tokens):
             for j, key in enumerate(tokens):

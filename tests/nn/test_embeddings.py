@@ -13,19 +13,19 @@ from qkv.nn.rope import Rope
 from qkv.positions import Shaw, T5Bias
 
 
-@pytest.mark.parametrize(("height", "width", "patch"), [(8, 12, 4), (6, 6, 3), (5, 5, 1), (4, 4, 4)])
-def test_patches_by_convolution_are_patches_cut_out(randn, device, height, width, patch):
+@pytest.mark.parametrize(("height", "dim", "patch"), [(8, 12, 4), (6, 6, 3), (5, 5, 1), (4, 4, 4)])
+def test_patches_by_convolution_are_patches_cut_out(randn, device, height, dim, patch):
     convolved = PatchEmbedding(3, patch, 7).double().to(device)
     unfolded = PatchEmbedding(3, patch, 7, unfold=True).double().to(device)
     unfolded.load_state_dict(convolved.state_dict())
-    images = randn(2, 3, height, width)
+    images = randn(2, 3, height, dim)
     out = convolved(images)
     close(unfolded(images), out)
-    assert out.shape == (2, (height // patch) * (width // patch), 7)
+    assert out.shape == (2, (height // patch) * (dim // patch), 7)
     kernel, bias = convolved.convolution.weight, convolved.convolution.bias
     assert bias is not None
     for token in range(out.shape[1]):  # row by row, as a page is read
-        top, left = token // (width // patch) * patch, token % (width // patch) * patch
+        top, left = token // (dim // patch) * patch, token % (dim // patch) * patch
         piece = images[:, :, top : top + patch, left : left + patch]
         close(out[:, token], torch.einsum("bcij,ocij->bo", piece, kernel) + bias)
 
@@ -78,8 +78,8 @@ def test_schemes_are_known_by_name(causal):
     made = {name: named_position(name, causal=causal) for name in ("rope", "alibi", "t5", "shaw")}  # pyright: ignore[reportArgumentType]
     assert made == {"rope": Rope(), "alibi": Alibi(), "t5": T5Bias(bidirectional=not causal), "shaw": Shaw()}
     assert named_position(Rope(base=7.0), causal=causal) == Rope(base=7.0)
-    assert BlockConfig.of(GPTConfig(vocab=3, position="learned")).position is None
-    assert BlockConfig.of(GPTConfig(vocab=3, position=Rope())).position == Rope()
+    assert BlockConfig.of(GPTConfig(vocab_size=3, position="learned")).position is None
+    assert BlockConfig.of(GPTConfig(vocab_size=3, position=Rope())).position == Rope()
 
 
 T = torch.zeros(2, 3, dtype=torch.long)

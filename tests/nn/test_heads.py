@@ -17,8 +17,8 @@ def test_head_i_holds_the_features_from_i_d_on(randn):
 
 @settings(deadline=None, max_examples=30, derandomize=True, database=None)
 @given(st.integers(0, 3), st.integers(0, 5), st.integers(1, 4), st.integers(1, 4))
-def test_merging_undoes_splitting(b, t, heads, width):
-    x = torch.randn(b, t, heads * width)
+def test_merging_undoes_splitting(b, t, heads, dim):
+    x = torch.randn(b, t, heads * dim)
     assert torch.equal(merge_heads(split_heads(x, heads)), x)
 
 

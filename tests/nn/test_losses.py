@@ -96,8 +96,8 @@ def test_the_next_token_is_what_each_place_is_taught(randn, device):
 
 def test_a_step_counts_where_both_its_tokens_are_present(randn, device):
     logits, tokens = randn(2, 5, 7).requires_grad_(), torch.randint(0, 7, (2, 5), device=device)
-    present = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]], device=device).bool()
-    loss = next_token_loss(logits, tokens, present)
+    token_mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]], device=device).bool()
+    loss = next_token_loss(logits, tokens, token_mask)
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.any(-1).tolist() == [[False, True, False, False, False], [True, True, True, False, False]]
     scored = torch.tensor([[0, 1, 0, 0], [1, 1, 1, 0]], device=device)

@@ -22,11 +22,11 @@ BOUND = st.none() | st.integers(0, 4)
 
 
 def window(t, s, left, right, seed):
-    return masks.window(t, s, left, right)
+    return masks.sliding_window(t, s, left, right)
 
 
 def chunks(t, s, left, right, seed):
-    return masks.chunks(t, s, 1 + seed % 5, left)
+    return masks.chunked(t, s, 1 + seed % 5, left)
 
 
 def prefix(t, s, left, right, seed):
@@ -37,8 +37,8 @@ def prefix_by_row(t, s, left, right, seed):
     return masks.prefix(t, s, torch.tensor([seed % 7, 2]))
 
 
-def present(t, s, left, right, seed):
-    return masks.present(flags(seed, 2, s))
+def token_mask(t, s, left, right, seed):
+    return masks.padding(flags(seed, 2, s))
 
 
 def tensor(t, s, left, right, seed):
@@ -53,7 +53,7 @@ def flags(seed, *shape):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
-KINDS = [window, chunks, prefix, prefix_by_row, present, tensor, positions]
+KINDS = [window, chunks, prefix, prefix_by_row, token_mask, tensor, positions]
 RECIPES = st.lists(st.tuples(st.sampled_from(KINDS), BOUND, BOUND, st.integers(0, 999)), min_size=1, max_size=3)
 
 
@@ -123,16 +123,16 @@ def test_masks_together_allow_what_each_allows(recipe, other_recipe, t, s):
 
 def test_the_reach_of_a_band_and_of_chunks_is_no_wider_than_it_must_be():
     assert masks.causal(4, 6).reach(range(1, 3)) == range(5)
-    assert masks.window(9, 9, 2, 1).reach(range(4, 6)) == range(2, 7)
-    assert masks.chunks(9, 9, 3, 1).reach(range(6, 8)) == range(3, 9)
+    assert masks.sliding_window(9, 9, 2, 1).reach(range(4, 6)) == range(2, 7)
+    assert masks.chunked(9, 9, 3, 1).reach(range(6, 8)) == range(3, 9)
     assert masks.prefix(9, 9, 5).reach(range(2)) == range(5)
-    assert (masks.causal(9) & masks.window(9, 9, 2, 2)).reach(range(4, 6)) == range(2, 6)
+    assert (masks.causal(9) & masks.sliding_window(9, 9, 2, 2)).reach(range(4, 6)) == range(2, 6)
 
 
 def test_open_is_known_where_it_saves_writing_the_mask():
     assert masks.causal(1, 9).open(range(1)) and masks.causal(9).open(range(3, 4))
-    assert masks.window(9, 9, None, None).open(range(9))
-    assert masks.chunks(9, 9, 3, 1).open(range(3, 6)) and not masks.chunks(9, 9, 3, 1).open(range(3, 7))
+    assert masks.sliding_window(9, 9, None, None).open(range(9))
+    assert masks.chunked(9, 9, 3, 1).open(range(3, 6)) and not masks.chunked(9, 9, 3, 1).open(range(3, 7))
     assert not masks.causal(9).open(range(3, 5))
 
 
@@ -158,7 +158,7 @@ def test_chunks_over_positions_are_cut_by_tokens():
 
 
 def test_a_causal_mask_is_recognised_however_it_was_made():
-    assert masks.causal(5) == masks.window(5, 5, None, 0) == masks.window(5)
+    assert masks.causal(5) == masks.sliding_window(5, 5, None, 0) == masks.sliding_window(5)
     assert masks.causal(5) != masks.causal(5, 6)
 
 
@@ -167,19 +167,22 @@ def test_a_causal_mask_is_recognised_however_it_was_made():
     ("make", "message"),
     [
         (lambda: masks.causal(-1), "0 or more; got t=-1, s=-1"),
-        (lambda: masks.chunks(3, -2), "0 or more; got t=3, s=-2"),
-        (lambda: masks.window(3, 3, -1), "a window's left is a number of keys, 0 or more, or None for all; got -1"),
-        (lambda: masks.window(3, 3, 0, -2), "a window's right is .* got -2"),
-        (lambda: masks.chunks(3, 3, 0), "at least 1 key; got size=0"),
-        (lambda: masks.chunks(3, 3, 2, -1), "left_chunks is .* 0 or more, or None for all; got -1"),
+        (lambda: masks.chunked(3, -2), "0 or more; got t=3, s=-2"),
+        (
+            lambda: masks.sliding_window(3, 3, -1),
+            "a window's left is a number of keys, 0 or more, or None for all; got -1",
+        ),
+        (lambda: masks.sliding_window(3, 3, 0, -2), "a window's right is .* got -2"),
+        (lambda: masks.chunked(3, 3, 0), "at least 1 key; got size=0"),
+        (lambda: masks.chunked(3, 3, 2, -1), "left_chunks is .* 0 or more, or None for all; got -1"),
         (lambda: masks.prefix(3, 3, -1), "a prefix is a number of keys, 0 or more; got -1"),
         (lambda: masks.prefix(3, 3, torch.zeros(2)), r"whole number.*got torch.float32 of \(2,\)"),
         (lambda: masks.prefix(3, 3, torch.zeros(2, 2).long()), r"tensor \(b,\) of them; got torch.int64 of \(2, 2\)"),
         (lambda: masks.prefix(3, 3, torch.zeros(2).bool()), r"tensor \(b,\) of them; got torch.bool of \(2,\)"),
-        (lambda: masks.present(torch.ones(2, 3)), r"boolean tensor \(b, s\).*got torch.float32 of shape \(2, 3\)"),
-        (lambda: masks.present(torch.ones(3).bool()), r"got torch.bool of shape \(3,\)"),
+        (lambda: masks.padding(torch.ones(2, 3)), r"boolean tensor \(b, s\).*got torch.float32 of shape \(2, 3\)"),
+        (lambda: masks.padding(torch.ones(3).bool()), r"got torch.bool of shape \(3,\)"),
         (lambda: masks.causal(3) & masks.causal(4), r"different numbers of queries do not combine: \[3, 4\]"),
-        (lambda: masks.causal(3) & masks.present(torch.ones(1, 5).bool()), r"numbers of keys do not combine: \[3, 5\]"),
+        (lambda: masks.causal(3) & masks.padding(torch.ones(1, 5).bool()), r"numbers of keys do not combine: \[3, 5\]"),
         (lambda: masks.causal(3, 1) & masks.causal(3), r"different numbers of keys do not combine: \[1, 3\]"),
         (lambda: masks.causal(3) & torch.ones(3, 3), "a mask is boolean, True = may attend; got torch.float32"),
         (lambda: masks.causal(3) & 5, "a mask is a boolean tensor or a Mask; got int"),  # pyright: ignore[reportOperatorIssue]

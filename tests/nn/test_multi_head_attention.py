@@ -9,7 +9,7 @@ from qkv import masks
 from qkv.checkpoints import from_torch
 from qkv.nn import Additive, DenseSynthesizer, Dot, LocationAware, MultiHeadAttention, Positions, RandomSynthesizer
 from qkv.nn.heads import merge_heads, split_heads
-from qkv.nn.kv_cache import LayerCache
+from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.rope import Rope
 from qkv.positions import Alibi
 
@@ -36,7 +36,7 @@ def test_the_layer_is_pytorchs(randn, pair, bias, cross):
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
     source = memory if cross else x
     expected, weights = theirs(x, source, source, average_attn_weights=False)
-    out, chosen = ours(x, memory if cross else None, weights=True)
+    out, chosen = ours(x, memory if cross else None, return_weights=True)
     close(out, expected)
     close(ours(x, memory if cross else None), expected)
     close(chosen, weights)
@@ -45,22 +45,22 @@ def test_the_layer_is_pytorchs(randn, pair, bias, cross):
 def test_pytorchs_padding_mask_is_ours_turned_around(randn, pair, device):
     theirs, ours = pair()
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
-    present = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0]], device=device).bool()
-    expected, weights = theirs(x, memory, memory, key_padding_mask=~present, average_attn_weights=False)
-    out, chosen = ours(x, memory, present=present, weights=True)
+    token_mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0]], device=device).bool()
+    expected, weights = theirs(x, memory, memory, key_padding_mask=~token_mask, average_attn_weights=False)
+    out, chosen = ours(x, memory, token_mask=token_mask, return_weights=True)
     close(out, expected)
     close(chosen, weights)
-    close(ours(x, memory, allowed=masks.present(present)), expected)
+    close(ours(x, memory, mask=masks.padding(token_mask)), expected)
 
 
 @pytest.mark.parametrize("per_head", [False, True])
 def test_pytorchs_attention_mask_is_ours_turned_around(randn, pair, device, per_head):
     theirs, ours = pair()
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
-    allowed = torch.rand(*((2, 3) if per_head else ()), 5, 7).to(device) < 0.6
-    allowed[..., 3] = True  # PyTorch gives NaN to a query that may attend to nothing
-    forbidden = ~allowed.flatten(0, 1) if per_head else ~allowed
-    close(ours(x, memory, allowed=allowed), theirs(x, memory, memory, attn_mask=forbidden)[0])
+    mask = torch.rand(*((2, 3) if per_head else ()), 5, 7).to(device) < 0.6
+    mask[..., 3] = True  # PyTorch gives NaN to a query that may attend to nothing
+    forbidden = ~mask.flatten(0, 1) if per_head else ~mask
+    close(ours(x, memory, mask=mask), theirs(x, memory, memory, attn_mask=forbidden)[0])
 
 
 def test_causal_is_pytorchs_upper_triangle(randn, pair, device):
@@ -69,8 +69,8 @@ def test_causal_is_pytorchs_upper_triangle(randn, pair, device):
     later = torch.ones(6, 6, device=device).triu(1).bool()
     expected, _ = theirs(x, x, x, attn_mask=later)
     close(ours(x, causal=True), expected)
-    close(ours(x, allowed=masks.causal(6)), expected)
-    close(ours(x, causal=True, weights=True)[0], expected)
+    close(ours(x, mask=masks.causal(6)), expected)
+    close(ours(x, causal=True, return_weights=True)[0], expected)
 
 
 def test_gradients_are_pytorchs(randn, pair):
@@ -80,16 +80,16 @@ def test_gradients_are_pytorchs(randn, pair):
     close(torch.autograd.grad(ours(x).square().sum(), x)[0], expected, 1e-10)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_width"), [(4, 2, None), (4, 1, None), (4, 4, 5), (6, 3, 2)])
-def test_grouped_heads_and_other_widths_are_the_formula(randn, device, heads, kv_heads, head_width):
-    layer = MultiHeadAttention(12, heads, kv_heads=kv_heads, head_width=head_width).double().to(device)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, None), (4, 1, None), (4, 4, 5), (6, 3, 2)])
+def test_grouped_heads_and_other_widths_are_the_formula(randn, device, heads, kv_heads, head_dim):
+    layer = MultiHeadAttention(12, heads, kv_heads=kv_heads, head_dim=head_dim).double().to(device)
     assert layer.to_q is not None and layer.to_k is not None
     x, memory = randn(2, 4, 12), randn(2, 5, 12)
     q = split_heads(layer.to_q(x), heads)
     k, v = split_heads(layer.to_k(memory), kv_heads), split_heads(layer.to_v(memory), kv_heads)
-    assert q.shape[-1] == k.shape[-1] == (head_width or 12 // heads)
+    assert q.shape[-1] == k.shape[-1] == (head_dim or 12 // heads)
     expected, weights = attend_by_loops(q.detach(), k.detach(), v.detach())
-    out, chosen = layer(x, memory, weights=True)
+    out, chosen = layer(x, memory, return_weights=True)
     close(out, layer.to_out(merge_heads(expected)))
     close(chosen, weights)
     close(layer(x, memory), out)
@@ -109,9 +109,9 @@ def test_grouped_heads_are_full_heads_with_repeated_weights(randn, device):
 
 
 def test_beta_of_the_dot_score_multiplies_the_scores(randn, device):
-    layer = MultiHeadAttention(12, 3, score=Dot(beta=0.0)).double().to(device)
+    layer = MultiHeadAttention(12, 3, score=Dot(scale=0.0)).double().to(device)
     x = randn(2, 5, 12)
-    _, weights = layer(x, causal=True, weights=True)
+    _, weights = layer(x, causal=True, return_weights=True)
     close(weights[0, 0], torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None], 1e-7)
 
 
@@ -119,8 +119,8 @@ def test_a_token_without_anything_to_attend_to_gets_the_output_of_nothing(randn,
     for score in (Dot(), Additive(4), LocationAware(4, 2, 3), DenseSynthesizer(9), RandomSynthesizer(9)):
         layer = MultiHeadAttention(12, 3, score=score).double().to(device)
         x = randn(2, 4, 12).requires_grad_()
-        present = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]], device=device).bool()
-        out, weights = layer(x, causal=True, present=present, weights=True)
+        token_mask = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]], device=device).bool()
+        out, weights = layer(x, causal=True, token_mask=token_mask, return_weights=True)
         assert not weights[0, :, :2].any() and not weights[1].any()
         close(out[1], layer.to_out.bias.expand(4, 12))
         out.sum().backward()
@@ -131,10 +131,10 @@ def test_weights_are_dropped_in_training_only_and_returned_undropped(randn, devi
     for score in (Dot(), Additive(4)):
         layer = MultiHeadAttention(12, 3, score=score, dropout=0.5).double().to(device)
         x = randn(2, 9, 12)
-        trained, weights = layer(x, weights=True)
+        trained, weights = layer(x, return_weights=True)
         layer.eval()
         assert torch.equal(layer(x), layer(x))
-        expected, same = layer(x, weights=True)
+        expected, same = layer(x, return_weights=True)
         assert torch.equal(weights, same) and not torch.allclose(trained, expected)
 
 
@@ -144,7 +144,7 @@ def test_a_layer_works_in_half_precision_and_under_autocast(randn, device):
     exact = layer(x, causal=True)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         close(layer(x, causal=True).float(), exact, 0.02)
-        close(layer(x, causal=True, weights=True)[0].float(), exact, 0.02)
+        close(layer(x, causal=True, return_weights=True)[0].float(), exact, 0.02)
     close(layer.bfloat16()(x.bfloat16(), causal=True).float(), exact, 0.02)
 
 
@@ -163,7 +163,7 @@ X = torch.zeros(2, 5, 12)
         (lambda: MultiHeadAttention(12, 0), "at least 1; got width=12, heads=0"),
         (lambda: MultiHeadAttention(12, 4, kv_heads=3), r"heads=4 do not share kv_heads=3 evenly.*\[1, 2, 4\]"),
         (lambda: MultiHeadAttention(12, 4, kv_heads=0), "kv_heads=0"),
-        (lambda: MultiHeadAttention(12, 4, head_width=0), "head_width is at least 1; got 0"),
+        (lambda: MultiHeadAttention(12, 4, head_dim=0), "head_width is at least 1; got 0"),
         (lambda: MultiHeadAttention(12, 4, dropout=1.0), "from 0 to below 1; got 1.0"),
         (
             lambda: MultiHeadAttention(12, 4, score=Additive(), position=Alibi()),
@@ -175,25 +175,28 @@ X = torch.zeros(2, 5, 12)
         (lambda: MultiHeadAttention(12, 3)(X, X[..., :8]), r"memory is \(batch, tokens, width=12\); got \(2, 5, 8\)"),
         (lambda: MultiHeadAttention(12, 3)(X.double()), "one dtype; got torch.float64 for a layer of torch.float32"),
         (lambda: MultiHeadAttention(12, 3)(X, X[:1]), "one batch size; got 2 and 1"),
-        (lambda: MultiHeadAttention(12, 3)(X, allowed=X[0, :, :5]), "a mask is boolean"),
-        (lambda: MultiHeadAttention(12, 3)(X, allowed=masks.causal(4)), "for 4 queries and 4 keys; there are 5"),
-        (lambda: MultiHeadAttention(12, 3, score=Additive())(X, allowed=masks.causal(4)), "for 4 queries and 4 keys"),
+        (lambda: MultiHeadAttention(12, 3)(X, mask=X[0, :, :5]), "a mask is boolean"),
+        (lambda: MultiHeadAttention(12, 3)(X, mask=masks.causal(4)), "for 4 queries and 4 keys; there are 5"),
+        (lambda: MultiHeadAttention(12, 3, score=Additive())(X, mask=masks.causal(4)), "for 4 queries and 4 keys"),
         (
-            lambda: MultiHeadAttention(12, 3)(X, present=X[..., 0]),
+            lambda: MultiHeadAttention(12, 3)(X, token_mask=X[..., 0]),
             r"boolean tensor \(b, s\) = \(2, 5\).*torch.float32",
         ),
-        (lambda: MultiHeadAttention(12, 3)(X, present=torch.ones(2, 4).bool()), r"\(b, s\) = \(2, 5\).*shape \(2, 4\)"),
         (
-            lambda: MultiHeadAttention(12, 2, position=Rope())(X, present=torch.ones(2, 4).bool()),
+            lambda: MultiHeadAttention(12, 3)(X, token_mask=torch.ones(2, 4).bool()),
             r"\(b, s\) = \(2, 5\).*shape \(2, 4\)",
         ),
-        (lambda: MultiHeadAttention(12, 3)(X, present=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
-        (lambda: MultiHeadAttention(12, 2, position=Rope())(X, present=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
+        (
+            lambda: MultiHeadAttention(12, 2, position=Rope())(X, token_mask=torch.ones(2, 4).bool()),
+            r"\(b, s\) = \(2, 5\).*shape \(2, 4\)",
+        ),
+        (lambda: MultiHeadAttention(12, 3)(X, token_mask=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
+        (lambda: MultiHeadAttention(12, 2, position=Rope())(X, token_mask=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
         (
             lambda: MultiHeadAttention(12, 2, position=Rope())(X, positions=Positions(torch.arange(4))),
             "of 5 queries and of 5 keys, those in the cache included; got 4 and 4",
         ),
-        (lambda: LayerCache().held(), "this cache is empty; it fills when the layer is called with it"),
+        (lambda: LayerKVCache().held(), "this cache is empty; it fills when the layer is called with it"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
@@ -204,4 +207,4 @@ def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
 def test_a_mask_of_three_axes_is_refused_because_it_could_mean_two_things(unchecked):
     layer, x = MultiHeadAttention(16, 4), torch.randn(4, 5, 16)
     with pytest.raises(ValueError, match=r"could be one for each row or one for each head; give it four"):
-        layer(x, allowed=torch.ones(4, 5, 5, dtype=torch.bool))
+        layer(x, mask=torch.ones(4, 5, 5, dtype=torch.bool))

@@ -9,13 +9,13 @@ from reference import close
 from qkv.nn.positions import Alibi, DistanceBias, Relative, alibi_slopes, count_positions, sinusoidal, t5_buckets
 
 
-@pytest.mark.parametrize("width", [1, 2, 5, 16])
-def test_sinusoids_are_the_formula_of_2017(device, width):
+@pytest.mark.parametrize("dim", [1, 2, 5, 16])
+def test_sinusoids_are_the_formula_of_2017(device, dim):
     positions = torch.tensor([0, 1, 7, 500, 30000], device=device)
-    ours = sinusoidal(positions, width, base=1000.0, dtype=torch.float64)
+    ours = sinusoidal(positions, dim, base=1000.0, dtype=torch.float64)
     for row, p in zip(ours.tolist(), positions.tolist(), strict=True):
         for feature, number in enumerate(row):
-            angle = p / 1000.0 ** (2 * (feature // 2) / width)
+            angle = p / 1000.0 ** (2 * (feature // 2) / dim)
             assert abs(number - (math.cos(angle) if feature % 2 else math.sin(angle))) < 1e-11
 
 
@@ -37,7 +37,7 @@ def test_sinusoids_without_width_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("present", "positions"),
+    ("token_mask", "positions"),
     [
         ([1, 1, 1, 1], [0, 1, 2, 3]),
         ([0, 0, 1, 1], [0, 0, 0, 1]),  # left padding
@@ -47,8 +47,8 @@ def test_sinusoids_without_width_are_refused():
         ([], []),
     ],
 )
-def test_positions_count_the_tokens_that_are_present(device, present, positions):
-    flags = torch.tensor([present], dtype=torch.bool, device=device)
+def test_positions_count_the_tokens_that_are_present(device, token_mask, positions):
+    flags = torch.tensor([token_mask], dtype=torch.bool, device=device)
     assert count_positions(flags).tolist() == [positions]
 
 

@@ -14,7 +14,7 @@ from qkv.positions import Alibi, Shaw, T5Bias
 BETA = 0.6
 SCHEMES = {
     "rope": Rope(base=50.0),
-    "rope, halves": Rope(pairing="halves", width=2, scaling=Yarn(2.0, 8)),
+    "rope, halves": Rope(pairing="halves", rotary_dim=2, scaling=Yarn(2.0, 8)),
     "alibi": Alibi(),
     "t5": T5Bias(8, 6),
     "t5, causal": T5Bias(8, 6, bidirectional=False),
@@ -57,8 +57,8 @@ def test_a_scheme_in_a_layer_is_its_formula(randn, device, name, case):
     assert layer.to_q is not None and layer.to_k is not None
     x = randn(2, 5, 8)
     source = randn(2, 6, 8) if case == "cross" else x
-    present = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 0]], device=device).bool() if case == "padded" else None
-    out = layer(x, source if case == "cross" else None, present=present)
+    token_mask = torch.tensor([[0, 1, 0, 1, 1], [1, 1, 1, 1, 0]], device=device).bool() if case == "padded" else None
+    out = layer(x, source if case == "cross" else None, token_mask=token_mask)
 
     keys = torch.tensor([[0, 0, 0, 1, 2], [0, 1, 2, 3, 3]]) if case == "padded" else torch.arange(6)[: source.shape[1]]
     keys = keys.expand(2, -1).to(device)
@@ -69,10 +69,10 @@ def test_a_scheme_in_a_layer_is_its_formula(randn, device, name, case):
         if isinstance(layer.position, Rope):
             q, k = layer.position(q, queries), layer.position(k, keys)
         bias = bias_by_loops(layer, q, queries, keys)
-        allowed = None if present is None else present[:, None, None]
-        expected, _ = attend_by_loops(q, repeat_heads(k, 2), v, beta=BETA, bias=bias, allowed=allowed)
+        mask = None if token_mask is None else token_mask[:, None, None]
+        expected, _ = attend_by_loops(q, repeat_heads(k, 2), v, scale=BETA, bias=bias, mask=mask)
         close(out, layer.to_out(merge_heads(expected)))
-    close(layer(x, source if case == "cross" else None, present=present, weights=True)[0], out)
+    close(layer(x, source if case == "cross" else None, token_mask=token_mask, return_weights=True)[0], out)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -11,31 +11,31 @@ from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "halves"])
 
 
-def turned_by_complex_numbers(x, positions, base, pairing, width):
+def turned_by_complex_numbers(x, positions, base, pairing, dim):
     """Each pair of features as one complex number times exp(i·angle); x is (t, d)."""
     rows = []
     for row, position in zip(x.tolist(), positions.tolist(), strict=True):
         row = list(row)
-        for pair in range(width // 2):
-            a, b = (2 * pair, 2 * pair + 1) if pairing == "interleaved" else (pair, pair + width // 2)
-            point = complex(row[a], row[b]) * cmath.exp(1j * position * base ** (-2 * pair / width))
+        for pair in range(dim // 2):
+            a, b = (2 * pair, 2 * pair + 1) if pairing == "interleaved" else (pair, pair + dim // 2)
+            point = complex(row[a], row[b]) * cmath.exp(1j * position * base ** (-2 * pair / dim))
             row[a], row[b] = point.real, point.imag
         rows.append(row)
     return torch.tensor(rows, dtype=torch.float64)
 
 
 @PAIRINGS
-@pytest.mark.parametrize("width", [None, 2, 6])
-def test_turning_is_multiplying_by_a_complex_number(randn, device, pairing, width):
+@pytest.mark.parametrize("dim", [None, 2, 6])
+def test_turning_is_multiplying_by_a_complex_number(randn, device, pairing, dim):
     x, positions = randn(5, 8), torch.tensor([0, 1, 2, 77, 4000], device=device)
-    ours = Rope(base=500.0, pairing=pairing, width=width)(x, positions)
-    close(ours, turned_by_complex_numbers(x, positions, 500.0, pairing, width or 8))
+    ours = Rope(base=500.0, pairing=pairing, rotary_dim=dim)(x, positions)
+    close(ours, turned_by_complex_numbers(x, positions, 500.0, pairing, dim or 8))
 
 
 @PAIRINGS
-@pytest.mark.parametrize("width", [None, 4])
-def test_a_score_depends_on_the_distance_alone(randn, device, pairing, width):
-    rope, q, k = Rope(pairing=pairing, width=width), randn(2, 3, 6, 8), randn(2, 3, 6, 8)
+@pytest.mark.parametrize("dim", [None, 4])
+def test_a_score_depends_on_the_distance_alone(randn, device, pairing, dim):
+    rope, q, k = Rope(pairing=pairing, rotary_dim=dim), randn(2, 3, 6, 8), randn(2, 3, 6, 8)
     places = torch.arange(6, device=device)
 
     def scores(shift):
@@ -67,7 +67,7 @@ def test_an_offset_is_where_counting_starts(randn, device):
 
 def test_features_beyond_the_width_are_left_alone(randn):
     x = randn(2, 3, 6, 8)
-    ours = Rope(width=6)(x)
+    ours = Rope(rotary_dim=6)(x)
     assert torch.equal(ours[..., 6:], x[..., 6:])
     close(ours[..., :6], Rope()(x[..., :6]))
 
@@ -115,14 +115,14 @@ def test_gradients_are_turned_back(randn):
     [
         (lambda: Rope(pairing="thirds"), "'interleaved' or 'halves'; got 'thirds'"),  # pyright: ignore[reportArgumentType]
         (lambda: Rope(base=0.0), "base is a positive number; got 0.0"),
-        (lambda: Rope(width=3), "an even number from 2; got 3"),
-        (lambda: Rope(width=0), "an even number from 2; got 0"),
+        (lambda: Rope(rotary_dim=3), "an even number from 2; got 3"),
+        (lambda: Rope(rotary_dim=0), "an even number from 2; got 0"),
         (lambda: Rope()(torch.zeros(2, 5)), r"got 5 of 5; the nearest that fits: Rope\(width=4\)"),
-        (lambda: Rope(width=8).build(2, 6), r"got 8 of 6; the nearest that fits: Rope\(width=6\)"),
+        (lambda: Rope(rotary_dim=8).build(2, 6), r"got 8 of 6; the nearest that fits: Rope\(width=6\)"),
         (lambda: Rope()(torch.zeros(4, 8), torch.arange(1)), "4 tokens stand at as many positions; got 1 of them"),
         (lambda: Linear(0.0), "Linear's factor is a positive number; got 0.0"),
         (lambda: Ntk(-2.0), "Ntk's factor is a positive number; got -2.0"),
-        (lambda: Llama3(length=0), "Llama3's length is a positive number; got 0"),
+        (lambda: Llama3(original_max_length=0), "Llama3's length is a positive number; got 0"),
         (lambda: Llama3(low=4.0, high=4.0), "a higher number of turns; got low=4.0, high=4.0"),
         (lambda: Yarn(2.0, 0), "Yarn's length is a positive number; got 0"),
         (lambda: Rope().turn(torch.zeros(2, 4), None), "by a table of angles: rope.rotation"),

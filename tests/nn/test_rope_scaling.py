@@ -8,16 +8,16 @@ from reference import close
 
 from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
 
-WIDTHS = pytest.mark.parametrize("width", [4, 8, 64, 128])
+WIDTHS = pytest.mark.parametrize("dim", [4, 8, 64, 128])
 
 
-def plain(i, width, base):
-    return 1.0 / base ** (2 * i / width)
+def plain(i, dim, base):
+    return 1.0 / base ** (2 * i / dim)
 
 
-def llama3(i, width, base, factor, low, high, length):
+def llama3(i, dim, base, factor, low, high, length):
     """Meta's code for Llama 3.1, by wavelength."""
-    frequency = plain(i, width, base)
+    frequency = plain(i, dim, base)
     wavelength = 2 * math.pi / frequency
     if wavelength < length / high:
         return frequency
@@ -27,30 +27,30 @@ def llama3(i, width, base, factor, low, high, length):
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-def yarn(i, width, base, factor, length, fast, slow, truncate):
+def yarn(i, dim, base, factor, length, fast, slow, truncate):
     """The YaRN authors' code: a linear ramp between the pairs that turn `fast` and `slow` times in the old length."""
 
     def correction(turns):
-        return (width * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(base))
+        return (dim * math.log(length / (turns * 2 * math.pi))) / (2 * math.log(base))
 
     low, high = correction(fast), correction(slow)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
+    low, high = max(low, 0), min(high, dim - 1)
     high = high + 0.001 if low == high else high
     ramp = min(max((i - low) / (high - low), 0.0), 1.0)
-    extrapolation, interpolation = plain(i, width, base), plain(i, width, base) / factor
+    extrapolation, interpolation = plain(i, dim, base), plain(i, dim, base) / factor
     return interpolation * ramp + extrapolation * (1 - ramp)
 
 
-def check(scaling, width, base, formula):
-    expected = [formula(i) for i in range(width // 2)]
-    close(scaling.frequencies(width, base), torch.tensor(expected, dtype=torch.float64), 1e-15)
+def check(scaling, dim, base, formula):
+    expected = [formula(i) for i in range(dim // 2)]
+    close(scaling.frequencies(dim, base), torch.tensor(expected, dtype=torch.float64), 1e-15)
 
 
 @WIDTHS
-def test_linear_scaling_divides_every_frequency(width):
-    check(Linear(4.0), width, 1e4, lambda i: plain(i, width, 1e4) / 4.0)
+def test_linear_scaling_divides_every_frequency(dim):
+    check(Linear(4.0), dim, 1e4, lambda i: plain(i, dim, 1e4) / 4.0)
 
 
 def test_linear_scaling_presses_positions_together(randn, device):
@@ -59,21 +59,21 @@ def test_linear_scaling_presses_positions_together(randn, device):
 
 
 @WIDTHS
-def test_ntk_scaling_raises_the_base(width):
-    base = 1e4 * 4.0 ** (width / (width - 2))
-    check(Ntk(4.0), width, 1e4, lambda i: plain(i, width, base))
+def test_ntk_scaling_raises_the_base(dim):
+    base = 1e4 * 4.0 ** (dim / (dim - 2))
+    check(Ntk(4.0), dim, 1e4, lambda i: plain(i, dim, base))
 
 
 @WIDTHS
-def test_ntk_scaling_keeps_the_fastest_pair_and_stretches_the_slowest_by_the_factor(width):
-    ratio = Ntk(4.0).frequencies(width, 1e4) / Scaling().frequencies(width, 1e4)
+def test_ntk_scaling_keeps_the_fastest_pair_and_stretches_the_slowest_by_the_factor(dim):
+    ratio = Ntk(4.0).frequencies(dim, 1e4) / Scaling().frequencies(dim, 1e4)
     close(ratio[[0, -1]], torch.tensor([1.0, 0.25]))
 
 
 @WIDTHS
 @pytest.mark.parametrize("settings", [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.0, 2.0, 7.5, 100)])
-def test_llama3_scaling_is_metas_code(width, settings):
-    check(Llama3(*settings), width, 5e5, lambda i: llama3(i, width, 5e5, *settings))
+def test_llama3_scaling_is_metas_code(dim, settings):
+    check(Llama3(*settings), dim, 5e5, lambda i: llama3(i, dim, 5e5, *settings))
 
 
 def test_llama3_scaling_blends_somewhere_in_between():
@@ -84,10 +84,10 @@ def test_llama3_scaling_blends_somewhere_in_between():
 @WIDTHS
 @pytest.mark.parametrize("truncate", [True, False])
 @pytest.mark.parametrize("settings", [(4.0, 4096, 32.0, 1.0), (40.0, 4096, 32.0, 1.0), (2.0, 64, 8.0, 2.0)])
-def test_yarn_scaling_is_the_authors_code(width, settings, truncate):
+def test_yarn_scaling_is_the_authors_code(dim, settings, truncate):
     factor, length, fast, slow = settings
     scaling = Yarn(factor, length, fast, slow, truncate=truncate)
-    check(scaling, width, 1e4, lambda i: yarn(i, width, 1e4, factor, length, fast, slow, truncate))
+    check(scaling, dim, 1e4, lambda i: yarn(i, dim, 1e4, factor, length, fast, slow, truncate))
 
 
 @pytest.mark.parametrize(

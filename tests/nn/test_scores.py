@@ -52,7 +52,7 @@ def score_by_loops(layer, q, k, row, head, i, last, queries, keys):
     return scores
 
 
-def weights_by_loops(layer, x, memory, allowed):
+def weights_by_loops(layer, x, memory, mask):
     t, s = x.shape[1], memory.shape[1]
     q = None if layer.to_q is None else split_heads(layer.to_q(x), HEADS).tolist()
     k = None if layer.to_k is None else repeat_heads(split_heads(layer.to_k(memory), layer.kv_heads), HEADS).tolist()
@@ -62,7 +62,7 @@ def weights_by_loops(layer, x, memory, allowed):
             last = [0.0] * s
             for i in range(t):
                 scores = score_by_loops(layer, q, k, row, head, i, last, range(t), range(s))
-                last = choose(scores, allowed[i].tolist())
+                last = choose(scores, mask[i].tolist())
                 rows.append(last)
     return torch.tensor(rows, dtype=torch.float64).reshape(x.shape[0], HEADS, t, s)
 
@@ -85,10 +85,10 @@ def test_a_score_is_its_formula(randn, device, make, name, case, kv_heads):
     layer = make(SCORES[name], kv_heads=kv_heads)
     x, memory = randn(2, 4, WIDTH), randn(2, 6, WIDTH)
     source = memory if case == "cross" else x
-    allowed = torch.ones(4, source.shape[1], dtype=torch.bool, device=device)
-    allowed = allowed.tril() if case == "causal" else allowed
-    out, weights = layer(x, memory if case == "cross" else None, causal=case == "causal", weights=True)
-    expected = weights_by_loops(layer, x, source, allowed)
+    mask = torch.ones(4, source.shape[1], dtype=torch.bool, device=device)
+    mask = mask.tril() if case == "causal" else mask
+    out, weights = layer(x, memory if case == "cross" else None, causal=case == "causal", return_weights=True)
+    expected = weights_by_loops(layer, x, source, mask)
     close(weights, expected)
     v = repeat_heads(split_heads(layer.to_v(source), kv_heads), HEADS)
     close(out, layer.to_out(merge_heads(expected.to(device) @ v)))
@@ -98,15 +98,15 @@ def test_a_score_is_its_formula(randn, device, make, name, case, kv_heads):
 @pytest.mark.parametrize("name", [name for name in SCORES if "synthesizer" in name])
 def test_synthesizers_look_up_positions_and_not_places(randn, device, make, name):
     layer = make(SCORES[name])
-    x, present = randn(1, 4, WIDTH), torch.tensor([[False, True, False, True]], device=device)
-    allowed = present.expand(4, 4).tril()
-    positions = count_positions(present)[0].tolist()
+    x, token_mask = randn(1, 4, WIDTH), torch.tensor([[False, True, False, True]], device=device)
+    mask = token_mask.expand(4, 4).tril()
+    positions = count_positions(token_mask)[0].tolist()
     q = None if layer.to_q is None else split_heads(layer.to_q(x), HEADS).tolist()
-    _, weights = layer(x, causal=True, present=present, weights=True)
+    _, weights = layer(x, causal=True, token_mask=token_mask, return_weights=True)
     for head in range(HEADS):
         for i in range(4):
             scores = score_by_loops(layer, q, None, 0, head, i, None, positions, positions)
-            close(weights[0, head, i], torch.tensor(choose(scores, allowed[i].tolist()), dtype=torch.float64))
+            close(weights[0, head, i], torch.tensor(choose(scores, mask[i].tolist()), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -138,7 +138,7 @@ def test_synthesizers_have_no_projections_they_do_not_need(make):
 
 def test_the_deviation_of_a_random_table_is_as_asked():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(8, 2, score=RandomSynthesizer(100, deviation=0.5))
+    layer = MultiHeadAttention(8, 2, score=RandomSynthesizer(100, std=0.5))
     assert layer.scorer is not None
     assert abs(layer.scorer.get_parameter("table").std().item() - 0.5) < 0.01
 
@@ -146,7 +146,7 @@ def test_the_deviation_of_a_random_table_is_as_asked():
 @pytest.mark.parametrize("name", SCORES)
 def test_no_queries_give_no_outputs(randn, make, name):
     layer = make(SCORES[name])
-    out, weights = layer(randn(2, 0, WIDTH), randn(2, 3, WIDTH), weights=True)
+    out, weights = layer(randn(2, 0, WIDTH), randn(2, 3, WIDTH), return_weights=True)
     assert out.shape == (2, 0, WIDTH) and weights.shape == (2, HEADS, 0, 3)
 
 
@@ -196,7 +196,7 @@ def test_in_bfloat16_scores_and_softmax_are_computed_in_float32(score):
     k = None if layer.to_k is None else split_heads(layer.to_k(x), 4).double()
     assert exact.scorer is not None
     expected = exact.scorer(q, k, Positions(torch.arange(12)), None, None).expand(2, -1, -1, -1)
-    _, weights = layer(x, weights=True)
+    _, weights = layer(x, return_weights=True)
     assert weights.dtype == torch.bfloat16
     rounded = (weights.double() - expected).abs().max() / expected.max()
     assert rounded <= 2**-8

@@ -11,7 +11,7 @@ from qkv.nn import Dot, MultiHeadAttention
 from qkv.nn.heads import merge_heads, split_heads
 from qkv.positions import Rope
 
-SMALL: dict[str, Any] = {"vocab": 11, "width": 8, "layers": 1, "heads": 2}
+SMALL: dict[str, Any] = {"vocab_size": 11, "dim": 8, "layers": 1, "heads": 2}
 
 
 @pytest.mark.parametrize(("bias", "inner", "outer"), [(True, True, True), (False, False, False), ("qkv", True, False)])
@@ -30,7 +30,7 @@ def test_an_impossible_bias_is_refused(unchecked):
 
 @pytest.mark.parametrize("position", [None, Rope()])
 def test_normalised_queries_and_keys_follow_the_formula(position, randn):
-    layer = MultiHeadAttention(8, 4, kv_heads=2, score=Dot(normalised=True, epsilon=1e-3), position=position).double()
+    layer = MultiHeadAttention(8, 4, kv_heads=2, score=Dot(qk_norm=True, norm_eps=1e-3), position=position).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(randn(*parameter.shape))
@@ -47,11 +47,13 @@ def test_normalised_queries_and_keys_follow_the_formula(position, randn):
     weights = (q @ k.mT / 2**0.5).softmax(-1)
     expected = layer.to_out(merge_heads(weights @ v))
     torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(layer(x, weights=True)[1], weights, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(x, return_weights=True)[1], weights, atol=1e-12, rtol=0)
 
 
 def test_a_normalised_model_agrees_with_its_cache(randn):
-    model: Any = build(GPTConfig(**SMALL, score=Dot(normalised=True), kv_heads=1, position="rope", window=3)).double()
+    model: Any = build(
+        GPTConfig(**SMALL, score=Dot(qk_norm=True), kv_heads=1, position="rope", sliding_window=3)
+    ).double()
     tokens, cache = torch.randint(11, (2, 7)), model.new_cache()
     parts = [model(tokens[:, i : i + 2], cache=cache) for i in range(0, 7, 2)]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens), atol=1e-12, rtol=0)
@@ -77,7 +79,7 @@ def test_segments_are_refused_where_there_are_none():
 
 
 def test_a_seq2seq_may_add_a_number_to_each_logit():
-    model = Seq2Seq(Seq2SeqConfig(vocab=11, width=8, heads=2, head_bias=True, embedding_norm=True)).eval()
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=11, dim=8, heads=2, head_bias=True, embedding_norm=True)).eval()
     source, target = torch.randint(11, (1, 4)), torch.randint(11, (1, 3))
     before = model(source, target)
     with torch.no_grad():
@@ -86,12 +88,12 @@ def test_a_seq2seq_may_add_a_number_to_each_logit():
 
 
 def test_a_vit_without_classes_gives_what_its_head_would_have_read():
-    model = ViT(ViTConfig(image=8, patch=4, width=8, layers=1, heads=2, classes=0)).eval()
+    model = ViT(ViTConfig(image_size=8, patch_size=4, dim=8, layers=1, heads=2, num_classes=0)).eval()
     images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(model(images), model.hidden(images)[:, 0])
+    assert torch.equal(model(images), model.hidden_states(images)[:, 0])
     assert not any(name.startswith("head") for name in model.state_dict())
 
 
 def test_the_switches_leave_the_courses_models_as_they_were():
-    sizes = {name: build(PRESETS[name]).size for name in ("course-vit", "course-gpt", "course-gpt-rope")}
+    sizes = {name: build(PRESETS[name]).num_parameters for name in ("course-vit", "course-gpt", "course-gpt-rope")}
     assert sizes == {"course-vit": 3_217_764, "course-gpt": 3_323_392, "course-gpt-rope": 3_290_624}

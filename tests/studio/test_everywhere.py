@@ -54,7 +54,7 @@ def here() -> Iterator[None]:
 def place(serving, here, tmp_path_factory):
     home = tmp_path_factory.mktemp("home") / "runs"
     made(home / "vit-digits-1")
-    made(home / "vit-digits-2", {"model.width": 32}, seed=3, finished=False, lines=12)
+    made(home / "vit-digits-2", {"model.dim": 32}, seed=3, finished=False, lines=12)
     return serving(runs=home, allow_code=True)
 
 

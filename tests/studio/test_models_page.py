@@ -27,7 +27,7 @@ def folders(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("gpt", "<i>other")):
         torch.manual_seed(seed)
-        model = GPT(GPTConfig(vocab=len(WORDS), length=700, width=32, layers=2, heads=4, position="rope"))
+        model = GPT(GPTConfig(vocab_size=len(WORDS), max_length=700, dim=32, layers=2, heads=4, position="rope"))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3)  # attention that is far from even

@@ -41,8 +41,8 @@ def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("models")
     torch.manual_seed(3)
     for name, config in {
-        "gpt": GPTConfig(vocab=len(WORDS), length=16, width=32, layers=2, heads=4, position="rope"),
-        "short": GPTConfig(vocab=len(WORDS), length=12, width=32, layers=2, heads=4, position="learned"),
+        "gpt": GPTConfig(vocab_size=len(WORDS), max_length=16, dim=32, layers=2, heads=4, position="rope"),
+        "short": GPTConfig(vocab_size=len(WORDS), max_length=12, dim=32, layers=2, heads=4, position="learned"),
     }.items():
         model = GPT(config)
         with torch.no_grad():
@@ -207,7 +207,7 @@ def test_answers_before_and_after_are_the_models_own(looks):
 
 def test_a_model_whose_answers_are_no_numbers_says_so(tmp_path):
     for part in ("norm", "blocks.0"):
-        model = GPT(GPTConfig(vocab=len(WORDS), length=16, width=32, layers=2, heads=4))
+        model = GPT(GPTConfig(vocab_size=len(WORDS), max_length=16, dim=32, layers=2, heads=4))
         with torch.no_grad():
             next(model.get_submodule(part).parameters()).fill_(float("nan"))
         model.files["tokenizer.json"] = reader()
@@ -241,7 +241,7 @@ def test_the_lines_that_are_shown_give_what_is_shown(looks, capsys):
 def test_a_model_beside_another_is_given_the_target_that_the_other_wrote(tmp_path):
     for seed, name in enumerate(("one", "two")):
         torch.manual_seed(seed)
-        model = Seq2Seq(Seq2SeqConfig(vocab=len(WORDS), width=32, encoder_layers=1, decoder_layers=1, heads=4))
+        model = Seq2Seq(Seq2SeqConfig(vocab_size=len(WORDS), dim=32, encoder_layers=1, decoder_layers=1, heads=4))
         model.files["tokenizer.json"] = reader()
         model.files["huggingface.json"] = b'{"bos_token_id": 9, "eos_token_id": 2}'
         model.save(tmp_path / name)
@@ -281,7 +281,7 @@ def test_pictures_that_are_none_are_one_sentence(looks):
 def test_models_are_read_once_and_only_some_are_kept(tmp_path):
     paths = []
     for number in range(KEPT + 1):
-        ViT(ViTConfig(image=8, patch=4, width=16, layers=1, heads=2)).save(tmp_path / str(number))
+        ViT(ViTConfig(image_size=8, patch_size=4, dim=16, layers=1, heads=2)).save(tmp_path / str(number))
         paths.append(tmp_path / str(number))
     shelf = Shelf(tmp_path / "none", tuple(paths))
     ids = [source.id for source in shelf.sources() if source.origin == "folder"]
@@ -299,8 +299,8 @@ def test_models_are_read_once_and_only_some_are_kept(tmp_path):
         shelf.get("folder:none")
     old = shelf.get(ids[-1])
     shutil.rmtree(paths[-1])
-    ViT(ViTConfig(image=8, patch=4, width=32, layers=1, heads=2)).save(paths[-1])
-    assert shelf.get(ids[-1]).model.config.width == 32 and old.model.config.width == 16
+    ViT(ViTConfig(image_size=8, patch_size=4, dim=32, layers=1, heads=2)).save(paths[-1])
+    assert shelf.get(ids[-1]).model.config.dim == 32 and old.model.config.dim == 16
 
 
 def test_a_sweep_lets_others_use_the_model_between_two_heads(looks, monkeypatch):

@@ -88,7 +88,7 @@ def test_every_textbook_example_has_the_numbers_of_the_exact_working(name):
 
 def test_sixty_four_tokens_are_answered_by_the_library_and_the_page_says_so():
     x, wq, wk, wv = (cells(MANY[name]) for name in ("x", "wq", "wk", "wv"))
-    out, weights = qkv.attention(x @ wq, x @ wk, x @ wv, beta=1.5, causal=True, weights=True)
+    out, weights = qkv.attention(x @ wq, x @ wk, x @ wv, scale=1.5, causal=True, return_weights=True)
     _, found = numbers({**MANY, "beta": "3/2", "mask": "causal"})
     assert np.array_equal(found["weights"][0], weights.numpy()) and np.array_equal(found["output"], out.numpy())
     answer = plain("exact", MANY)

@@ -81,7 +81,7 @@ def test_sixty_four_tokens_show_the_numbers_of_qkv_attention(room):
         torch.tensor([[float(cell) for cell in row] for row in given[name]], dtype=torch.float64)
         for name in ("x", "wq", "wk", "wv")
     )
-    _, weights = qkv.attention(x @ wq, x @ wk, x @ wv, beta=beta, weights=True)
+    _, weights = qkv.attention(x @ wq, x @ wk, x @ wv, scale=beta, return_weights=True)
     shown = page.locator("td[data-weight]").all_inner_texts()
     large = {j: text for j, text in enumerate(shown) if weights[2, j] > 1e-3}
     assert large == {j: f"{weights[2, j]:.4f}" for j in large} and len(large) > 5

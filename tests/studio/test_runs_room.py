@@ -64,7 +64,7 @@ def made(place: Path, *changes: dict[str, Any], finished: bool = True, lines: in
 def runs(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("home") / "runs"
     made(home / "vit-digits-1")
-    made(home / "vit-digits-2", {"model.width": 32}, seed=3, finished=False, lines=12)
+    made(home / "vit-digits-2", {"model.dim": 32}, seed=3, finished=False, lines=12)
     (home / "broken").mkdir()
     (home / "broken" / "recipe.toml").write_text("recipe = 3")
     (home.parent / "elsewhere").mkdir()
@@ -272,7 +272,7 @@ def test_runs_are_compared_in_one_picture_and_the_link_remembers_it(serving, vis
         for row in page.locator("tr[data-setting]").all()
     }
     assert shown == {name: [str(value) for value in values] for name, values in differing(tables).items()}
-    assert set(shown) == {"seed", "model.width"}
+    assert set(shown) == {"seed", "model.dim"}
     assert page.locator("[data-panel=loss] path[data-run]").count() == 2
     address = page.evaluate("location.hash")
     assert urllib.parse.unquote(address) == "#/runs?show=vit-digits-1,vit-digits-2&log=1"

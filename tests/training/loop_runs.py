@@ -46,7 +46,7 @@ def objective(model, batch):
 def gpt(dropout=0.1, dtype=torch.float32, seed=0, **fields):
     torch.manual_seed(seed)
     sizes = {"width": 16, "layers": 2, "heads": 2, "hidden": 24, "length": 8, **fields}
-    return GPT(GPTConfig(vocab=VOCAB, dropout=dropout, **sizes)).to(dtype)
+    return GPT(GPTConfig(vocab_size=VOCAB, dropout=dropout, **sizes)).to(dtype)
 
 
 SETTINGS = loop.Settings(

@@ -14,15 +14,15 @@ from qkv.training.runs import begin, chosen_folder
 
 
 def test_a_finished_run_is_not_run_again_and_another_recipe_is_refused(tmp_path, unchecked):
-    small, told = {"model.width": 16, "model.layers": 1, "model.heads": 2}, []
+    small, told = {"model.dim": 16, "model.layers": 1, "model.heads": 2}, []
     once = train("vit-digits", small, steps=4, folder=tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     again = train("vit-digits", small, steps=4, folder=tmp_path / "run", note=told.append)
     assert again.result == json.loads(json.dumps(once.result))
     assert "finished already" in told[0]
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    with pytest.raises(ValueError, match=r"model.width was 16 and is now 32"):
-        train("vit-digits", {**small, "model.width": 32}, steps=4, folder=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"model.dim was 16 and is now 32"):
+        train("vit-digits", {**small, "model.dim": 32}, steps=4, folder=tmp_path / "run")
     with pytest.raises(ValueError, match="holds a run of 4 steps, not of 5"):
         train("vit-digits", small, steps=5, folder=tmp_path / "run")
     with pytest.raises(ValueError, match="holds a run of vit-digits"):
@@ -54,7 +54,7 @@ def test_a_run_without_pretraining_is_gone_on_with_by_the_steps_it_makes(tmp_pat
     recipe = system("birthplaces").recipe({"data.pretrain": False, "data.people": 20})
     begin(tmp_path / "birthplaces-1", pace.given(system("birthplaces").build(recipe), None, 100, lambda text: None))
     assert chosen_folder(recipe, "auto", None, 100, home=tmp_path).name == "birthplaces-1"
-    longer = system("birthplaces").recipe({"data.pretrain": False, "data.people": 20, "model.length": 512})
+    longer = system("birthplaces").recipe({"data.pretrain": False, "data.people": 20, "model.max_length": 512})
     assert chosen_folder(longer, "auto", None, 100, home=tmp_path).name == "birthplaces-2"
 
 
@@ -66,7 +66,7 @@ def test_a_run_killed_while_it_began_begins_anew(tmp_path):
 
 
 def test_a_signal_in_the_last_step_ends_the_run_before_its_test_and_the_same_call_ends_it(tmp_path, unchecked):
-    small = {"model.width": 16, "model.layers": 1, "model.heads": 2}
+    small = {"model.dim": 16, "model.layers": 1, "model.heads": 2}
 
     class Asks(Report):
         def evaluated(self, step, numbers):
@@ -83,7 +83,7 @@ def test_a_signal_in_the_last_step_ends_the_run_before_its_test_and_the_same_cal
 def test_a_model_of_few_places_writes_samples_and_texts_too_long_for_a_model_are_refused_before_a_run(
     tmp_path, unchecked
 ):
-    short = {"model.position": "learned", "data.length": 32, "model.width": 16, "model.layers": 1, "model.heads": 2}
+    short = {"model.position": "learned", "data.length": 32, "model.dim": 16, "model.layers": 1, "model.heads": 2}
     run = train("gpt-text", short, steps=2, folder=tmp_path / "run")
     assert run.finished
     with pytest.raises(ValueError, match="texts of 256 tokens are too long for a model of 128 positions"):

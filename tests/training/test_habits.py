@@ -12,7 +12,7 @@ from qkv.training.recipes.translation import bleu, opened, translated
 def test_every_model_that_translates_has_an_optimiser_that_can_move_it():
     known = system("translate")
     for kind in known.models:
-        recipe = known.recipe({"model.vocab": 300}, model=kind)
+        recipe = known.recipe({"model.vocab_size": 300}, model=kind)
         assert make_optimisers(drawn(recipe.model, 0), recipe.stages["train"].optimiser)
 
 
@@ -27,7 +27,7 @@ def test_a_change_goes_over_a_habit_and_a_habit_over_the_defaults():
 
 def test_the_length_penalty_of_the_recipe_reaches_the_search(monkeypatch):
     known = system("translate")
-    recipe = known.recipe({"model.width": 16, "model.heads": 2, "data.vocab": 300, "data.length_penalty": 1.5})
+    recipe = known.recipe({"model.dim": 16, "model.heads": 2, "data.vocab": 300, "data.length_penalty": 1.5})
     task = known.build(recipe)
     assert task.purpose(task.model)["length_penalty"] == 1.5
     asked, plain = [], Seq2Seq.generate

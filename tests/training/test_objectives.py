@@ -70,7 +70,7 @@ def test_only_scored_tokens_count_and_documents_stay_apart():
 
 def test_a_source_that_is_not_there_is_not_read():
     torch.manual_seed(0)
-    model = Seq2Seq(Seq2SeqConfig(vocab=9, width=16, heads=2, encoder_layers=1, decoder_layers=1)).eval()
+    model = Seq2Seq(Seq2SeqConfig(vocab_size=9, dim=16, heads=2, encoder_layers=1, decoder_layers=1)).eval()
     source, target = torch.randint(0, 9, (2, 5)), torch.randint(0, 9, (2, 4))
     present = torch.arange(5) < torch.tensor([[5], [3]])
     batch = {"source": source, "source_present": present, "target_in": target, "targets": target.flip(1)}
@@ -106,7 +106,7 @@ def test_ctc_sums_over_every_way_to_place_the_labels():
 
 def test_a_transcriber_that_joins_frames_says_how_many_are_left():
     torch.manual_seed(0)
-    model = Transcriber(TranscriberConfig(features=4, labels=5, stack=2, width=16, heads=2, layers=1, dropout=0.0))
+    model = Transcriber(TranscriberConfig(features=4, labels=5, stack=2, dim=16, heads=2, layers=1, dropout=0.0))
     features, lengths = torch.randn(2, 10, 4), torch.tensor([10, 7])
     labels, label_lengths = torch.tensor([[1, 2, 3], [4, 1, 0]]), torch.tensor([3, 2])
     batch = {"features": features, "lengths": lengths, "labels": labels, "label_lengths": label_lengths}

@@ -19,7 +19,7 @@ SMALL = {
     "data.batch": 16,
     "data.finetune_batch": 8,
     "model.kind": "small",
-    "model.width": 32,
+    "model.dim": 32,
     "model.layers": 1,
     "model.heads": 2,
     "pretrain.steps": 12,

@@ -35,7 +35,7 @@ def test_a_recipe_goes_to_toml_and_back(name, tmp_path):
 
 def test_changes_by_name_from_a_file_and_from_the_command_line_agree():
     known = system("vit-digits")
-    dotted = known.recipe({"model.width": 32, "train.optimiser.lr": 0.5, "data.augment.crop": 2})
+    dotted = known.recipe({"model.dim": 32, "train.optimiser.lr": 0.5, "data.augment.crop": 2})
     nested = known.recipe(
         {"model": {"width": 32}, "train": {"optimiser": {"lr": 0.5}}, "data": {"augment": {"crop": 2}}}
     )
@@ -47,11 +47,11 @@ def test_changes_by_name_from_a_file_and_from_the_command_line_agree():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.widht": 3}, "did you mean model.width"),
+        ({"model.widht": 3}, "did you mean model.dim"),
         ({"trian.steps": 3}, "did you mean train"),
         ({"train.steps": "many"}, "steps is a whole number"),
         ({"train.steps": 0}, "steps is at least 1"),
-        ({"model.width": 30, "model.heads": 4}, "does not split into heads"),
+        ({"model.dim": 30, "model.heads": 4}, "does not split into heads"),
         ({"model": 3}, "set one of them"),
         ({"seed": -1}, "seed is a whole number"),
         ({"model.kind": "vti"}, "has no model 'vti'"),
@@ -74,7 +74,7 @@ def test_a_mistaken_change_is_named(change, message):
         ({"model.position": "Shaw"}, Shaw()),
         ({"model.position.kind": "Alibi"}, Alibi()),
         ({"model.position.base": 500}, Rope(base=500.0)),
-        ({"model.position": {"kind": "Rope", "width": 8}}, Rope(width=8)),
+        ({"model.position": {"kind": "Rope", "width": 8}}, Rope(rotary_dim=8)),
     ],
 )
 def test_a_part_of_another_kind_is_chosen_by_its_name(change, chosen):
@@ -126,9 +126,10 @@ def test_the_course_presets_are_the_course_models_exactly():
     assert (vit.model.width, vit.model.layers, vit.model.hidden, vit.data.batch) == (256, 6, 512, 256)
     from qkv.models import build
 
-    assert build(vit.model).size == 3_217_764
+    assert build(vit.model).num_parameters == 3_217_764
     sizes = {
-        name: build(system("birthplaces").recipe(model=name).model).size for name in ("vanilla", "synthesizer", "rope")
+        name: build(system("birthplaces").recipe(model=name).model).num_parameters
+        for name in ("vanilla", "synthesizer", "rope")
     }
     assert sizes == {"vanilla": 3_323_392, "synthesizer": 3_076_988, "rope": 3_290_624}
 
@@ -145,7 +146,7 @@ def test_fewer_steps_keep_the_shape_of_the_schedule():
 
 SMALL = {
     "vit-digits": {
-        "model.width": 32,
+        "model.dim": 32,
         "model.layers": 2,
         "model.heads": 2,
         "data.augment.crop": 0,
@@ -156,7 +157,7 @@ SMALL = {
         "data.batch": 16,
         "data.length": 48,
         "data.judged": 2000,
-        "model.width": 48,
+        "model.dim": 48,
         "model.layers": 1,
         "model.heads": 3,
         "model.dropout": 0.0,
@@ -167,15 +168,15 @@ SMALL = {
         "data.batch": 16,
         "data.finetune_batch": 8,
         "model.kind": "small",
-        "model.width": 32,
+        "model.dim": 32,
         "model.layers": 1,
         "model.heads": 2,
         "pretrain.optimiser.lr": 1e-2,
     },
     "translate": {
-        "model.width": 32,
+        "model.dim": 32,
         "model.heads": 2,
-        "model.hidden": 64,
+        "model.mlp_dim": 64,
         "model.encoder_layers": 1,
         "model.decoder_layers": 1,
         "model.dropout": 0.0,
@@ -187,7 +188,7 @@ SMALL = {
     },
     "speech": {
         **system("speech").presets["undisguised"],
-        "model.width": 32,
+        "model.dim": 32,
         "model.heads": 2,
         "model.layers": 1,
         "data.strings": 64,
@@ -238,7 +239,7 @@ def test_each_recipe_runs_end_to_end_and_learns(name, tmp_path, unchecked):
     assert run.finished
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
     assert json.loads((folder / "samples.json").read_text())
-    assert run.model.size == run.parameters
+    assert run.model.num_parameters == run.parameters
     first = folder / "pretrain" if name == "birthplaces" else folder
     last = losses(first)[-1]
     assert last < floor(name, run), f"{name} has not learned: {last:.3f}"
@@ -251,7 +252,7 @@ def test_a_trained_model_is_used_on_a_picture_and_names_a_file_that_is_none(tmp_
     from qkv.data.digit_images import digits
     from qkv.training.recipes.use import open_tool
 
-    changes = {"model.width": 16, "model.layers": 1, "model.heads": 2}
+    changes = {"model.dim": 16, "model.layers": 1, "model.heads": 2}
     run = train("vit-digits", changes, steps=4, folder=tmp_path / "run")
     tool, parts = open_tool(tmp_path / "run"), digits()
     Image.fromarray(parts.test.pixels[0, 0].numpy()).save(tmp_path / "digit.png")

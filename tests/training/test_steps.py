@@ -166,7 +166,7 @@ def test_norms_biases_and_tables_do_not_decay():
     }
     (adamw,) = make_optimisers(model, loop.Optimiser(weight_decay=0.1, decay_tables=True))
     assert any(p is model.tokens.weight for p in adamw.param_groups[0]["params"])
-    picture = kinds(ViT(ViTConfig(width=16, layers=1)))
+    picture = kinds(ViT(ViTConfig(dim=16, layers=1)))
     assert picture["class_token"] == "table" and picture["patches.convolution.weight"] == "matrix"
 
 

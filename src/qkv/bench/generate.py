@@ -95,6 +95,6 @@ def their_generate(model, prompt: Tensor) -> Tensor:
 def read_bytes(model: GPT) -> int:
     """The bytes of all weights that a step multiplies by; tables of which it looks up one row do not count."""
     looked_up = {id(model.place.positions.weight)} if isinstance(model.place.positions, nn.Embedding) else set()
-    if not model.config.tied:
+    if not model.config.tie_embeddings:
         looked_up.add(id(model.tokens.weight))
     return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in looked_up)

@@ -133,7 +133,7 @@ def recording(count: int) -> dict[str, Any]:
 
     import qkv
 
-    model = qkv.models.GPT(qkv.models.GPTConfig(vocab=1000, length=count, width=256, layers=4, heads=8)).eval()
+    model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=1000, max_length=count, dim=256, layers=4, heads=8)).eval()
     text = torch.randint(0, 1000, (1, count))
 
     def recorded() -> None:
@@ -180,7 +180,7 @@ def _trace(count: int) -> Any:
     with qkv.interp.record() as trace:
         for _ in range(LAYERS):
             q, k = torch.randn(2, 1, HEADS, count, WIDTH, generator=draw)
-            qkv.attention(q, k, k, beta=0.4)
+            qkv.attention(q, k, k, scale=0.4)
     return trace
 
 

@@ -162,14 +162,14 @@ def x_gpt() -> nn.Module:
 
 
 VITS: dict[str, Maker] = {
-    "qkv": lambda: ViT(ViTConfig(image=SIDE, classes=CLASSES)),
+    "qkv": lambda: ViT(ViTConfig(image_size=SIDE, num_classes=CLASSES)),
     "transformers": hf_vit,
     "torch.nn.TransformerEncoder": lambda: Pictures(TorchEncoder(128, 6, 4, causal=False)),
     "x-transformers": x_vit,
     "written afresh": lambda: Pictures(fresh_encoder(128, 6, 4, causal=False)),
 }
 GPTS: dict[str, Maker] = {
-    "qkv": lambda: GPT(GPTConfig(vocab=VOCAB, length=LENGTH)),
+    "qkv": lambda: GPT(GPTConfig(vocab_size=VOCAB, max_length=LENGTH)),
     "transformers": lambda: Logits(hf_gpt(tie_word_embeddings=False, use_cache=False)),
     "torch.nn.TransformerEncoder": lambda: Text(TorchEncoder(256, 4, 8, causal=True)),
     "x-transformers": x_gpt,

@@ -119,7 +119,7 @@ def _measured(name: str, steps: int, items: int, note: Callable[[str], None]) ->
     bare = statistics.median(bares)
     return Cost(
         model=name,
-        parameters=model.size,
+        parameters=model.num_parameters,
         items=items,
         steps=len(loops),
         bare=bare,

@@ -41,7 +41,7 @@ def compare_with_float64(problem: Problem, exact: Rows) -> Agreement:
     split = [m.unflatten(-1, (problem.heads, -1)).transpose(0, 1)[None] for m in (q, k, v)]
     allowed = None if problem.allowed is None else torch.tensor(problem.allowed)
     beta = float(problem.beta.decimal)
-    out = attention(*split, beta=beta, allowed=allowed)[0].transpose(0, 1).flatten(1)
+    out = attention(*split, scale=beta, mask=allowed)[0].transpose(0, 1).flatten(1)
     if problem.wo is not None:
         out = out @ tensor(problem.wo)
     difference = float((out - tensor(exact)).abs().max())

@@ -17,7 +17,7 @@ POSITIONS = after(2)  # their tables begin with two rows for positions that no t
 def table(config: Seq2SeqConfig) -> list[Row]:
     """With one table of token vectors it is called `shared`; with three each has its name."""
     tokens = [Row("source_tokens", "model.shared")]
-    if not config.tied:
+    if not config.tie_embeddings:
         tokens = [
             Row("source_tokens", "model.encoder.embed_tokens"),
             Row("target_tokens", "model.decoder.embed_tokens"),
@@ -69,19 +69,19 @@ def read(switches: Switches) -> Seq2SeqConfig:
         if switches.count(name, 16 if name.endswith("heads") else 4096) != value:
             raise ValueError(f"{switches.where}: {name} differs from the encoder's {value}, which has no equal in qkv")
     return Seq2SeqConfig(
-        vocab=switches.count("vocab_size", 50265),
-        length=switches.count("max_position_embeddings", 1024),
-        width=switches.count("d_model", 1024),
+        vocab_size=switches.count("vocab_size", 50265),
+        max_length=switches.count("max_position_embeddings", 1024),
+        dim=switches.count("d_model", 1024),
         encoder_layers=layers,
         decoder_layers=switches.count("decoder_layers", 12),
         heads=heads,
-        hidden=hidden,
+        mlp_dim=hidden,
         activation=switches.choice("activation_function", ACTIVATIONS, "gelu"),
-        order="post",
+        norm_order="post",
         position="learned",
         dropout=switches.number("dropout", 0.1),
-        tied=switches.flag("tie_word_embeddings", True),
-        scale=switches.flag("scale_embedding", False),
+        tie_embeddings=switches.flag("tie_word_embeddings", True),
+        scale_embeddings=switches.flag("scale_embedding", False),
         embedding_norm=True,
         head_bias=True,
     )
@@ -91,7 +91,7 @@ def write(config: Seq2SeqConfig) -> dict[str, Any]:
     fits(
         config,
         "BART",
-        target_vocab=(None, config.vocab),
+        target_vocab=(None, config.vocab_size),
         position="learned",
         norm="layer",
         order="post",
@@ -101,11 +101,11 @@ def write(config: Seq2SeqConfig) -> dict[str, Any]:
         embedding_norm=True,
         activation=tuple(THEIR_ACTIVATIONS),
     )
-    hidden = config.hidden or 4 * config.width
+    hidden = config.mlp_dim or 4 * config.dim
     return {
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.length,
-        "d_model": config.width,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "d_model": config.dim,
         "encoder_layers": config.encoder_layers,
         "decoder_layers": config.decoder_layers,
         "encoder_attention_heads": config.heads,
@@ -116,9 +116,9 @@ def write(config: Seq2SeqConfig) -> dict[str, Any]:
         "dropout": config.dropout,
         "attention_dropout": config.dropout,
         "activation_dropout": config.dropout,
-        "scale_embedding": config.scale,
+        "scale_embedding": config.scale_embeddings,
         "is_encoder_decoder": True,
-        "tie_word_embeddings": config.tied,
+        "tie_word_embeddings": config.tie_embeddings,
     }
 
 

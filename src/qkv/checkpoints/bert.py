@@ -36,15 +36,15 @@ def read(switches: Switches) -> EncoderConfig:
     switches.skip(("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "directionality"))
     switches.skip(("pooler_size_per_head", "pooler_type"))
     return EncoderConfig(
-        vocab=switches.count("vocab_size", 30522),
-        length=switches.count("max_position_embeddings", 512),
-        width=switches.count("hidden_size", 768),
+        vocab_size=switches.count("vocab_size", 30522),
+        max_length=switches.count("max_position_embeddings", 512),
+        dim=switches.count("hidden_size", 768),
         layers=switches.count("num_hidden_layers", 12),
         heads=switches.count("num_attention_heads", 12),
-        hidden=switches.count("intermediate_size", 3072),
+        mlp_dim=switches.count("intermediate_size", 3072),
         activation=switches.choice("hidden_act", ACTIVATIONS, "gelu"),
-        order="post",
-        epsilon=switches.number("layer_norm_eps", 1e-12),
+        norm_order="post",
+        norm_eps=switches.number("layer_norm_eps", 1e-12),
         position="learned",
         dropout=switches.number("hidden_dropout_prob", 0.1),
         embedding_norm=True,
@@ -70,14 +70,14 @@ def write(config: EncoderConfig) -> dict[str, Any]:
     if not config.segments:
         raise ValueError("segments=0 has no equal in BERT, which has at least 1")
     return {
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.length,
-        "hidden_size": config.width,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "hidden_size": config.dim,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "intermediate_size": config.hidden or 4 * config.width,
+        "intermediate_size": config.mlp_dim or 4 * config.dim,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
-        "layer_norm_eps": config.epsilon,
+        "layer_norm_eps": config.norm_eps,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.dropout,
         "type_vocab_size": config.segments,

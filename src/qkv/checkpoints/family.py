@@ -23,7 +23,7 @@ class Family:
     bare: the architectures without a head, written without the prefix.
     left_out: tensors (patterns) that are no part of our model; they are kept for the way back.
     ignored: tensors (patterns) that hold nothing learned.
-    tied: where tables are shared (config.tied), the name that counts, and other names that it may stand under.
+    tied: where tables are shared (config.tie_embeddings), the name that counts, and other names that it may stand under.
     optional: tensors that may be absent; they are then 0.
     renamed: endings of names in older files, and what they are called now.
     complete: adds to what is written the tensors that theirs have and ours need not.

@@ -43,16 +43,16 @@ def read(switches: Switches) -> GPTConfig:
     switches.only("is_encoder_decoder", False)
     switches.skip(("embd_pdrop", "attn_pdrop", "n_ctx"))
     return GPTConfig(
-        vocab=switches.count("vocab_size", 50257),
-        length=switches.count("n_positions", 1024),
-        width=switches.count("n_embd", 768),
+        vocab_size=switches.count("vocab_size", 50257),
+        max_length=switches.count("n_positions", 1024),
+        dim=switches.count("n_embd", 768),
         layers=switches.count("n_layer", 12),
         heads=switches.count("n_head", 12),
-        hidden=switches.maybe_count("n_inner"),
+        mlp_dim=switches.maybe_count("n_inner"),
         activation=switches.choice("activation_function", ACTIVATIONS, "gelu_new"),
-        epsilon=switches.number("layer_norm_epsilon", 1e-5),
+        norm_eps=switches.number("layer_norm_epsilon", 1e-5),
         dropout=switches.number("resid_pdrop", 0.1),
-        tied=switches.flag("tie_word_embeddings", True),
+        tie_embeddings=switches.flag("tie_word_embeddings", True),
     )
 
 
@@ -66,24 +66,24 @@ def write(config: GPTConfig) -> dict[str, Any]:
         score=Dot(),
         activation=tuple(THEIR_ACTIVATIONS),
         kv_heads=(None, config.heads),
-        head_width=(None, config.width // config.heads),
+        head_width=(None, config.dim // config.heads),
         window=None,
         bias=True,
         attention_bias=(None, True),
     )
     return {
-        "vocab_size": config.vocab,
-        "n_positions": config.length,
-        "n_embd": config.width,
+        "vocab_size": config.vocab_size,
+        "n_positions": config.max_length,
+        "n_embd": config.dim,
         "n_layer": config.layers,
         "n_head": config.heads,
-        "n_inner": config.hidden,
+        "n_inner": config.mlp_dim,
         "activation_function": THEIR_ACTIVATIONS[config.activation],
-        "layer_norm_epsilon": config.epsilon,
+        "layer_norm_epsilon": config.norm_eps,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
-        "tie_word_embeddings": config.tied,
+        "tie_word_embeddings": config.tie_embeddings,
     }
 
 

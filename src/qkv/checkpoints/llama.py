@@ -91,23 +91,23 @@ def _read(
         kv_heads = switches.maybe_count("num_key_value_heads") or heads
     epsilon = switches.number("rms_norm_eps", 1e-6)
     return GPTConfig(
-        vocab=switches.count("vocab_size"),
-        length=length,
-        width=switches.count("hidden_size"),
+        vocab_size=switches.count("vocab_size"),
+        max_length=length,
+        dim=switches.count("hidden_size"),
         layers=switches.count("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_width=switches.maybe_count("head_dim") or head_width,
-        hidden=switches.count("intermediate_size"),
+        head_dim=switches.maybe_count("head_dim") or head_width,
+        mlp_dim=switches.count("intermediate_size"),
         activation=switches.choice("hidden_act", ACTIVATIONS, "silu"),
         norm="rms",
-        epsilon=epsilon,
+        norm_eps=epsilon,
         position=read_rope(switches, length),
-        score=Dot(normalised=True, epsilon=epsilon) if normalised else Dot(),
-        window=window,
+        score=Dot(qk_norm=True, norm_eps=epsilon) if normalised else Dot(),
+        sliding_window=window,
         bias=bias,
         attention_bias=attention_bias,
-        tied=switches.flag("tie_word_embeddings", False),
+        tie_embeddings=switches.flag("tie_word_embeddings", False),
     )
 
 
@@ -138,7 +138,7 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
 
 def write_mistral(config: GPTConfig) -> dict[str, Any]:
     fits(config, "Mistral", score=Dot(), bias=False, attention_bias=(None, False))
-    return {**_write(config, "Mistral"), "sliding_window": config.window}
+    return {**_write(config, "Mistral"), "sliding_window": config.sliding_window}
 
 
 def write_qwen2(config: GPTConfig) -> dict[str, Any]:
@@ -147,38 +147,38 @@ def write_qwen2(config: GPTConfig) -> dict[str, Any]:
 
 
 def write_qwen3(config: GPTConfig) -> dict[str, Any]:
-    score = Dot(normalised=True, epsilon=config.epsilon)
+    score = Dot(qk_norm=True, norm_eps=config.norm_eps)
     fits(config, "Qwen 3", score=score, bias=False, attention_bias=(None, True, False))
     return {**_write(config, "Qwen 3"), **_write_qwen_window(config), "attention_bias": bool(config.attention_bias)}
 
 
 def _write(config: GPTConfig, architecture: str) -> dict[str, Any]:
     fits(config, architecture, norm="rms", order="pre", activation="swiglu")
-    if not isinstance(config.position, Rope) or config.position.width not in (None, _head_width(config)):
+    if not isinstance(config.position, Rope) or config.position.rotary_dim not in (None, _head_width(config)):
         raise ValueError(
             f"position={config.position!r} has no equal in {architecture}, which has Rope() on whole heads"
         )
     return {
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.length,
-        "hidden_size": config.width,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "hidden_size": config.dim,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": _head_width(config),
-        "intermediate_size": config.hidden or 4 * config.width,
+        "intermediate_size": config.mlp_dim or 4 * config.dim,
         "hidden_act": "silu",
-        "rms_norm_eps": config.epsilon,
+        "rms_norm_eps": config.norm_eps,
         "rope_parameters": write_rope(config.position),
         "attention_dropout": config.dropout,
-        "tie_word_embeddings": config.tied,
+        "tie_word_embeddings": config.tie_embeddings,
     }
 
 
 def _write_qwen_window(config: GPTConfig) -> dict[str, Any]:
-    windowed = config.window is not None
+    windowed = config.sliding_window is not None
     return {
-        "sliding_window": config.window,
+        "sliding_window": config.sliding_window,
         "use_sliding_window": windowed,
         "max_window_layers": 0 if windowed else config.layers,
         "layer_types": ["sliding_attention" if windowed else "full_attention"] * config.layers,
@@ -186,7 +186,7 @@ def _write_qwen_window(config: GPTConfig) -> dict[str, Any]:
 
 
 def _head_width(config: GPTConfig) -> int:
-    return config.width // config.heads if config.head_width is None else config.head_width
+    return config.dim // config.heads if config.head_dim is None else config.head_dim
 
 
 def _family(name: str, stem: str, read, write) -> Family:

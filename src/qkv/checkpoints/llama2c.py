@@ -56,7 +56,7 @@ def load_llama2c(path: str | Path) -> GPT:
     beside = [other for other in sorted(path.parent.glob("tok*.bin")) if other != path]
     for other in beside:
         written = read_tokenizer(other)
-        if len(json.loads(written)["model"]["vocab"]) == config.vocab:
+        if len(json.loads(written)["model"]["vocab"]) == config.vocab_size:
             model.files[TOKENIZER] = written.encode()
             break
     return model.eval()
@@ -75,18 +75,18 @@ def _header(path: Path, content: bytes) -> tuple[GPTConfig, dict[str, int]]:
     if min(sizes) < 1 or max(sizes) >= LIMIT or width % heads or heads % kv_heads or (width // heads) % 2:
         raise ValueError(f"{path} is not a llama2.c file: its header would be the sizes {sizes}")
     config = GPTConfig(
-        vocab=abs(vocab),
-        length=length,
-        width=width,
+        vocab_size=abs(vocab),
+        max_length=length,
+        dim=width,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        hidden=hidden,
+        mlp_dim=hidden,
         activation="swiglu",
         norm="rms",
         position="rope",
         bias=False,
-        tied=vocab > 0,
+        tie_embeddings=vocab > 0,
     )
     head = width // heads
     named = {"vocab": abs(vocab), "width": width, "hidden": hidden, "length": length}
@@ -100,7 +100,7 @@ def _places(config: GPTConfig, sizes: dict[str, int]) -> list[tuple[str | None, 
         shape = tuple(sizes[axis] for axis in axes)
         if name is not None and "*" in name:
             shape = (config.layers, *shape)
-        if name != "head.weight" or not config.tied:
+        if name != "head.weight" or not config.tie_embeddings:
             places.append((name, shape))
     return places
 

@@ -46,14 +46,14 @@ def write_rope(rope: Rope) -> dict[str, Any]:
             "factor": scaling.factor,
             "low_freq_factor": scaling.low,
             "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.length,
+            "original_max_position_embeddings": scaling.original_max_length,
         }
     if isinstance(scaling, Yarn):
         return {
             "rope_type": "yarn",
             **settings,
             "factor": scaling.factor,
-            "original_max_position_embeddings": scaling.length,
+            "original_max_position_embeddings": scaling.original_max_length,
             "beta_fast": scaling.fast,
             "beta_slow": scaling.slow,
             "attention_factor": scaling.amplitude,
@@ -77,14 +77,14 @@ def _scaling(kind: Any, settings: Switches, length: int) -> Scaling | None:
             factor=settings.number("factor"),
             low=settings.number("low_freq_factor"),
             high=settings.number("high_freq_factor"),
-            length=settings.count("original_max_position_embeddings", length),
+            original_max_length=settings.count("original_max_position_embeddings", length),
         )
     if kind == "yarn":
         original = settings.count("original_max_position_embeddings", length)
         factor = settings.number("factor")
         return Yarn(
             factor=factor,
-            length=original,
+            original_max_length=original,
             fast=settings.number("beta_fast", 32.0),
             slow=settings.number("beta_slow", 1.0),
             attention=_sharpening(settings, factor),

@@ -64,14 +64,14 @@ def _(module: nn.TransformerEncoder) -> Encoder:
     assert isinstance(first, nn.TransformerEncoderLayer)
     block = _block_config(first)
     config = EncoderConfig(
-        features=block.width,
-        width=block.width,
+        features=block.dim,
+        dim=block.dim,
         layers=len(module.layers),
         heads=block.heads,
-        hidden=block.hidden,
+        mlp_dim=block.mlp_dim,
         activation=block.activation,
-        order=block.order,
-        epsilon=_epsilon(module),
+        norm_order=block.norm_order,
+        norm_eps=_epsilon(module),
         position="none",
         final_norm=module.norm is not None,
         dropout=block.dropout,
@@ -136,12 +136,12 @@ def fill_attention(ours: MultiHeadAttention | None, theirs: nn.MultiheadAttentio
 
 def _block_config(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> BlockConfig:
     return BlockConfig(
-        width=layer.self_attn.embed_dim,
+        dim=layer.self_attn.embed_dim,
         heads=layer.self_attn.num_heads,
-        hidden=layer.linear1.out_features,
+        mlp_dim=layer.linear1.out_features,
         activation=_activation(layer.activation),
-        order="pre" if layer.norm_first else "post",
-        epsilon=_epsilon(layer),
+        norm_order="pre" if layer.norm_first else "post",
+        norm_eps=_epsilon(layer),
         dropout=layer.dropout.p,
         bias=layer.linear1.bias is not None,
         cross=isinstance(layer, nn.TransformerDecoderLayer),

@@ -33,16 +33,16 @@ def read(switches: Switches) -> ViTConfig:
     switches.skip(("pooler_act", "pooler_output_size"))  # of the pooler, which is left out
     bare = switches.look("architectures") == ["ViTModel"]
     return ViTConfig(
-        image=_side(switches, "image_size", 224),
-        patch=_side(switches, "patch_size", 16),
+        image_size=_side(switches, "image_size", 224),
+        patch_size=_side(switches, "patch_size", 16),
         channels=switches.count("num_channels", 3),
-        classes=0 if bare else _classes(switches),
-        width=switches.count("hidden_size", 768),
+        num_classes=0 if bare else _classes(switches),
+        dim=switches.count("hidden_size", 768),
         layers=switches.count("num_hidden_layers", 12),
         heads=switches.count("num_attention_heads", 12),
-        hidden=switches.count("intermediate_size", 3072),
+        mlp_dim=switches.count("intermediate_size", 3072),
         activation=switches.choice("hidden_act", ACTIVATIONS, "gelu"),
-        epsilon=switches.number("layer_norm_eps", 1e-12),
+        norm_eps=switches.number("layer_norm_eps", 1e-12),
         dropout=switches.number("hidden_dropout_prob", 0.0),
     )
 
@@ -53,28 +53,28 @@ def write(config: ViTConfig) -> dict[str, Any]:
         "ViT",
         norm="layer",
         order="pre",
-        head="class",
+        pooling="cls",
         position="learned",
         final_norm=(None, True),
         bias=True,
         activation=tuple(THEIR_ACTIVATIONS),
     )
-    labels = {str(number): f"LABEL_{number}" for number in range(config.classes)}
+    labels = {str(number): f"LABEL_{number}" for number in range(config.num_classes)}
     named = {"id2label": labels, "label2id": {label: int(number) for number, label in labels.items()}}
     return {
-        "image_size": config.image,
-        "patch_size": config.patch,
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
         "num_channels": config.channels,
-        "hidden_size": config.width,
+        "hidden_size": config.dim,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "intermediate_size": config.hidden or 4 * config.width,
+        "intermediate_size": config.mlp_dim or 4 * config.dim,
         "hidden_act": THEIR_ACTIVATIONS[config.activation],
-        "layer_norm_eps": config.epsilon,
+        "layer_norm_eps": config.norm_eps,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.dropout,
         "qkv_bias": True,
-        **(named if config.classes else {"architectures": ["ViTModel"]}),
+        **(named if config.num_classes else {"architectures": ["ViTModel"]}),
     }
 
 

@@ -17,8 +17,8 @@ ROUNDING = 1e-17  # what is smaller is 0 in float64, and drawn as this
 
 def copy_error(lab: Lab, q: Tensor, k: Tensor, v: Tensor, j: int, beta: float) -> tuple[float, float, float]:
     """‖h − v_j‖ by the attention under test, its bound, and the difference between β inside q and outside."""
-    h = lab.attention(q[None], k, v, beta=beta)[0]
-    inside = lab.attention(beta * q[None], k, v, beta=1.0)[0]
+    h = lab.attention(q[None], k, v, scale=beta)[0]
+    inside = lab.attention(beta * q[None], k, v, scale=1.0)[0]
     margins = beta * (k[j] - k) @ q
     margin = float(margins[torch.arange(len(k)) != j].min())
     bound = (len(k) - 1) * math.exp(-margin) * float((v - v[j]).norm(dim=-1).max())
@@ -34,14 +34,14 @@ def copy(lab: Lab, m: int, d: int, beta: float) -> Measured:
     excess = max(e - b for e, b in zip(errors, bounds, strict=True))
     # a key inside the hull of the others never gets more than half of the weight, whoever asks
     hull = torch.cat((k[:-1], k[:-1].mean(0, keepdim=True)))
-    asked = lab.weights(50 * lab.draw(2000, d), hull, beta=1.0)[:, -1]
+    asked = lab.weights(50 * lab.draw(2000, d), hull, scale=1.0)[:, -1]
     # keys that do not oppose the query, and a large key that does
     kind = q + 0.3 * F.normalize(lab.draw(m, d), dim=-1)
     kind[j] = 1.5 * q
-    kindly = float((lab.attention(q[None], kind, v, beta=100.0)[0] - v[j]).norm())
+    kindly = float((lab.attention(q[None], kind, v, scale=100.0)[0] - v[j]).norm())
     large = k.clone()
     large[0] = 10 * F.normalize(-q + 0.1 * k[0], dim=-1)
-    towards, away = (float(lab.weights(sign * q[None], large, beta=beta)[0, 0]) for sign in (-1, 1))
+    towards, away = (float(lab.weights(sign * q[None], large, scale=beta)[0, 0]) for sign in (-1, 1))
     one_hot = F.one_hot(torch.tensor([j]), m).double() @ v
     pooled = float((v.max(0).values - v).norm(dim=-1).min())
     loops = by_loops(q[None], k, v, beta=beta)[0]
@@ -67,7 +67,7 @@ def copy(lab: Lab, m: int, d: int, beta: float) -> Measured:
             equal("β inside q equals β outside", max(insides)),
             equal("a linear layer copies with a one-hot row", gap(one_hot[0], v[j]), "control"),
             at_least("max pooling returns none of the values", pooled, 0.1, "control"),
-            equal("the output equals the triple loop", gap(lab.attention(q[None], k, v, beta=beta), loops), "control"),
+            equal("the output equals the triple loop", gap(lab.attention(q[None], k, v, scale=beta), loops), "control"),
         ),
         (
             Lines(
@@ -97,13 +97,13 @@ def average(lab: Lab, m: int, d: int, beta: float) -> Measured:
     for b in (0.5, 3.0, beta):
         for s in (2, 3):
             q = k[:s].sum(0, keepdim=True)
-            for weights in (lab.weights(b * q, k, beta=1.0), lab.weights(q, k, beta=b)):
+            for weights in (lab.weights(b * q, k, scale=1.0), lab.weights(q, k, scale=b)):
                 worst = max(worst, gap(weights[0, :s], torch.full((s,), closed(b, s), dtype=torch.float64)))
     q = k[:2].sum(0, keepdim=True)
-    plain, default = float(lab.weights(beta * q, k, beta=1.0)[0, 0]), float(lab.weights(beta * q, k)[0, 0])
-    h = lab.attention(beta * q, k, v, beta=1.0)
+    plain, default = float(lab.weights(beta * q, k, scale=1.0)[0, 0]), float(lab.weights(beta * q, k)[0, 0])
+    h = lab.attention(beta * q, k, v, scale=1.0)
     betas = [b / 2 for b in range(41)]
-    curve = [float(lab.weights(b * q, k, beta=1.0)[0, 0]) for b in betas]
+    curve = [float(lab.weights(b * q, k, scale=1.0)[0, 0]) for b in betas]
     return Measured(
         {
             "weight of each of the two, scale 1": plain,
@@ -136,12 +136,12 @@ def average(lab: Lab, m: int, d: int, beta: float) -> Measured:
 def diffuse(lab: Lab, n: int, m: int, d: int, beta: float) -> Measured:
     q, k, v = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d)
     mean = torch.tensor([[math.fsum(column) / m for column in v.mT.tolist()]], dtype=torch.float64).expand(n, -1)
-    outside, inside = lab.attention(q, k, v, beta=beta), lab.attention(beta * q, k, v, beta=1.0)
+    outside, inside = lab.attention(q, k, v, scale=beta), lab.attention(beta * q, k, v, scale=1.0)
     pooled = F.avg_pool1d(v.mT[None], m)[0].mT.expand(n, -1)
     linear = F.linear(v.mT, torch.full((1, m), 1 / m, dtype=torch.float64)).mT.expand(n, -1)
     betas = [0.0, 0.1, 0.3, 1.0, 3.0]
-    drift = [gap(lab.attention(q, k, v, beta=b), mean) for b in betas]
-    other = lab.attention(q, k, v, beta=0.6)
+    drift = [gap(lab.attention(q, k, v, scale=b), mean) for b in betas]
+    other = lab.attention(q, k, v, scale=0.6)
     return Measured(
         {
             f"difference from the plain mean at β = {beta:g}": gap(outside, mean),
@@ -165,22 +165,22 @@ def hard_soft(lab: Lab, n: int, d: int, beta: float) -> Measured:
     x, memory = lab.draw(n, d), lab.draw(n + 2, d)
     numbers, limits = {}, []
     for kind, (k, v) in {"self": (x, x), "cross": (memory, memory * 2)}.items():
-        soft = lab.attention(x, k, v, beta=beta)
-        hard = lab.attention(x, k, v, beta=beta, hard=True)
+        soft = lab.attention(x, k, v, scale=beta)
+        hard = lab.attention(x, k, v, scale=beta, hard=True)
         picked = v[(x @ k.mT).argmax(-1)]
         limits += [gap(soft, hard), gap(hard, picked)]
         numbers[f"{kind}: hard − soft at β = {beta:g}"] = gap(soft, hard)
-        numbers[f"{kind}: hard − soft at β = 1"] = gap(lab.attention(x, k, v, beta=1.0), hard)
+        numbers[f"{kind}: hard − soft at β = 1"] = gap(lab.attention(x, k, v, scale=1.0), hard)
     gradients = {}
     for hard in (False, True):
         q, k, v = (part.clone().requires_grad_() for part in (x, memory, memory * 2))
-        out = lab.attention(q, k, v, beta=0.5, hard=hard).square().sum()
+        out = lab.attention(q, k, v, scale=0.5, hard=hard).square().sum()
         found = torch.autograd.grad(out, (q, k, v), allow_unused=True)
         gradients[hard] = [0.0 if g is None else float(g.norm()) for g in found]
     tied = torch.cat((x[:1], x[:1]))
     values = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-    soft_tie = float(lab.attention(x[:1], tied, values, beta=beta))
-    hard_tie = float(lab.attention(x[:1], tied, values, beta=beta, hard=True))
+    soft_tie = float(lab.attention(x[:1], tied, values, scale=beta))
+    hard_tie = float(lab.attention(x[:1], tied, values, scale=beta, hard=True))
     loops = by_loops(x, memory, memory * 2, beta=0.5)[0]
     return Measured(
         {
@@ -202,7 +202,7 @@ def hard_soft(lab: Lab, n: int, d: int, beta: float) -> Measured:
             true("hard picks one of a tie", hard_tie in (0.0, 1.0)),
             equal(
                 "soft equals the triple loop",
-                gap(lab.attention(x, memory, memory * 2, beta=0.5), loops),
+                gap(lab.attention(x, memory, memory * 2, scale=0.5), loops),
                 "control",
             ),
         ),

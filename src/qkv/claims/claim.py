@@ -159,7 +159,7 @@ class Lab:
         v = options.pop("v", None)
         if v is None:
             v = torch.eye(k.shape[-2], dtype=k.dtype).expand(*k.shape[:-2], -1, -1)
-        return self.attention(q, k, v, weights=True, **options)[1]
+        return self.attention(q, k, v, return_weights=True, **options)[1]
 
     @contextmanager
     def inside_layers(self, attention: Attention | None = None) -> Iterator[None]:

@@ -21,7 +21,7 @@ TICK = 1e-6  # seconds: what a clock of processor time tells apart
 
 def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
     lengths = [shortest, 2 * shortest, 4 * shortest]
-    plain: Callable[..., Tensor] = lambda q, k, v, n: lab.attention(q, k, v, weights=True)  # noqa: E731
+    plain: Callable[..., Tensor] = lambda q, k, v, n: lab.attention(q, k, v, return_weights=True)  # noqa: E731
     fused: Callable[..., Tensor] = lambda q, k, v, n: lab.attention(q, k, v)  # noqa: E731
 
     def masked(q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor:

@@ -24,7 +24,7 @@ def path_length(lab: Lab, width: int, longest: int) -> Measured:
             layer.get_parameter("bias_hh_l0")[width : 2 * width] += bias  # the forget gate's part
         return layer
 
-    config = EncoderConfig(features=width, width=width, layers=2, heads=4, position="none")
+    config = EncoderConfig(features=width, dim=width, layers=2, heads=4, position="none")
     models: dict[str, Callable[[], nn.Module]] = {
         "RNN": lambda: nn.RNN(width, width, batch_first=True),
         "LSTM": lstm,

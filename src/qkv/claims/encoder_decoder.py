@@ -26,7 +26,7 @@ class Given(nn.Module):
 
 def encoder_decoder(lab: Lab, source: int, target: int, layers: int) -> Measured:
     config = Seq2SeqConfig(
-        vocab=11, width=16, heads=2, encoder_layers=layers, decoder_layers=layers, dropout=0.0, tied=False
+        vocab_size=11, dim=16, heads=2, encoder_layers=layers, decoder_layers=layers, dropout=0.0, tie_embeddings=False
     )
     model = lab.build(lambda: Seq2Seq(config)).eval()
     texts = torch.zeros(1, source, dtype=torch.long), torch.zeros(1, target, dtype=torch.long)
@@ -73,10 +73,10 @@ def dropout_weights(lab: Lab, keys: int, p: float, draws: int) -> Measured:
     q, k, eye = (x.expand(draws, -1, -1) for x in (q, k, eye))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(lab.seed)
-        out, returned = lab.attention(q, k, eye, dropout=p, weights=True)
-        fused = lab.attention(q, k, eye, dropout=p)
+        out, returned = lab.attention(q, k, eye, dropout_p=p, return_weights=True)
+        fused = lab.attention(q, k, eye, dropout_p=p)
     sums, fused_sums = out.sum(-1).flatten(), fused.sum(-1).flatten()
-    kept = lab.attention(q[:1], k[:1], eye[:1], weights=True)[1]
+    kept = lab.attention(q[:1], k[:1], eye[:1], return_weights=True)[1]
     predicted = float((p / (1 - p) * kept.square().sum()) ** 0.5)
     mean, fused_mean = interval(sums), interval(fused_sums)
     slack = 4 * predicted / draws**0.5

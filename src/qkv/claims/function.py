@@ -17,8 +17,8 @@ FAMILY = "attention as a function"
 def shapes(lab: Lab, n: int, m: int, d: int, t: int, beta: float) -> Measured:
     queries, keys, values = lab.draw(d, n), lab.draw(d, m), lab.draw(t, m)  # columns, as courses write them
     columns = values @ (beta * keys.mT @ queries).softmax(0)
-    rows = lab.attention(queries.mT, keys.mT, values.mT, beta=beta)
-    inside = lab.attention(beta * queries.mT, keys.mT, values.mT, beta=1.0)
+    rows = lab.attention(queries.mT, keys.mT, values.mT, scale=beta)
+    inside = lab.attention(beta * queries.mT, keys.mT, values.mT, scale=1.0)
     default = lab.attention(queries.mT, keys.mT, values.mT)
     loops, weights = by_loops(queries.mT, keys.mT, values.mT, beta=beta)
     loops_default = by_loops(queries.mT, keys.mT, values.mT)[0]
@@ -56,7 +56,7 @@ def distribution(lab: Lab, largest: float, rows: int) -> Measured:
         for scale in (0.0, 1.0, 100.0, largest):
             scores = lab.draw(m, rows) * scale
             scores[0] = scale  # the largest score that is asked for does occur
-            weights = lab.weights(torch.eye(rows, dtype=torch.float64), scores, beta=1.0)
+            weights = lab.weights(torch.eye(rows, dtype=torch.float64), scores, scale=1.0)
             lowest = min(lowest, float(weights.min()))
             error = float((weights.sum(-1) - 1).abs().nan_to_num(math.inf).max())
             off, sums[m] = max(off, error), max(sums.get(m, 0.0), error)
@@ -97,8 +97,8 @@ def beta_sharpens(lab: Lab, m: int, d: int, high: float) -> Measured:
     curve, slopes, closed, outside = [], [], [], 0.0
     for value in betas.tolist():
         beta = torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        weights = lab.weights(q, k, beta=beta)[0]
-        inside = lab.weights(q * value, k, beta=1.0)[0]
+        weights = lab.weights(q, k, scale=beta)[0]
+        inside = lab.weights(q * value, k, scale=1.0)[0]
         outside = max(outside, gap(weights.detach(), inside))
         h = entropy(weights)
         slope = torch.autograd.grad(h, beta, allow_unused=True)[0] if h.requires_grad else None
@@ -108,9 +108,9 @@ def beta_sharpens(lab: Lab, m: int, d: int, high: float) -> Measured:
         curve.append(float(h.detach()))
     slope_error = max(abs(a - b) for a, b in zip(slopes, closed, strict=True))
     rise = max(after - before for before, after in pairwise(curve))
-    sharp = lab.weights(q, k, beta=1e6)[0]
+    sharp = lab.weights(q, k, scale=1e6)[0]
     tied = torch.cat((k[scores.argmax()][None].expand(2, -1), k))[:, :]
-    shared = lab.weights(q, tied, beta=1e6)[0]
+    shared = lab.weights(q, tied, scale=1e6)[0]
     loops = by_loops(q, k, torch.eye(m, dtype=torch.float64), beta=high)[1]
     return Measured(
         {
@@ -128,7 +128,7 @@ def beta_sharpens(lab: Lab, m: int, d: int, high: float) -> Measured:
             near("β → ∞ gives a one-hot row", float(sharp.max()), 1.0, 1e-12),
             near("three ties share equally", float(shared[:2].max()), 1 / 3, 1e-12),
             equal("β inside q equals β outside", outside),
-            equal("the weights equal the triple loop", gap(lab.weights(q, k, beta=high), loops), "control"),
+            equal("the weights equal the triple loop", gap(lab.weights(q, k, scale=high), loops), "control"),
         ),
         (
             Lines("entropy of the weights", "β", "H", betas.tolist(), {"measured": curve}),
@@ -155,7 +155,7 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> Measured:
         q, k = lab.draw(groups, draws // 20, d), lab.draw(groups, m, d)
         weights = lab.weights(q, k).flatten(0, 1)
         deviation.append(float(weights.log().var(-1).mean() ** 0.5))
-        raw.append(saturation(lab.weights(q, k, beta=1.0).flatten(0, 1)))
+        raw.append(saturation(lab.weights(q, k, scale=1.0).flatten(0, 1)))
         scaled.append(saturation(weights))
     worst = max(ratios, key=lambda r: abs(r - 1))
     level = max(s["gradient"] for s in scaled) / max(min(s["gradient"] for s in scaled), 1e-300)

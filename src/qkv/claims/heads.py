@@ -24,7 +24,7 @@ def noisy_keys(lab: Lab, mu: Tensor, alpha: float, draws: int, *, stretched: boo
 
 def ask(lab: Lab, q: Tensor, keys: Tensor) -> Tensor:
     """The weights that one query gives the keys of each draw."""
-    return lab.weights(q.expand(len(keys), 1, -1), keys, beta=1.0)[:, 0]
+    return lab.weights(q.expand(len(keys), 1, -1), keys, scale=1.0)[:, 0]
 
 
 def control(lab: Lab, q: Tensor, keys: Tensor, beta: float):
@@ -33,7 +33,7 @@ def control(lab: Lab, q: Tensor, keys: Tensor, beta: float):
     loops = by_loops(beta * q[None], keys[0], v, beta=1.0)[1][0]
     return equal(
         "weights equal the triple loop, β inside q and outside",
-        max(gap(ask(lab, beta * q, keys[:1])[0], loops), gap(lab.weights(q[None], keys[0], beta=beta)[0], loops)),
+        max(gap(ask(lab, beta * q, keys[:1])[0], loops), gap(lab.weights(q[None], keys[0], scale=beta)[0], loops)),
         "control",
     )
 

@@ -143,7 +143,7 @@ def trained_difference(lab: Lab, heads: int, tokens: int, width: int, seeds: int
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     error = torch.zeros(seeds)
     for _ in range(steps):
-        weights = lab.attention(q, k, eye, beta=1.0)  # (starts, heads, pairs, tokens)
+        weights = lab.attention(q, k, eye, scale=1.0)  # (starts, heads, pairs, tokens)
         made = torch.einsum("shpt,shxy->sptxy", weights, maps)
         error = (made - goal).square().sum((1, 2, 3, 4)) / goal.square().sum()
         optimiser.zero_grad()

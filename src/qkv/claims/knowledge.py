@@ -37,7 +37,9 @@ def learn(lab: Lab, read: str, count: int, steps: int, start: int) -> Learned:
     order = torch.randperm(count, generator=generator)
     taught, asked = order[: count // 2], order[count // 2 :]
     model = lab.build(
-        lambda: GPT(GPTConfig(vocab=VOCAB, length=8, width=64, layers=2, heads=4, hidden=256)), start, torch.float32
+        lambda: GPT(GPTConfig(vocab_size=VOCAB, max_length=8, dim=64, layers=2, heads=4, mlp_dim=256)),
+        start,
+        torch.float32,
     )
     readers = {"all": order, "others": taught}.get(read)
 

@@ -40,24 +40,26 @@ def wrong_attention(
     """Plain attention with the steps given; all defaults are right."""
     chosen_beta = beta
 
-    def attention(q, k, v, *, beta=None, allowed=None, causal=False, bias=None, hard=False, dropout=0.0, weights=False):
+    def attention(
+        q, k, v, mask=None, *, bias=None, scale=None, causal=False, dropout_p=0.0, hard=False, return_weights=False
+    ):
         if q.ndim == 4:
             k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         keys = _fit(v, k.shape[-1]) if swap == "v for k" else k
         values = _fit(k, v.shape[-1]) if swap == "k for v" else v
-        scores = (q @ keys.mT) * chosen_beta(beta, q.shape[-1])
+        scores = (q @ keys.mT) * chosen_beta(scale, q.shape[-1])
         if bias is not None:
             t, s = scores.shape[-2:]
             scores = scores + (bias if isinstance(bias, Tensor) else bias.tile(range(t), range(s)))
-        mask = _mask(allowed, causal, scores, late=masking == "one late")
-        if mask is not None and masking in ("before", "one late"):
-            scores = scores.masked_fill(~mask, float("-inf"))
+        rule = _mask(mask, causal, scores, late=masking == "one late")
+        if rule is not None and masking in ("before", "one late"):
+            scores = scores.masked_fill(~rule, float("-inf"))
         chosen = _argmax(scores) if hard and hardness else weigh(scores)
-        if mask is not None and masking == "after":
-            chosen = chosen.masked_fill(~mask, 0.0)
-        dropped = _drop(chosen, dropout, dropping)
+        if rule is not None and masking == "after":
+            chosen = chosen.masked_fill(~rule, 0.0)
+        dropped = _drop(chosen, dropout_p, dropping)
         out = dropped @ values
-        return (out, dropped if dropping == "returned" else chosen) if weights else out
+        return (out, dropped if dropping == "returned" else chosen) if return_weights else out
 
     return attention
 

@@ -15,7 +15,7 @@ def moved(lab: Lab, q: Tensor, k: Tensor, v: Tensor, i: int, epsilon: Tensor, be
     """Δh of every query when key i moves by epsilon."""
     after = k.clone()
     after[i] += epsilon
-    return lab.attention(q, after, v, beta=beta) - lab.attention(q, k, v, beta=beta)
+    return lab.attention(q, after, v, scale=beta) - lab.attention(q, k, v, scale=beta)
 
 
 def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, draws: int) -> Measured:
@@ -27,15 +27,15 @@ def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, dra
     errors = [gap(moved(lab, q, k, v, i, s * direction, beta) / s, first) for s in sizes]
     inside = gap(
         moved(lab, q, k, v, i, direction, beta),
-        lab.attention(beta * q, k + direction * (torch.arange(m) == i)[:, None], v, beta=1.0)
-        - lab.attention(beta * q, k, v, beta=1.0),
+        lab.attention(beta * q, k + direction * (torch.arange(m) == i)[:, None], v, scale=1.0)
+        - lab.attention(beta * q, k, v, scale=1.0),
     )
     # the mean drift under noise, along v_i − h, of the first query; each noise with its opposite
     noise = sigma * lab.draw(draws, d)
     noise = torch.cat((noise, -noise))
     keys = k.expand(2 * draws, -1, -1).clone()
     keys[:, i] += noise
-    outs = lab.attention(q[:1].expand(2 * draws, -1, -1), keys, v.expand(2 * draws, -1, -1), beta=beta)[:, 0]
+    outs = lab.attention(q[:1].expand(2 * draws, -1, -1), keys, v.expand(2 * draws, -1, -1), scale=beta)[:, 0]
     shift, a = outs - h[0], weights[0, i]
     along = (shift @ (v[i] - h[0])) / (v[i] - h[0]).square().sum()
     drift = interval((along[:draws] + along[draws:]) / 2)
@@ -88,10 +88,13 @@ def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
     q, k, v, i = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d), 2 % n
     change = torch.zeros(n, d, dtype=torch.float64)
     change[i] = size * lab.draw(d)
-    before, after = (lab.attention(x, k, v, weights=True)[0] for x in (q, q + change))
+    before, after = (lab.attention(x, k, v, return_weights=True)[0] for x in (q, q + change))
     fused_before, fused_after = (lab.attention(x, k, v) for x in (q, q + change))
     movement = torch.stack(
-        [(lab.attention(q + change.roll(j - i, 0), k, v, weights=True)[0] - before).norm(dim=-1) for j in range(n)]
+        [
+            (lab.attention(q + change.roll(j - i, 0), k, v, return_weights=True)[0] - before).norm(dim=-1)
+            for j in range(n)
+        ]
     )
     others = torch.arange(n) != i
     own = float((after[i] - before[i]).norm())
@@ -117,8 +120,8 @@ def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -
     q, k = lab.draw(draws, 1, d), lab.draw(draws, m, d)
     scaled = k.clone()
     scaled[:, 0] *= alpha
-    before, after = lab.weights(q, k, beta=beta)[:, 0, 0], lab.weights(q, scaled, beta=beta)[:, 0, 0]
-    inside = lab.weights(beta * q, scaled, beta=1.0)[:, 0, 0]
+    before, after = lab.weights(q, k, scale=beta)[:, 0, 0], lab.weights(q, scaled, scale=beta)[:, 0, 0]
+    inside = lab.weights(beta * q, scaled, scale=1.0)[:, 0, 0]
     meets = (q[:, 0] * k[:, 0]).sum(-1)
     towards, away = (after > before)[meets > 0].double(), (after > before)[meets < 0].double()
     loops = by_loops(q[0], scaled[0], scaled[0], beta=beta)[1][0, 0]

@@ -78,7 +78,7 @@ def shifted_scores(lab: Lab, scheme: Relative, tokens: int, width: int, shift: i
     for start in (0, shift):
         places = torch.arange(tokens) + start
         table = built.rotation(places, width, torch.float64)
-        bias = built.bias(q, places, places, beta=width**-0.5)
+        bias = built.bias(q, places, places, scale=width**-0.5)
         turned = built.turn(q, table), built.turn(k, table)
         weights.append(lab.weights(*turned, bias=None if bias is None else bias.dense()).detach())
     return gap(*weights)
@@ -109,7 +109,7 @@ def rope_in_float32(lab: Lab, tokens: int, width: int, shift: int) -> dict[str, 
 
 def constant_text(lab: Lab, position: str) -> float:
     """How far the encoder's states of one token repeated differ from place to place."""
-    config = EncoderConfig(vocab=3, length=16, width=16, layers=2, heads=2, position=position)  # type: ignore[arg-type]
+    config = EncoderConfig(vocab_size=3, max_length=16, dim=16, layers=2, heads=2, position=position)  # type: ignore[arg-type]
     model = lab.build(lambda: Encoder(config)).eval()
     with lab.inside_layers(), torch.no_grad():
         states = model(torch.ones(1, 12, dtype=torch.long))[0]
@@ -143,12 +143,12 @@ def learn(lab: Lab, task: str, steps: int, seeds: int, trained: dict[str, Number
         for start in range(seeds):
             generator = torch.Generator().manual_seed(1000 * lab.seed + start)
             config = GPTConfig(
-                vocab=VOCAB + 1,
-                length=3 * long,
-                width=32,
+                vocab_size=VOCAB + 1,
+                max_length=3 * long,
+                dim=32,
                 layers=2,
                 heads=2,
-                hidden=64,
+                mlp_dim=64,
                 position=name,  # type: ignore[arg-type]
             )
             model = lab.build(lambda config=config: GPT(config), start, torch.float32)

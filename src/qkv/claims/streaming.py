@@ -21,7 +21,7 @@ def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Mea
             f"shows; got {tokens}"
         )
     x = lab.draw(1, tokens, 6)
-    config = EncoderConfig(features=6, width=16, layers=layers, heads=2, chunk=chunk, left_chunks=1)
+    config = EncoderConfig(features=6, dim=16, layers=layers, heads=2, chunk_size=chunk, left_chunks=1)
     encoder = lab.build(lambda: Encoder(config)).eval()
     for parameter in encoder.parameters():
         if parameter.ndim > 1:
@@ -68,14 +68,14 @@ def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Mea
 def sliding_influence(lab: Lab, x: Tensor, layers: int, ahead: int) -> Tensor:
     """The influence through a stack whose layers each look so far ahead."""
     blocks = lab.build(
-        lambda: nn.ModuleList(Block(BlockConfig(width=x.shape[-1], heads=2, hidden=12)) for _ in range(layers))
+        lambda: nn.ModuleList(Block(BlockConfig(dim=x.shape[-1], heads=2, mlp_dim=12)) for _ in range(layers))
     )
-    mask = masks.window(len(x), len(x), left=2, right=ahead)
+    mask = masks.sliding_window(len(x), len(x), left=2, right=ahead)
 
     def run(y: Tensor) -> Tensor:
         y = y[None]
         for block in blocks:
-            y = block(y, allowed=mask)
+            y = block(y, mask=mask)
         return y[0]
 
     return influence(run, x)

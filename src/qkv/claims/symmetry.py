@@ -67,17 +67,17 @@ def values_only(lab: Lab, beta: float) -> Measured:
     a, b, c, d = basis(lab)
     x = torch.stack((d + b, a, c + b))
     # vectors of length β and scale 1, or of length 1 and scale β²: the same numbers
-    long = lab.attention(beta * x, beta * x, beta * x, beta=1.0)[1] / beta
-    short = lab.attention(x, x, x, beta=beta**2)[1]
+    long = lab.attention(beta * x, beta * x, beta * x, scale=1.0)[1] / beta
+    short = lab.attention(x, x, x, scale=beta**2)[1]
     error = float((short - a).norm())
     tries = {}
     for name, extra in (("u_d", d), ("u_c", c)):
         changed = x.clone()
         changed[1] += extra
-        tries[name] = float((lab.attention(changed, changed, changed, beta=beta**2)[1] - b).norm())
+        tries[name] = float((lab.attention(changed, changed, changed, scale=beta**2)[1] - b).norm())
     loops = by_loops(x, x, x, beta=beta**2)[0][1]
     betas = [1.0, 2.0, 3.0, 4.0, 5.0]
-    errors = [float((lab.attention(x, x, x, beta=s**2)[1] - a).norm()) for s in betas]
+    errors = [float((lab.attention(x, x, x, scale=s**2)[1] - a).norm()) for s in betas]
     closed = [math.sqrt(10) / (math.exp(s**2) + 2) for s in betas]
     return Measured(
         {
@@ -115,15 +115,15 @@ def kqv(lab: Lab, beta: float) -> Measured:
     def work(strength: float, attention) -> Tensor:
         tokens = strength * x
         q, k, v = tokens @ (strength**2 * query).mT, tokens, tokens @ value.mT
-        return attention(q, k, v, beta=1.0) / strength
+        return attention(q, k, v, scale=1.0) / strength
 
     out = work(beta, lab.attention)
-    outside = lab.attention(x @ query.mT, x, x @ value.mT, beta=beta**4)
+    outside = lab.attention(x @ query.mT, x, x @ value.mT, scale=beta**4)
     errors = float((out[1] - b).norm()), float((out[0] - (b - c)).norm())
     loops = work(beta, lambda *qkv, beta: by_loops(*qkv, beta=beta)[0])
     betas = [1.0, 1.25, 1.5, 1.75, 2.0]
     curve = [float((work(s, lab.attention)[1] - b).norm()) for s in betas]
-    weights = lab.weights(x @ query.mT, x, beta=beta**4)
+    weights = lab.weights(x @ query.mT, x, scale=beta**4)
     return Measured(
         {
             f"‖c_2 − u_b‖ at β = {beta:g}": errors[0],
@@ -151,15 +151,15 @@ def identity(lab: Lab, n: int, d: int, beta: float) -> Measured:
     formula = max(
         gap(weights.diagonal(), torch.full((n,), closed(b), dtype=torch.float64))
         for b in (0.5, 1.0, 3.0, beta)
-        for weights in (lab.weights(x, x, beta=b), lab.weights(b * x, x, beta=1.0))
+        for weights in (lab.weights(x, x, scale=b), lab.weights(b * x, x, scale=1.0))
     )
-    low, high = (float(lab.weights(x, x, beta=b).diagonal().min()) for b in (1.0, beta))
+    low, high = (float(lab.weights(x, x, scale=b).diagonal().min()) for b in (1.0, beta))
     order = torch.randperm(n, generator=lab.generator)
     v = lab.draw(n, d)
-    moved = lab.attention(x, x[order], v, beta=beta)
+    moved = lab.attention(x, x[order], v, scale=beta)
     inverse = gap(moved, v[order.argsort()])
     crowd = torch.nn.functional.normalize(lab.draw(4 * d, d), dim=-1)
-    crowded = lab.weights(crowd, crowd, beta=beta).diagonal()
+    crowded = lab.weights(crowd, crowd, scale=beta).diagonal()
     mixed = lab.attention(crowd, crowd, crowd)
     betas = [b / 2 for b in range(31)]
     return Measured(
@@ -184,12 +184,12 @@ def identity(lab: Lab, n: int, d: int, beta: float) -> Measured:
                 "diagonal",
                 betas,
                 {
-                    "measured": [float(lab.weights(x, x, beta=b).diagonal().mean()) for b in betas],
+                    "measured": [float(lab.weights(x, x, scale=b).diagonal().mean()) for b in betas],
                     "e^β/(e^β+n−1)": [closed(b) for b in betas],
                 },
                 roles={"e^β/(e^β+n−1)": "formula"},
             ),
-            Map("K = permuted Q", "key", "query", lab.weights(x, x[order], beta=beta).tolist(), 1.0),
+            Map("K = permuted Q", "key", "query", lab.weights(x, x[order], scale=beta).tolist(), 1.0),
         ),
     )
 

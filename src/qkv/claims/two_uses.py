@@ -40,14 +40,14 @@ class Reader(nn.Module):
         super().__init__()
         self.causal = causal
         self.tokens, self.places = TokenEmbedding(VOCAB, width), LearnedPositions(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(BlockConfig(width=width, heads=2, hidden=64)) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(BlockConfig(dim=width, heads=2, mlp_dim=64)) for _ in range(2))
         self.head = nn.Linear(width, VOCAB)
 
     def states(self, tokens: Tensor) -> Tensor:
         t = tokens.shape[1]
         x = self.tokens(tokens) + self.places(torch.arange(t))
         for block in self.blocks:
-            x = block(x, allowed=masks.causal(t) if self.causal else None)
+            x = block(x, mask=masks.causal(t) if self.causal else None)
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -19,18 +19,21 @@ def versus(lab: Lab, width: int) -> Measured:
 
     def gpt(length: int, **options) -> int:
         config = {"position": position, **options}
-        return GPT(GPTConfig(vocab=16, length=length, width=width, layers=1, heads=2, **config)).size
+        return GPT(GPTConfig(vocab_size=16, max_length=length, dim=width, layers=1, heads=2, **config)).num_parameters
 
     sizes = {
         "transformer": [gpt(n) for n in lengths],
         "with a learned table": [gpt(n, position="learned") for n in lengths],
         "dense synthesizer": [gpt(n, position="none", score=DenseSynthesizer(n)) for n in lengths],
-        "RNN": [RNN(RNNConfig(vocab=16, width=width, hidden=width, layers=1, cell="rnn")).size for _ in lengths],
-        "MLP": [MLP(MLPConfig(image=s, channels=1, widths=(width,))).size for s in SIDES],
+        "RNN": [
+            RNN(RNNConfig(vocab_size=16, dim=width, hidden_size=width, layers=1, cell="rnn")).num_parameters
+            for _ in lengths
+        ],
+        "MLP": [MLP(MLPConfig(image_size=s, channels=1, hidden_sizes=(width,))).num_parameters for s in SIDES],
     }
     steps = sequential_steps(lab, width)
     matrices = [p for p in nn.RNN(width, width).parameters() if p.ndim == 2]
-    attending = lab.build(lambda: RNNSeq2Seq(RNNSeq2SeqConfig(vocab=9, width=8, hidden=8, dropout=0.0)))
+    attending = lab.build(lambda: RNNSeq2Seq(RNNSeq2SeqConfig(vocab_size=9, dim=8, hidden_size=8, dropout=0.0)))
     carried = attending(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]))
 
     def growth(name: str) -> float:
@@ -73,7 +76,7 @@ def versus(lab: Lab, width: int) -> Measured:
 def sequential_steps(lab: Lab, width: int) -> dict[str, list[Real]]:
     """The longest chain of operations from input to last output, in the graph that autograd records."""
     fused = lab.build(lambda: nn.RNN(width, width, batch_first=True))
-    model = lab.build(lambda: GPT(GPTConfig(vocab=16, width=width, layers=1, heads=2, position="rope")))
+    model = lab.build(lambda: GPT(GPTConfig(vocab_size=16, dim=width, layers=1, heads=2, position="rope")))
     found: dict[str, list[Real]] = {"RNN": [], "transformer": [], "difference": []}
     for n in (8, 16, 32):
         x = lab.draw(1, n, width).requires_grad_()

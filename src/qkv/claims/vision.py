@@ -55,9 +55,7 @@ def cut_and_multiply(images: Tensor, weight: Tensor, bias: Tensor, patch: int, o
 
 def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Measured:
     width, places = 8, side * side
-    blocks = lab.build(
-        lambda: nn.ModuleList(Block(BlockConfig(width=width, heads=2, hidden=16)) for _ in range(layers))
-    )
+    blocks = lab.build(lambda: nn.ModuleList(Block(BlockConfig(dim=width, heads=2, mlp_dim=16)) for _ in range(layers)))
     convolutions = lab.build(
         lambda: nn.ModuleList(nn.Conv2d(width, width, kernel, padding=kernel // 2) for _ in range(layers))
     )

@@ -24,7 +24,7 @@ _trained: dict[tuple[object, ...], nn.Module] = {}
 
 def config(**options) -> ViTConfig:
     sizes = {"width": 32, "layers": 2, "heads": 2, "hidden": 64}
-    return ViTConfig(image=SIDE, patch=PATCH, channels=1, classes=CLASSES, **{**sizes, **options})
+    return ViTConfig(image_size=SIDE, patch_size=PATCH, channels=1, num_classes=CLASSES, **{**sizes, **options})
 
 
 def pictures(lab: Lab, start: int, count: int, offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def trained(
         return _trained[key]
     model = lab.build(lambda: started(chosen), start, torch.float32)
     if lab.part is not None and isinstance(model, ViT) and model.positions is not None:
-        model.positions = lab.build(lambda: lab.part(GRID * GRID + 1, chosen.width), start, torch.float32)  # type: ignore[union-attr]
+        model.positions = lab.build(lambda: lab.part(GRID * GRID + 1, chosen.dim), start, torch.float32)  # type: ignore[union-attr]
     images, labels = pictures(lab, start, count)
     order = torch.Generator().manual_seed(start)
 
@@ -153,7 +153,7 @@ def without_patches(attention: Attention) -> Attention:
         seen = torch.ones(n, n, dtype=torch.bool)
         seen[0, 1:] = False
         both = seen if allowed is None else masks.as_mask(allowed) & seen
-        return attention(q, k, v, allowed=both, **options)
+        return attention(q, k, v, mask=both, **options)
 
     return cut
 
@@ -195,7 +195,7 @@ def data_regimes(lab: Lab, steps: int, seeds: int, most: int) -> Measured:
     for count in counts:
         for name, chosen in (
             ("ViT", config()),
-            ("CNN", CNNConfig(image=SIDE, channels=1, classes=CLASSES, widths=(8, 16))),
+            ("CNN", CNNConfig(image_size=SIDE, channels=1, num_classes=CLASSES, widths=(8, 16))),
         ):
             lab.note(f"{name}, {count} pictures")
             runs = [accuracy(lab, trained(lab, chosen, start, count, steps), start) for start in range(seeds)]

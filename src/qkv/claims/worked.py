@@ -56,18 +56,18 @@ def worked_example(lab: Lab, scale: float) -> Measured:
         exact = [
             [math.fsum(w * float(value[e]) for w, value in zip(row, v, strict=True)) for e in (0, 1)] for row in weights
         ]
-        out, given = lab.attention(*tensors, weights=True, **({} if beta is None else {"beta": beta}))
+        out, given = lab.attention(*tensors, return_weights=True, **({} if beta is None else {"beta": beta}))
         errors[name] = max(
             gap(out, torch.tensor(exact, dtype=torch.float64)), gap(given, torch.tensor(weights, dtype=torch.float64))
         )
         printed[name] = gap(out, torch.tensor(OUTPUT[name], dtype=torch.float64))
         own[name] = given.diagonal()
-    rounded = lab.weights(tensors[0], tensors[1], beta=scale).mul(100).round().div(100) @ tensors[2]
+    rounded = lab.weights(tensors[0], tensors[1], scale=scale).mul(100).round().div(100) @ tensors[2]
     inside = gap(
-        lab.attention(1.7 * tensors[0], tensors[1], tensors[2], beta=1.0),
-        lab.attention(*tensors, beta=1.7),
+        lab.attention(1.7 * tensors[0], tensors[1], tensors[2], scale=1.0),
+        lab.attention(*tensors, scale=1.7),
     )
-    weights = lab.weights(tensors[0], tensors[1], beta=scale)
+    weights = lab.weights(tensors[0], tensors[1], scale=scale)
     diagonal = own["without the scale"]
     return Measured(
         {

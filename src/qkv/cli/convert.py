@@ -52,7 +52,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
         "target": str(target),
         "format": to,
         "model": type(model).__name__,
-        "parameters": model.size,
+        "parameters": model.num_parameters,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "files": sorted(path.name for path in target.iterdir()),
         "left_out": left,
@@ -62,7 +62,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
         return 0
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
-    facts.add_row("model", f"{done['model']}, {model.size:,} parameters in {done['dtype']}")
+    facts.add_row("model", f"{done['model']}, {model.num_parameters:,} parameters in {done['dtype']}")
     facts.add_row("written", f"{target} ({', '.join(done['files'])})")
     if left:
         facts.add_row("kept aside", f"{', '.join(left)}: no part of {done['model']}, kept for the way back")

@@ -89,7 +89,7 @@ def work_example() -> dict[str, list[list[float]]]:
     q = torch.tensor([[1, 3], [-1, 1], [2.5, -2]], dtype=torch.float64)
     k = torch.tensor([[3, -0.5], [2, -1.5], [-2.5, 3.5]], dtype=torch.float64)
     v = torch.tensor([[2.5, -1.5], [-1, 3], [-2, -3]], dtype=torch.float64)
-    out, weights = attention(q, k, v, weights=True)
+    out, weights = attention(q, k, v, return_weights=True)
     return {"scores": (q @ k.mT).tolist(), "weights": weights.tolist(), "output": out.tolist()}
 
 

@@ -54,7 +54,7 @@ def train(
     preset
         A named set of changes, such as course: the course's numbers exactly.
     set_
-        NAME=VALUE for any setting that --show prints, such as model.width=128; may be repeated.
+        NAME=VALUE for any setting that --show prints, such as model.dim=128; may be repeated.
     config
         A TOML file of changes, such as another run's recipe.toml; --set goes over it.
     seed

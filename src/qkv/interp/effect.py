@@ -71,7 +71,7 @@ def effect(
 
     >>> import torch, qkv
     >>> _ = torch.manual_seed(0)
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> quiet = effect(model, torch.randint(0, 65, (1, 6)), silence=[(0, 2)])
     >>> quiet.kind, len(quiet.kl_at), quiet.kl > 0
     ('tokens', 6, True)

@@ -105,7 +105,7 @@ def heads(model: nn.Module, inputs: Inputs, *, seed: int = 0, others: int = 3, b
 
     >>> import torch, qkv
     >>> _ = torch.manual_seed(0)
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> found = heads(model, torch.randint(0, 65, (1, 12)))
     >>> len(found.heads), found.at(0, 0).kind
     (8, 'uniform')

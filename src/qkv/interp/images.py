@@ -65,7 +65,9 @@ def grid_of(model: nn.Module) -> Grid:
     """How a model of pictures cuts them; a ValueError if it does not say."""
     config: Any = getattr(model, "config", None)
     if isinstance(model, ViT):
-        return Grid(config.image, config.image, config.patch, config.channels, int(config.head == "class"))
+        return Grid(
+            config.image_size, config.image_size, config.patch_size, config.channels, int(config.pooling == "cls")
+        )
     if isinstance(model, CNN | MLP):
         raise ValueError(f"a {type(model).__name__} has no attention to look at; of pictures, a ViT has")
     config = getattr(config, "vision_config", config)

@@ -29,7 +29,7 @@ def at(model: nn.Module, inputs: Inputs, *, activations: Wanted = ()) -> Trace:
     activations: names of modules whose outputs are kept too, or a function that says of each name whether it is.
 
     >>> import qkv
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> at(model, torch.tensor([[1, 2, 3]]))
     Trace(2 layers, 8 heads)
     """
@@ -100,7 +100,7 @@ def scores_of(model: nn.Module, output: Any) -> Tensor:
     A ValueError for a model whose output is known to be something else.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else output
-    headless = isinstance(model, HEADLESS) or (isinstance(model, ViT) and not model.config.classes)
+    headless = isinstance(model, HEADLESS) or (isinstance(model, ViT) and not model.config.num_classes)
     if isinstance(logits, tuple) and logits and isinstance(logits[0], Tensor):
         logits = logits[0]
     if headless or not isinstance(logits, Tensor) or logits.ndim not in (2, 3) or not logits.is_floating_point():

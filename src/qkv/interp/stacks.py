@@ -25,7 +25,7 @@ def stacks(trace: Trace) -> tuple[Stack, ...]:
     """The stacks that a trace shows, in the order in which they ran; a block is numbered in its name.
 
     >>> import torch, qkv
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> stacks(qkv.interp.at(model, torch.tensor([[1, 2, 3]])))
     (Stack(name='blocks', blocks=('blocks.0', 'blocks.1'), layers=(0, 1)),)
     """

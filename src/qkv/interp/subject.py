@@ -147,7 +147,7 @@ def kind_of(model: nn.Module) -> Kind:
     if isinstance(model, Transcriber):
         return "sound"
     reads = getattr(model, "main_input_name", "input_ids")
-    sound = isinstance(model, Encoder) and model.config.vocab is None
+    sound = isinstance(model, Encoder) and model.config.vocab_size is None
     if sound or reads not in ("input_ids", "pixel_values"):
         raise ValueError(
             f"this {type(model).__name__} reads vectors (sound, features), not text or a picture; in Python it can be "

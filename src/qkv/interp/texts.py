@@ -165,7 +165,7 @@ def limit_of(model: nn.Module) -> int | None:
     if isinstance(model, Model):
         config: Any = model.config
         learned = getattr(config, "position", None) == "learned"
-        return getattr(model, "limit", None) or (config.length if learned else None)
+        return getattr(model, "limit", None) or (config.max_length if learned else None)
     config = getattr(model, "config", None)
     length = getattr(config, "max_position_embeddings", None)
     tables = [

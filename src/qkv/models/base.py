@@ -31,7 +31,7 @@ class Model(nn.Module):
         self.files: dict[str, bytes] = {}  # what travels with the model from folder to folder, such as tokenizer.json
 
     @property
-    def size(self) -> int:
+    def num_parameters(self) -> int:
         """How many parameters the model has; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 

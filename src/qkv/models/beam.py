@@ -29,16 +29,16 @@ class Finished:
 
 
 def beam_search(
-    step: Step, start: Int[Tensor, " b"], *, beams: int, count: int, stop: int, length_penalty: float = 0.6
+    step: Step, start: Int[Tensor, " b"], *, beams: int, max_new_tokens: int, stop: int, length_penalty: float = 0.6
 ) -> list[list[tuple[float, list[int]]]]:
     """For each row of the batch its best sentences with their scores, best first; the stop token is left off.
 
     step(tokens, parents) gives logits (b·k, v) for the last tokens (b·k,); `parents` says which of the rows of
     the call before each continues, None at first. A sentence of n tokens scores log p / ((5 + n) / 6)^penalty.
     """
-    if beams < 1 or count < 1 or length_penalty < 0:
+    if beams < 1 or max_new_tokens < 1 or length_penalty < 0:
         raise ValueError(
-            f"beams and count are at least 1, length_penalty at least 0; got {beams}, {count} and {length_penalty}"
+            f"beams and count are at least 1, length_penalty at least 0; got {beams}, {max_new_tokens} and {length_penalty}"
         )
     rows = len(start)
     finished = [Finished(beams) for _ in range(rows)]
@@ -46,19 +46,19 @@ def beam_search(
     sentences = [[[] for _ in range(beams)] for _ in range(rows)]
     totals = torch.full((rows, beams), float("-inf"), device=start.device)
     totals[:, 0] = 0.0  # all beams begin alike: only the first may fork
-    for length in range(1, count + 1):
+    for length in range(1, max_new_tokens + 1):
         logits = step(tokens, parents)
         log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        vocab = log_p.shape[-1]
-        sums = totals.to(log_p)[..., None] + log_p.view(rows, beams, vocab)
-        best, index = sums.flatten(1).topk(min(2 * beams, beams * vocab), dim=-1)
+        vocab_size = log_p.shape[-1]
+        sums = totals.to(log_p)[..., None] + log_p.view(rows, beams, vocab_size)
+        best, index = sums.flatten(1).topk(min(2 * beams, beams * vocab_size), dim=-1)
         kept = [
             _extend(
                 finished[row],
                 sentences[row],
                 best[row],
                 index[row],
-                vocab,
+                vocab_size,
                 stop,
                 beams,
                 length,
@@ -72,13 +72,14 @@ def beam_search(
         parents = parents.to(start.device)
         tokens = torch.tensor([(s or [stop])[-1] for row in sentences for s in row], device=start.device)
         if not any(
-            finished[row].could_admit(float(totals[row].max()) / _penalty(count, length_penalty)) for row in range(rows)
+            finished[row].could_admit(float(totals[row].max()) / _penalty(max_new_tokens, length_penalty))
+            for row in range(rows)
         ):
             break
     for row in range(rows):  # what has not ended by now stands as it is
         for total, sentence in zip(totals[row].tolist(), sentences[row], strict=True):
-            if total > float("-inf") and len(sentence) == count:
-                finished[row].add(total / _penalty(count, length_penalty), sentence)
+            if total > float("-inf") and len(sentence) == max_new_tokens:
+                finished[row].add(total / _penalty(max_new_tokens, length_penalty), sentence)
     return [row.found for row in finished]
 
 
@@ -87,7 +88,7 @@ def _extend(
     sentences: list[list[int]],
     best: Float[Tensor, " n"],
     index: Int[Tensor, " n"],
-    vocab: int,
+    vocab_size: int,
     stop: int,
     beams: int,
     length: int,
@@ -96,7 +97,7 @@ def _extend(
     """Sort one row's candidates: those that end are finished, the best others go on as (total, parent, sentence)."""
     going = []
     for total, place in zip(best.tolist(), index.tolist(), strict=True):
-        parent, token = divmod(place, vocab)
+        parent, token = divmod(place, vocab_size)
         if total == float("-inf"):
             continue
         if token == stop:

@@ -17,9 +17,9 @@ from qkv.nn.dropout import Dropout
 class CNNConfig:
     """A CNN's sizes. widths: channels of each stage; a stage is two convolutions and halves the picture."""
 
-    image: int = 32
+    image_size: int = 32
     channels: int = 3
-    classes: int = 10
+    num_classes: int = 10
     widths: tuple[int, ...] = (64, 128, 256)
     kernel: int = 3
     dropout: float = 0.0
@@ -28,13 +28,13 @@ class CNNConfig:
         object.__setattr__(self, "widths", tuple(self.widths))
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"a kernel is an odd number, so that it has a centre; got {self.kernel}")
-        if min(self.channels, self.classes, *self.widths, 1) < 1:
+        if min(self.channels, self.num_classes, *self.widths, 1) < 1:
             raise ValueError(
-                f"channels, classes and widths are at least 1; got {self.channels}, {self.classes} and {self.widths}"
+                f"channels, classes and widths are at least 1; got {self.channels}, {self.num_classes} and {self.widths}"
             )
-        if not self.widths or self.image < 2 ** len(self.widths):
+        if not self.widths or self.image_size < 2 ** len(self.widths):
             raise ValueError(
-                f"each stage halves the picture; {len(self.widths)} stages do not fit a picture of {self.image} pixels"
+                f"each stage halves the picture; {len(self.widths)} stages do not fit a picture of {self.image_size} pixels"
             )
 
 
@@ -52,19 +52,19 @@ class CNN(Model):
     def __init__(self, config: CNNConfig) -> None:
         super().__init__(config)
         stages, before = [], config.channels
-        for width in config.widths:
+        for dim in config.widths:
             stages += [
-                *_convolution(before, width, config.kernel),
-                *_convolution(width, width, config.kernel),
+                *_convolution(before, dim, config.kernel),
+                *_convolution(dim, dim, config.kernel),
             ]
             stages.append(nn.MaxPool2d(2))
-            before = width
+            before = dim
         self.stages = nn.Sequential(*stages)
         self.dropout = Dropout(config.dropout)
-        self.head = nn.Linear(before, config.classes)
+        self.head = nn.Linear(before, config.num_classes)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
-        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
+        check_images(images, self.config.channels, self.config.image_size, self.head.weight.dtype)
         return self.head(self.dropout(self.stages(images).mean((2, 3))))
 
 

@@ -23,7 +23,7 @@ from qkv.nn.block import Block
 from qkv.nn.dropout import Dropout
 from qkv.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.kv_cache import Cache
+from qkv.nn.kv_cache import KVCache
 from qkv.nn.multi_head_attention import MultiHeadAttention
 from qkv.nn.placement import Placement
 from qkv.nn.positions import Rotation
@@ -47,10 +47,10 @@ def decodable(model: "GPT") -> bool:
     """Whether `Decoder` computes what the model does: nothing is watched, replaced or out of the ordinary."""
     config = model.config
     usual = (
-        config.order == "pre"
-        and config.window is None
+        config.norm_order == "pre"
+        and config.sliding_window is None
         and isinstance(config.score, Dot)
-        and (config.score.beta is None or config.score.beta > 1e-30)
+        and (config.score.scale is None or config.score.scale > 1e-30)
         and isinstance(config.position, str | Rope)
     )
     inside = [module for module in model.modules() if module is not model]
@@ -92,8 +92,8 @@ class DecoderLayer:
     def __init__(self, block: Block, keys: Tensor, values: Tensor, room: int, arranged: bool) -> None:
         attend, feed = block.attention, block.feed_forward
         assert attend.to_q is not None and attend.to_k is not None and isinstance(attend.score, Dot)
-        self.heads, self.groups, self.width = attend.heads, attend.kv_heads, attend.head_width
-        self.beta = self.width**-0.5 if attend.score.beta is None else attend.score.beta
+        self.heads, self.groups, self.dim = attend.heads, attend.kv_heads, attend.head_dim
+        self.scale = self.dim**-0.5 if attend.score.scale is None else attend.score.scale
         self.q_norm, self.k_norm, self.rope = attend.q_norm, attend.k_norm, attend.position
         self.attention_norm, self.feed_forward_norm = _norm(block.attention_norm), _norm(block.feed_forward_norm)
         self.to_qkv = Product(attend.to_q, attend.to_k, attend.to_v, arranged=arranged)
@@ -111,7 +111,7 @@ class DecoderLayer:
     def attend(self, qkv: Tensor, place: int, rotation: Rotation | None) -> Float[Tensor, "b hd"]:
         """What the token at this place gathers from those held and from itself."""
         heads, groups, count = self.heads, self.groups, qkv.shape[0]
-        q, k, v = qkv.view(count, heads + 2 * groups, 1, self.width).split((heads, groups, groups), 1)
+        q, k, v = qkv.view(count, heads + 2 * groups, 1, self.dim).split((heads, groups, groups), 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if isinstance(self.rope, Rope):
@@ -119,8 +119,8 @@ class DecoderLayer:
         self.keys.narrow(2, place, 1).copy_(k)
         self.values.narrow(2, place, 1).copy_(v)
         keys, values = self.keys.narrow(2, 0, place + 1), self.values.narrow(2, 0, place + 1)
-        out = F.scaled_dot_product_attention(q, keys, values, scale=self.beta, enable_gqa=heads != groups)
-        return out.reshape(count, heads * self.width)
+        out = F.scaled_dot_product_attention(q, keys, values, scale=self.scale, enable_gqa=heads != groups)
+        return out.reshape(count, heads * self.dim)
 
     def activate(self, hidden: Tensor) -> Tensor:
         if self.activation == "swiglu":
@@ -134,7 +134,7 @@ class DecoderLayer:
 class Decoder:
     """A GPT that continues what its cache holds, one token a call, for at most `room` tokens."""
 
-    def __init__(self, model: "GPT", cache: Cache, room: int) -> None:
+    def __init__(self, model: "GPT", cache: KVCache, room: int) -> None:
         self.place, arranged = cache.length, room >= ARRANGED
         held = [cache.layer(index).held() for index in range(len(model.blocks))]
         self.layers = [
@@ -149,7 +149,7 @@ class Decoder:
         self.vectors = None if absolute is None else absolute(to_come)
         self.cos = self.sin = None
         if isinstance(model.config.position, Rope) and self.layers:
-            self.cos, self.sin = model.config.position.rotation(to_come, self.layers[0].width, self.tokens.dtype)
+            self.cos, self.sin = model.config.position.rotation(to_come, self.layers[0].dim, self.tokens.dtype)
 
     def __call__(self, tokens: Int[Tensor, " b"]) -> Float[Tensor, "b v"]:
         """Read one token of each row; the logits of the next."""

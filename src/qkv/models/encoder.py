@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.models.base import Model, small_normal
-from qkv.nn import Cache
+from qkv.nn import KVCache
 from qkv.nn.block import Block, BlockConfig, Order
 from qkv.nn.context import checked_present, chunked_mask
 from qkv.nn.embeddings import TokenEmbedding
@@ -36,21 +36,21 @@ class EncoderConfig:
     segments: how many parts a text may have, each with a vector of its own (BERT: 2); 0 is none.
     """
 
-    vocab: int | None = None
+    vocab_size: int | None = None
     features: int | None = None
-    length: int = 512
-    width: int = 256
+    max_length: int = 512
+    dim: int = 256
     layers: int = 4
     heads: int = 8
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: Activation = "gelu"
     norm: NormKind = "layer"
-    order: Order = "pre"
-    epsilon: float = 1e-5
+    norm_order: Order = "pre"
+    norm_eps: float = 1e-5
     position: Position = "sinusoidal"
     final_norm: bool | None = None
-    scale: bool = False
-    chunk: int | None = None
+    scale_embeddings: bool = False
+    chunk_size: int | None = None
     left_chunks: int | None = None
     ahead: int = 0
     dropout: float = 0.0
@@ -61,19 +61,19 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", named_position(self.position, causal=False))
-        if (self.vocab is None) == (self.features is None):
+        if (self.vocab_size is None) == (self.features is None):
             raise ValueError(
                 f"an encoder reads tokens (vocab=…) or vectors (features=…), one of the two; got "
-                f"vocab={self.vocab}, features={self.features}"
+                f"vocab={self.vocab_size}, features={self.features}"
             )
         if self.layers < 0 or (self.features is not None and self.features < 1):
             raise ValueError(f"layers are 0 or more, features 1 or more; got {self.layers} and {self.features}")
-        if self.chunk is None and (self.left_chunks is not None or self.ahead):
+        if self.chunk_size is None and (self.left_chunks is not None or self.ahead):
             raise ValueError(f"left_chunks={self.left_chunks} and ahead={self.ahead} mean nothing without chunk=…")
-        if (self.chunk is not None and self.chunk < 1) or (self.left_chunks or 0) < 0 or self.ahead < 0:
+        if (self.chunk_size is not None and self.chunk_size < 1) or (self.left_chunks or 0) < 0 or self.ahead < 0:
             raise ValueError(
                 f"a chunk holds at least 1 token, left_chunks is 0 or more, or None for all, ahead is 0 or more; got "
-                f"chunk={self.chunk}, left_chunks={self.left_chunks}, ahead={self.ahead}"
+                f"chunk={self.chunk_size}, left_chunks={self.left_chunks}, ahead={self.ahead}"
             )
 
     @property
@@ -84,7 +84,7 @@ class EncoderConfig:
 class Encoder(Model):
     """Tokens (or vectors) in, hidden states out.
 
-    >>> model = Encoder(EncoderConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = Encoder(EncoderConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 32])
     """
@@ -93,16 +93,16 @@ class Encoder(Model):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        if config.vocab is not None:
-            self.tokens = TokenEmbedding(config.vocab, config.width)
+        if config.vocab_size is not None:
+            self.tokens = TokenEmbedding(config.vocab_size, config.dim)
         else:
-            self.tokens = nn.Linear(config.features or 0, config.width)
+            self.tokens = nn.Linear(config.features or 0, config.dim)
         self.place = Placement(
             config.position,
-            config.length,
-            config.width,
+            config.max_length,
+            config.dim,
             dropout=config.dropout,
-            scale=config.scale,
+            scale=config.scale_embeddings,
             segments=config.segments,
             norm=config.block.make_norm() if config.embedding_norm else None,
         )
@@ -111,18 +111,19 @@ class Encoder(Model):
         small_normal(self, layers=config.layers)
 
     def forward(
-        self, tokens: Tensor, present: Tensor | None = None, segments: Tensor | None = None
+        self, tokens: Tensor, token_mask: Tensor | None = None, segments: Tensor | None = None
     ) -> Float[Tensor, "b t c"]:
         """tokens (b, t), or vectors (b, t, features). present (b, t): which of them exist. segments (b, t): the part
         of the text that each belongs to; all to the first if not given."""
         config = self.config
-        x, heard = self._read(tokens, present, Cache(), segments)
-        positions, present = heard
-        allowed = chunked_mask(positions, present, config.chunk, config.left_chunks)
+        x, heard = self._read(tokens, token_mask, KVCache(), segments)
+        positions, token_mask = heard
+        mask = chunked_mask(positions, token_mask, config.chunk_size, config.left_chunks)
+        first = mask
+        if config.ahead:  # the first block alone looks ahead
+            first = chunked_mask(positions, token_mask, config.chunk_size, config.left_chunks, config.ahead)
         for index, block in enumerate(self.blocks):
-            wide = index == 0 and config.ahead
-            mask = chunked_mask(positions, present, config.chunk, config.left_chunks, config.ahead) if wide else allowed
-            x = block(x, allowed=mask, positions=positions)
+            x = block(x, mask=first if index == 0 else mask, positions=positions)
         return self.norm(x)
 
     def stream(
@@ -135,7 +136,7 @@ class Encoder(Model):
         a stream can be continued twice.
         """
         config = self.config
-        if config.chunk is None:
+        if config.chunk_size is None:
             raise ValueError("an encoder that sees everything cannot stream; give its config a chunk=…")
         if state is not None and state.closed:
             raise ValueError("this stream was closed by final=True; start a new one with state=None")
@@ -144,43 +145,43 @@ class Encoder(Model):
         if before is not None and len(before) != len(tokens):
             raise ValueError(f"this stream has {len(before)} rows; got {len(tokens)}")
         waiting = tokens if before is None else torch.cat((before, tokens), dim=1)
-        whole = waiting.shape[1] if final else waiting.shape[1] // config.chunk * config.chunk
-        first, rest = (Cache(), Cache()) if state is None else (state.first.copy(), state.rest.copy())
+        whole = waiting.shape[1] if final else waiting.shape[1] // config.chunk_size * config.chunk_size
+        first, rest = (KVCache(), KVCache()) if state is None else (state.first.copy(), state.rest.copy())
         x, (positions, _) = self._read(waiting[:, :whole], None, first)
         asking = x if state is None else torch.cat((state.asking, x), dim=1)
-        ready = asking.shape[1] if final else max(asking.shape[1] - config.ahead * config.chunk, 0)
+        ready = asking.shape[1] if final else max(asking.shape[1] - config.ahead * config.chunk_size, 0)
         hidden = self._go_on(asking[:, :ready], x, positions, first, rest)
         asking = asking[:, ready:]
         if config.left_chunks is not None:
-            kept = config.left_chunks * config.chunk
+            kept = config.left_chunks * config.chunk_size
             first.drop(first.length - asking.shape[1] - kept)
             rest.drop(rest.length - kept)
         return hidden, EncoderState(first, rest, asking, waiting[:, whole:], closed=final)
 
     def _read(
-        self, tokens: Tensor, present: Tensor | None, cache: Cache, segments: Tensor | None = None
+        self, tokens: Tensor, token_mask: Tensor | None, cache: KVCache, segments: Tensor | None = None
     ) -> tuple[Tensor, tuple[Positions, Tensor | None]]:
         """What the first block reads; where it stands, and which of all tokens heard so far exist."""
-        if self.config.vocab is None:  # a table of tokens checks them itself
+        if self.config.vocab_size is None:  # a table of tokens checks them itself
             self._check(tokens)
         x = self.tokens(tokens)
-        positions = cache.advance(x.shape[1], checked_present(present, x), x.device)
-        return self.place(x, positions, segments), (positions, cache.present)
+        positions = cache.advance(x.shape[1], checked_present(token_mask, x), x.device)
+        return self.place(x, positions, segments), (positions, cache.token_mask)
 
-    def _go_on(self, x: Tensor, latest: Tensor, positions: Positions, first: Cache, rest: Cache) -> Tensor:
+    def _go_on(self, x: Tensor, latest: Tensor, positions: Positions, first: KVCache, rest: KVCache) -> Tensor:
         """The hidden states of x. The first block hears `latest`, which may run ahead of x; the others hear x."""
         config = self.config
         keys = positions.keys
         start = rest.dropped + rest.length - first.dropped  # as many were answered before
         asked = Positions(keys[start : start + x.shape[1]], keys)
-        allowed = chunked_mask(asked, None, config.chunk, config.left_chunks, config.ahead)
+        mask = chunked_mask(asked, None, config.chunk_size, config.left_chunks, config.ahead)
         positions = rest.advance(x.shape[1], None, x.device)
-        later = chunked_mask(positions, None, config.chunk, config.left_chunks)
+        later = chunked_mask(positions, None, config.chunk_size, config.left_chunks)
         for index, block in enumerate(self.blocks):
             if index == 0:
-                x = block(x, allowed=allowed, positions=asked, cache=first.layer(0), latest=latest)
+                x = block(x, mask=mask, positions=asked, cache=first.layer(0), latest=latest)
             else:
-                x = block(x, allowed=later, positions=positions, cache=rest.layer(index))
+                x = block(x, mask=later, positions=positions, cache=rest.layer(index))
         return self.norm(x)
 
     def _check(self, tokens: Tensor) -> None:
@@ -202,8 +203,8 @@ class EncoderState:
     """Where a stream stands: keys and values still visible to the first block and to the rest, what the first block was
     given and has not answered yet, and input that waits for its chunk."""
 
-    first: Cache
-    rest: Cache
+    first: KVCache
+    rest: KVCache
     asking: Tensor
     waiting: Tensor
     closed: bool = False

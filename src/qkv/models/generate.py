@@ -19,7 +19,9 @@ class LanguageModel(nn.Module):
 
     head: nn.Module
 
-    def hidden(self, tokens: Tensor, present: Tensor | None = None, cache: Any = None) -> Float[Tensor, "b t c"]:
+    def hidden_states(
+        self, tokens: Tensor, token_mask: Tensor | None = None, cache: Any = None
+    ) -> Float[Tensor, "b t c"]:
         raise NotImplementedError
 
     def new_cache(self) -> Any:
@@ -39,9 +41,9 @@ class LanguageModel(nn.Module):
     def generate(
         self,
         tokens: Int[Tensor, "b t"],
-        count: int,
+        max_new_tokens: int,
         *,
-        present: Tensor | None = None,
+        token_mask: Tensor | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -57,23 +59,25 @@ class LanguageModel(nn.Module):
         stop: a token that ends a text; after it the row is filled with it, and when all rows have ended so does this.
         cached: False computes every step from scratch, with the same result.
         """
-        if count < 0:
-            raise ValueError(f"count is a number of tokens, 0 or more; got {count}")
+        if max_new_tokens < 0:
+            raise ValueError(f"count is a number of tokens, 0 or more; got {max_new_tokens}")
         if tokens.ndim != 2 or tokens.shape[1] == 0:
             raise ValueError(f"generation continues (batch, tokens) with at least one token; got {tuple(tokens.shape)}")
-        present = checked_present(present, tokens)
-        if present is not None and not bool(present[:, -1].all()):
+        token_mask = checked_present(token_mask, tokens)
+        if token_mask is not None and not bool(token_mask[:, -1].all()):
             raise ValueError("generation continues the last token, so it must be present: pad on the left")
-        longest = tokens.shape[1] if present is None else int(present.sum(-1).max())
-        if self.limit is not None and count and longest + count - 1 > self.limit:
+        longest = tokens.shape[1] if token_mask is None else int(token_mask.sum(-1).max())
+        if self.limit is not None and max_new_tokens and longest + max_new_tokens - 1 > self.limit:
             raise ValueError(
-                f"this model knows {self.limit} positions; {longest} tokens and {count} more are too many: at most "
+                f"this model knows {self.limit} positions; {longest} tokens and {max_new_tokens} more are too many: at most "
                 f"{max(self.limit - longest + 1, 0)} can be added"
             )
         was_training = self.training
         self.eval()
         try:
-            return self._write_on(tokens, count, present, stop, cached, temperature, top_k, top_p, min_p, generator)
+            return self._write_on(
+                tokens, max_new_tokens, token_mask, stop, cached, temperature, top_k, top_p, min_p, generator
+            )
         finally:
             self.train(was_training)
 
@@ -81,7 +85,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: Tensor,
         count: int,
-        present: Tensor | None,
+        token_mask: Tensor | None,
         stop: int | None,
         cached: bool,
         temperature: float,
@@ -91,15 +95,15 @@ class LanguageModel(nn.Module):
         generator: Generator | None,
     ) -> Tensor:
         cache = self.new_cache() if cached else None
-        written, flags, read = tokens, present, tokens
+        written, flags, read = tokens, token_mask, tokens
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         decoder: Callable[[Tensor], Tensor] | None = None
         for step in range(count):
             if decoder is not None:
                 logits = decoder(read[:, 0])
             else:
-                logits = self.head(self.hidden(written if cache is None else read, flags, cache)[:, -1])
-                decoder = None if cache is None or present is not None or step else self.decoder(cache, count - 1)
+                logits = self.head(self.hidden_states(written if cache is None else read, flags, cache)[:, -1])
+                decoder = None if cache is None or token_mask is not None or step else self.decoder(cache, count - 1)
             new = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
             if stop is not None:
                 new = new.masked_fill(ended, stop)

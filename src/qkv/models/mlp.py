@@ -17,18 +17,18 @@ from qkv.nn.dropout import Dropout
 class MLPConfig:
     """An MLP's sizes. widths: of its hidden layers."""
 
-    image: int = 32
+    image_size: int = 32
     channels: int = 3
-    classes: int = 10
-    widths: tuple[int, ...] = (512, 512)
+    num_classes: int = 10
+    hidden_sizes: tuple[int, ...] = (512, 512)
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
-        if min(self.image, self.channels, self.classes, *self.widths) < 1:
+        object.__setattr__(self, "widths", tuple(self.hidden_sizes))
+        if min(self.image_size, self.channels, self.num_classes, *self.hidden_sizes) < 1:
             raise ValueError(
-                f"image, channels, classes and widths are at least 1; got {self.image}, {self.channels}, "
-                f"{self.classes} and {self.widths}"
+                f"image, channels, classes and widths are at least 1; got {self.image_size}, {self.channels}, "
+                f"{self.num_classes} and {self.hidden_sizes}"
             )
 
 
@@ -36,7 +36,7 @@ class MLP(Model):
     """Pictures in, logits of classes out.
 
     >>> import torch
-    >>> model = MLP(MLPConfig(widths=(16,)))
+    >>> model = MLP(MLPConfig(hidden_sizes=(16,)))
     >>> model(torch.randn(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
@@ -45,13 +45,13 @@ class MLP(Model):
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
-        layers, before = [], config.channels * config.image**2
-        for width in config.widths:
-            layers += [nn.Linear(before, width), nn.ReLU(), Dropout(config.dropout)]
-            before = width
+        layers, before = [], config.channels * config.image_size**2
+        for dim in config.hidden_sizes:
+            layers += [nn.Linear(before, dim), nn.ReLU(), Dropout(config.dropout)]
+            before = dim
         self.layers = nn.Sequential(nn.Flatten(), *layers)
-        self.head = nn.Linear(before, config.classes)
+        self.head = nn.Linear(before, config.num_classes)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
-        check_images(images, self.config.channels, self.config.image, self.head.weight.dtype)
+        check_images(images, self.config.channels, self.config.image_size, self.head.weight.dtype)
         return self.head(self.layers(images))

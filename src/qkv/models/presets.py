@@ -7,18 +7,18 @@ from qkv.models.perceiver import PerceiverConfig
 from qkv.models.vit import ViTConfig
 from qkv.nn import DenseSynthesizer
 
-_GPT = GPTConfig(vocab=256, length=128, width=256, layers=4, heads=8, dropout=0.1)
+_GPT = GPTConfig(vocab_size=256, max_length=128, dim=256, layers=4, heads=8, dropout=0.1)
 
 PRESETS = {
     # CIFAR-100: 65 tokens, no final norm; 3,217,764 parameters
     "course-vit": ViTConfig(
-        image=32,
-        patch=4,
-        classes=100,
-        width=256,
+        image_size=32,
+        patch_size=4,
+        num_classes=100,
+        dim=256,
         layers=6,
         heads=8,
-        hidden=512,
+        mlp_dim=512,
         dropout=0.01,
         final_norm=False,
     ),
@@ -29,6 +29,6 @@ PRESETS = {
     # rotary positions instead of a table; 3,290,624 parameters
     "course-gpt-rope": replace(_GPT, position="rope"),
     "course-perceiver": PerceiverConfig(
-        vocab=256, length=128, width=256, layers=4, heads=8, latents=32, coverage="course", dropout=0.1
+        vocab_size=256, max_length=128, dim=256, layers=4, heads=8, latents=32, coverage="course", dropout=0.1
     ),
 }

@@ -37,17 +37,17 @@ class RNNCache(Held):
 class Recurrent(nn.Module):
     """A stack of recurrent layers that skips tokens that are not present and can go on from a state."""
 
-    def __init__(self, cell: Cell, width: int, hidden: int, layers: int, dropout: float, both: bool = False) -> None:
+    def __init__(self, cell: Cell, dim: int, hidden: int, layers: int, dropout: float, both: bool = False) -> None:
         super().__init__()
         if cell not in CELLS:
             raise ValueError(f"a cell is {', '.join(CELLS)}; got {cell!r}")
         if layers < 1 or hidden < 1:
             raise ValueError(f"layers and hidden are at least 1; got {layers} and {hidden}")
         between = dropout if layers > 1 else 0.0
-        self.stack = CELLS[cell](width, hidden, layers, batch_first=True, dropout=between, bidirectional=both)
+        self.stack = CELLS[cell](dim, hidden, layers, batch_first=True, dropout=between, bidirectional=both)
 
     def forward(
-        self, x: Float[Tensor, "b t width"], present: Tensor | None = None, cache: RNNCache | None = None
+        self, x: Float[Tensor, "b t width"], token_mask: Tensor | None = None, cache: RNNCache | None = None
     ) -> Float[Tensor, "b t c"]:
         state = None if cache is None else cache.state
         start = state[0] if state is not None and len(state) == 1 else state
@@ -55,24 +55,24 @@ class Recurrent(nn.Module):
             raise ValueError(f"the cache holds {state[0].shape[1]} rows; got {len(x)}")
         if x.shape[1] == 0:
             return x.new_zeros(len(x), 0, self.stack.hidden_size * (1 + self.stack.bidirectional))
-        if present is None:
+        if token_mask is None:
             out, end = self.stack(x, start)
         else:
-            out, end = self._skipping(x, present, start)
+            out, end = self._skipping(x, token_mask, start)
         if cache is not None:
             cache.state = tuple(end) if isinstance(end, tuple) else (end,)
         return out
 
-    def _skipping(self, x: Tensor, present: Tensor, start):
+    def _skipping(self, x: Tensor, token_mask: Tensor, start):
         """Move the tokens that exist to the front, run over them, and move the outputs back."""
-        order = (~present).long().sort(dim=1, stable=True).indices
-        lengths = present.sum(1).clamp(min=1)  # packing takes no empty rows: what they read is undone below
+        order = (~token_mask).long().sort(dim=1, stable=True).indices
+        lengths = token_mask.sum(1).clamp(min=1)  # packing takes no empty rows: what they read is undone below
         front = x.gather(1, order[..., None].expand_as(x))
         packed = pack_padded_sequence(front, lengths.cpu(), batch_first=True, enforce_sorted=False)
         out, end = self.stack(packed, start)
         out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
         out = torch.zeros_like(out).scatter(1, order[..., None].expand_as(out), out)
-        return out.masked_fill(~present[..., None], 0.0), _kept(start, end, ~present.any(1))
+        return out.masked_fill(~token_mask[..., None], 0.0), _kept(start, end, ~token_mask.any(1))
 
 
 def _kept(start: Any, end: Any, empty: Tensor) -> Any:
@@ -87,9 +87,9 @@ def _kept(start: Any, end: Any, empty: Tensor) -> Any:
 class RNNConfig:
     """An RNN's sizes. cell: the plain "rnn", a "gru" or an "lstm"."""
 
-    vocab: int
-    width: int = 256
-    hidden: int = 256
+    vocab_size: int
+    dim: int = 256
+    hidden_size: int = 256
     layers: int = 2
     cell: Cell = "lstm"
     dropout: float = 0.0
@@ -98,7 +98,7 @@ class RNNConfig:
 class RNN(LanguageModel, Model):
     """Tokens in, logits of each next token out.
 
-    >>> model = RNN(RNNConfig(vocab=65, width=16, hidden=16))
+    >>> model = RNN(RNNConfig(vocab_size=65, dim=16, hidden_size=16))
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 65])
     """
@@ -107,23 +107,23 @@ class RNN(LanguageModel, Model):
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
-        self.tokens = TokenEmbedding(config.vocab, config.width)
-        self.recurrent = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
+        self.tokens = TokenEmbedding(config.vocab_size, config.dim)
+        self.recurrent = Recurrent(config.cell, config.dim, config.hidden_size, config.layers, config.dropout)
         self.dropout = Dropout(config.dropout)
-        self.head = nn.Linear(config.hidden, config.vocab)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
 
     def forward(
-        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: RNNCache | None = None
+        self, tokens: Int[Tensor, "b t"], token_mask: Tensor | None = None, cache: RNNCache | None = None
     ) -> Float[Tensor, "b t vocab"]:
         """present (b, t): which tokens exist. cache: the state that earlier calls left."""
-        return self.head(self.hidden(tokens, present, cache))
+        return self.head(self.hidden_states(tokens, token_mask, cache))
 
-    def hidden(
-        self, tokens: Int[Tensor, "b t"], present: Tensor | None = None, cache: RNNCache | None = None
+    def hidden_states(
+        self, tokens: Int[Tensor, "b t"], token_mask: Tensor | None = None, cache: RNNCache | None = None
     ) -> Float[Tensor, "b t c"]:
         """What the output projection reads."""
         x = self.tokens(tokens)
-        return self.dropout(self.recurrent(self.dropout(x), checked_present(present, x), cache))
+        return self.dropout(self.recurrent(self.dropout(x), checked_present(token_mask, x), cache))
 
     def new_cache(self) -> RNNCache:
         return RNNCache()

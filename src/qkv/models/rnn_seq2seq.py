@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qkv.models.base import Model
 from qkv.models.rnn import Cell, Recurrent, RNNCache
 from qkv.models.translate import Translator
-from qkv.nn import Additive, Dot, LayerCache, LocationAware, MultiHeadAttention, Positions, Score
+from qkv.nn import Additive, Dot, LayerKVCache, LocationAware, MultiHeadAttention, Positions, Score
 from qkv.nn.context import checked_present
 from qkv.nn.dropout import Dropout
 from qkv.nn.embeddings import TokenEmbedding
@@ -26,18 +26,18 @@ class RNNSeq2SeqConfig:
     score: how the decoder's state meets the source: Additive (Bahdanau), LocationAware or Dot.
     """
 
-    vocab: int
-    target_vocab: int | None = None
-    width: int = 256
-    hidden: int = 256
+    vocab_size: int
+    target_vocab_size: int | None = None
+    dim: int = 256
+    hidden_size: int = 256
     layers: int = 1
     cell: Cell = "lstm"
     score: Score = Additive(64)  # noqa: RUF009  (frozen: safe to share)
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.hidden % 2:
-            raise ValueError(f"half of hidden reads forwards, half backwards, so it is even; got {self.hidden}")
+        if self.hidden_size % 2:
+            raise ValueError(f"half of hidden reads forwards, half backwards, so it is even; got {self.hidden_size}")
         if not isinstance(self.score, Additive | LocationAware | Dot):
             raise ValueError(f"a source is met by Additive, LocationAware or Dot; got {type(self.score).__name__}")
 
@@ -47,7 +47,7 @@ class RNNSeq2SeqCache(RNNCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = LayerCache(fixed=True)
+        self.memory = LayerKVCache(fixed=True)
 
     def parts(self) -> list[Held]:
         return [self, self.memory]
@@ -63,7 +63,7 @@ class RNNSeq2Seq(Translator, Model):
     The decoder attends with its state and mixes what it finds into its output; unlike Bahdanau's, what it finds is not
     fed to its next state, so that a whole target is attended at once in training.
 
-    >>> model = RNNSeq2Seq(RNNSeq2SeqConfig(vocab=65, width=16, hidden=16))
+    >>> model = RNNSeq2Seq(RNNSeq2SeqConfig(vocab_size=65, dim=16, hidden_size=16))
     >>> model(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])).shape
     torch.Size([1, 2, 65])
     """
@@ -72,49 +72,49 @@ class RNNSeq2Seq(Translator, Model):
 
     def __init__(self, config: RNNSeq2SeqConfig) -> None:
         super().__init__(config)
-        target_vocab = config.vocab if config.target_vocab is None else config.target_vocab
-        self.source_tokens = TokenEmbedding(config.vocab, config.width)
-        self.target_tokens = TokenEmbedding(target_vocab, config.width)
-        half = config.hidden // 2
-        self.encoder = Recurrent(config.cell, config.width, half, config.layers, config.dropout, both=True)
-        self.decoder = Recurrent(config.cell, config.width, config.hidden, config.layers, config.dropout)
-        self.attention = MultiHeadAttention(config.hidden, 1, score=config.score)
-        self.mix = nn.Linear(2 * config.hidden, config.hidden)
+        target_vocab = config.vocab_size if config.target_vocab_size is None else config.target_vocab_size
+        self.source_tokens = TokenEmbedding(config.vocab_size, config.dim)
+        self.target_tokens = TokenEmbedding(target_vocab, config.dim)
+        half = config.hidden_size // 2
+        self.encoder = Recurrent(config.cell, config.dim, half, config.layers, config.dropout, both=True)
+        self.decoder = Recurrent(config.cell, config.dim, config.hidden_size, config.layers, config.dropout)
+        self.attention = MultiHeadAttention(config.hidden_size, 1, score=config.score)
+        self.mix = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.dropout)
-        self.head = nn.Linear(config.hidden, target_vocab)
+        self.head = nn.Linear(config.hidden_size, target_vocab)
 
     def forward(
         self,
         source: Int[Tensor, "b m"],
         target: Int[Tensor, "b t"],
-        source_present: Tensor | None = None,
-        target_present: Tensor | None = None,
+        source_token_mask: Tensor | None = None,
+        target_token_mask: Tensor | None = None,
     ) -> Float[Tensor, "b t vocab"]:
-        memory = self.encode(source, source_present)
-        return self.decode(target, memory, source_present, target_present)
+        memory = self.encode(source, source_token_mask)
+        return self.decode(target, memory, source_token_mask, target_token_mask)
 
-    def encode(self, source: Int[Tensor, "b m"], present: Tensor | None = None) -> Float[Tensor, "b m c"]:
+    def encode(self, source: Int[Tensor, "b m"], token_mask: Tensor | None = None) -> Float[Tensor, "b m c"]:
         """The source, read forwards and backwards."""
         x = self.dropout(self.source_tokens(source))
-        return self.encoder(x, checked_present(present, x))
+        return self.encoder(x, checked_present(token_mask, x))
 
     def decode(
         self,
         target: Int[Tensor, "b t"],
         memory: Float[Tensor, "b m c"],
-        memory_present: Tensor | None = None,
-        present: Tensor | None = None,
+        memory_token_mask: Tensor | None = None,
+        token_mask: Tensor | None = None,
         cache: RNNSeq2SeqCache | None = None,
     ) -> Float[Tensor, "b t vocab"]:
         """Logits of each next token, given the target so far and the source as it was read."""
         x = self.dropout(self.target_tokens(target))
-        present, memory_present = checked_present(present, x), checked_present(memory_present, memory)
-        positions = Positions.counted(x.shape[1], memory.shape[1], memory_present, x.device, cross=True)
-        positions.asking = present
+        token_mask, memory_token_mask = checked_present(token_mask, x), checked_present(memory_token_mask, memory)
+        positions = Positions.counted(x.shape[1], memory.shape[1], memory_token_mask, x.device, cross=True)
+        positions.asking = token_mask
         held = None if cache is None else cache.memory
         with undone_on_failure(cache):
-            states = self.decoder(x, present, cache)
-            found = self.attention(states, memory, present=memory_present, positions=positions, cache=held)
+            states = self.decoder(x, token_mask, cache)
+            found = self.attention(states, memory, token_mask=memory_token_mask, positions=positions, cache=held)
         mixed = torch.tanh(self.mix(torch.cat((states, found), dim=-1)))
         return self.head(self.dropout(mixed))
 

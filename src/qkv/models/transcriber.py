@@ -38,13 +38,13 @@ class TranscriberConfig:
     stack: int = 4
     context: int = 0
     channels: int = 0
-    width: int = 128
+    dim: int = 128
     layers: int = 4
     heads: int = 4
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: Activation = "gelu"
     position: Position = "rope"
-    chunk: int | None = None
+    chunk_size: int | None = None
     left_chunks: int | None = None
     ahead: int = 0
     dropout: float = 0.1
@@ -72,13 +72,13 @@ class TranscriberConfig:
     def encoder(self) -> EncoderConfig:
         return EncoderConfig(
             features=self.heard,
-            width=self.width,
+            dim=self.dim,
             layers=self.layers,
             heads=self.heads,
-            hidden=self.hidden,
+            mlp_dim=self.mlp_dim,
             activation=self.activation,
             position=self.position,
-            chunk=self.chunk,
+            chunk_size=self.chunk_size,
             left_chunks=self.left_chunks,
             ahead=self.ahead,
             dropout=self.dropout,
@@ -89,7 +89,7 @@ class TranscriberConfig:
 class Transcriber(Model):
     """Frames in, logits of labels out: one row for every `stack` frames, the last one filled up with silence (0).
 
-    >>> model = Transcriber(TranscriberConfig(features=8, width=16, heads=2, layers=1))
+    >>> model = Transcriber(TranscriberConfig(features=8, dim=16, heads=2, layers=1))
     >>> model(torch.randn(2, 30, 8)).shape
     torch.Size([2, 8, 11])
     """
@@ -101,18 +101,18 @@ class Transcriber(Model):
         sizes = config.features, config.stack, config.context
         self.stem = SoundStem(*sizes, config.channels) if config.channels else None
         self.encoder = Encoder(config.encoder)
-        self.head = nn.Linear(config.width, config.labels)
+        self.head = nn.Linear(config.dim, config.labels)
         small_normal(self, layers=config.layers)
 
     def forward(
-        self, frames: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None
+        self, frames: Float[Tensor, "b n f"], token_mask: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b t labels"]:
         """present: which frames exist; a token does if one of its frames does."""
-        tokens = self.stacked(frames, present)
-        if present is not None:
-            missing = -present.shape[1] % self.config.stack
-            present = nn.functional.pad(present, (0, missing)).unflatten(1, (-1, self.config.stack)).any(-1)
-        return self.head(self.encoder(tokens, present))
+        tokens = self.stacked(frames, token_mask)
+        if token_mask is not None:
+            missing = -token_mask.shape[1] % self.config.stack
+            token_mask = nn.functional.pad(token_mask, (0, missing)).unflatten(1, (-1, self.config.stack)).any(-1)
+        return self.head(self.encoder(tokens, token_mask))
 
     def stream(
         self, frames: Float[Tensor, "b n f"], state: StreamState | None = None, *, final: bool = False
@@ -132,7 +132,7 @@ class Transcriber(Model):
         return self.head(hidden), StreamState(inner, waiting[:, whole:])
 
     def stacked(
-        self, frames: Tensor, present: Tensor | None, before: Tensor | None = None
+        self, frames: Tensor, token_mask: Tensor | None, before: Tensor | None = None
     ) -> Float[Tensor, "b t stacked"]:
         """Several frames as one token, with those before them or what the stem finds in them; what is not there is
         silence, 0."""
@@ -142,8 +142,8 @@ class Transcriber(Model):
                 f"{tuple(frames.shape)}"
             )
         stack, context = self.config.stack, self.config.context
-        if present is not None:
-            frames = frames.masked_fill(~present[..., None], 0.0)
+        if token_mask is not None:
+            frames = frames.masked_fill(~token_mask[..., None], 0.0)
         frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % stack))
         if frames.shape[1] == 0:
             return frames.new_zeros(len(frames), 0, self.config.heard)

@@ -16,15 +16,15 @@ from qkv.nn.sampling import sample
 class Translator(nn.Module):
     """A model that reads a source and writes a target: it encodes, decodes, and has a cache."""
 
-    def encode(self, source: Tensor, present: Tensor | None = None) -> Tensor:
+    def encode(self, source: Tensor, token_mask: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
     def decode(
         self,
         target: Tensor,
         memory: Tensor,
-        memory_present: Tensor | None = None,
-        present: Tensor | None = None,
+        memory_token_mask: Tensor | None = None,
+        token_mask: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
         raise NotImplementedError
@@ -42,11 +42,11 @@ class Translator(nn.Module):
     def generate(
         self,
         source: Int[Tensor, "b m"],
-        count: int,
+        max_new_tokens: int,
         *,
         start: int,
         stop: int,
-        present: Tensor | None = None,
+        token_mask: Tensor | None = None,
         beams: int = 1,
         length_penalty: float = 0.6,
         temperature: float = 0.0,
@@ -59,27 +59,29 @@ class Translator(nn.Module):
         beams: 1 takes the likeliest token each time (or draws one, at a temperature above 0); more search.
         cached: False computes every step from scratch, with the same result.
         """
-        if count < 1 or beams < 1:
-            raise ValueError(f"count and beams are at least 1; got {count} and {beams}")
-        if self.limit is not None and count > self.limit:
-            raise ValueError(f"this model knows {self.limit} positions; {count} target tokens are too many")
+        if max_new_tokens < 1 or beams < 1:
+            raise ValueError(f"count and beams are at least 1; got {max_new_tokens} and {beams}")
+        if self.limit is not None and max_new_tokens > self.limit:
+            raise ValueError(f"this model knows {self.limit} positions; {max_new_tokens} target tokens are too many")
         was_training = self.training
         self.eval()
         try:
-            memory = self.encode(source, present)
+            memory = self.encode(source, token_mask)
             first = torch.full((len(source),), start, device=source.device)
             if beams > 1:
-                step = self._beam_step(memory, present, beams, cached)
-                found = beam_search(step, first, beams=beams, count=count, stop=stop, length_penalty=length_penalty)
-                return _padded([row[0][1] for row in found], count, stop, source.device)
-            return self._write(memory, present, first, count, stop, temperature, cached, generator)
+                step = self._beam_step(memory, token_mask, beams, cached)
+                found = beam_search(
+                    step, first, beams=beams, max_new_tokens=max_new_tokens, stop=stop, length_penalty=length_penalty
+                )
+                return _padded([row[0][1] for row in found], max_new_tokens, stop, source.device)
+            return self._write(memory, token_mask, first, max_new_tokens, stop, temperature, cached, generator)
         finally:
             self.train(was_training)
 
     def _write(
         self,
         memory: Tensor,
-        present: Tensor | None,
+        token_mask: Tensor | None,
         first: Tensor,
         count: int,
         stop: int,
@@ -92,7 +94,7 @@ class Translator(nn.Module):
         ended = torch.zeros_like(first, dtype=torch.bool)
         for _ in range(count):
             unread = written if cache is None else written[:, -1:]
-            logits = self.decode(unread, memory, present, cache=cache)[:, -1]
+            logits = self.decode(unread, memory, token_mask, cache=cache)[:, -1]
             new = sample(logits, temperature=temperature, generator=generator).masked_fill(ended, stop)
             ended = ended | (new == stop)
             written = torch.cat((written, new[:, None]), dim=1)
@@ -100,10 +102,10 @@ class Translator(nn.Module):
                 break
         return written[:, 1:]
 
-    def _beam_step(self, memory: Tensor, present: Tensor | None, beams: int, cached: bool):
+    def _beam_step(self, memory: Tensor, token_mask: Tensor | None, beams: int, cached: bool):
         """One step of the beam search: each source's memory stands once for each beam."""
         memory = memory.repeat_interleave(beams, dim=0)
-        present = None if present is None else present.repeat_interleave(beams, dim=0)
+        token_mask = None if token_mask is None else token_mask.repeat_interleave(beams, dim=0)
         cache = self.new_cache() if cached else None
         written: list[Tensor] = []
 
@@ -114,7 +116,7 @@ class Translator(nn.Module):
                     cache.reorder(parents)
             written.append(tokens)
             unread = tokens[:, None] if cache is not None else torch.stack(written, dim=1)
-            return self.decode(unread, memory, present, cache=cache)[:, -1]
+            return self.decode(unread, memory, token_mask, cache=cache)[:, -1]
 
         return step
 

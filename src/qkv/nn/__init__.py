@@ -3,7 +3,7 @@
 from qkv.nn.block import Block, BlockConfig
 from qkv.nn.embeddings import LearnedPositions, LearnedPositions2D, PatchEmbedding, SinusoidalPositions, TokenEmbedding
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.kv_cache import Cache, LayerCache
+from qkv.nn.kv_cache import KVCache, LayerKVCache
 from qkv.nn.multi_head_attention import MultiHeadAttention
 from qkv.nn.norms import make_norm
 from qkv.nn.position_layers import Positions, Shaw, T5Bias
@@ -13,11 +13,11 @@ __all__ = [
     "Additive",
     "Block",
     "BlockConfig",
-    "Cache",
+    "KVCache",
     "DenseSynthesizer",
     "Dot",
     "FeedForward",
-    "LayerCache",
+    "LayerKVCache",
     "LearnedPositions",
     "LearnedPositions2D",
     "LocationAware",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qkv.nn.dropout import Dropout
 from qkv.nn.feed_forward import Activation, FeedForward
-from qkv.nn.kv_cache import LayerCache
+from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.masks import Mask
 from qkv.nn.multi_head_attention import AttentionBias, MultiHeadAttention
 from qkv.nn.norms import NormKind, make_norm
@@ -35,15 +35,15 @@ class BlockConfig:
     attention_dropout: on the weights of attention, if not as on the others; without any, fused kernels serve training.
     """
 
-    width: int
+    dim: int
     heads: int
-    hidden: int
+    mlp_dim: int
     kv_heads: int | None = None
-    head_width: int | None = None
+    head_dim: int | None = None
     activation: Activation = "gelu"
     norm: NormKind = "layer"
-    order: Order = "pre"
-    epsilon: float = 1e-5
+    norm_order: Order = "pre"
+    norm_eps: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float | None = None
     bias: bool = True
@@ -53,42 +53,42 @@ class BlockConfig:
     cross: bool = False
 
     def __post_init__(self) -> None:
-        if self.order not in ("pre", "post"):
-            raise ValueError(f"a block normalises 'pre' or 'post'; got order={self.order!r}")
+        if self.norm_order not in ("pre", "post"):
+            raise ValueError(f"a block normalises 'pre' or 'post'; got order={self.norm_order!r}")
 
     @classmethod
     def of(cls, config: Any) -> "BlockConfig":
         """The block that a model's config describes: its fields of the same name; hidden is 4·width if not given."""
         known = {field.name for field in fields(cls)}
         values = {field.name: getattr(config, field.name) for field in fields(config) if field.name in known}
-        values["hidden"] = 4 * config.width if config.hidden is None else config.hidden
+        values["mlp_dim"] = 4 * config.dim if config.mlp_dim is None else config.mlp_dim
         # absolute positions are added before the first block
         values["position"] = config.position if isinstance(config.position, Relative) else None
         return cls(**values)
 
     def make_norm(self) -> nn.Module:
-        return make_norm(self.norm, self.width, epsilon=self.epsilon, bias=self.bias)
+        return make_norm(self.norm, self.dim, epsilon=self.norm_eps, bias=self.bias)
 
     def make_last_norm(self, wanted: bool | None = None) -> nn.Module:
         """What follows the last block: unless said otherwise, a norm after pre-norm blocks; others end in one."""
-        return self.make_norm() if (self.order == "pre" if wanted is None else wanted) else nn.Identity()
+        return self.make_norm() if (self.norm_order == "pre" if wanted is None else wanted) else nn.Identity()
 
     def make_feed_forward(self) -> FeedForward:
-        return FeedForward(self.width, self.hidden, activation=self.activation, dropout=self.dropout, bias=self.bias)
+        return FeedForward(self.dim, self.mlp_dim, activation=self.activation, dropout=self.dropout, bias=self.bias)
 
 
 class Block(nn.Module):
     """One layer of a transformer.
 
     >>> import torch
-    >>> block = Block(BlockConfig(width=16, heads=4, hidden=32))
+    >>> block = Block(BlockConfig(dim=16, heads=4, mlp_dim=32))
     >>> block(torch.randn(2, 5, 16)).shape
     torch.Size([2, 5, 16])
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.order = config.order
+        self.order = config.norm_order
         self.attention = _attention(config, config.score, config.position)
         self.attention_norm = config.make_norm()
         if config.cross:  # positions say how far apart two tokens of one text are: nothing across two texts
@@ -105,11 +105,11 @@ class Block(nn.Module):
         x: Float[Tensor, "b t c"],
         memory: Float[Tensor, "b m c"] | None = None,
         *,
-        allowed: Mask | Tensor | None = None,
-        memory_allowed: Mask | Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        memory_mask: Mask | Tensor | None = None,
         positions: Positions | None = None,
-        cache: LayerCache | None = None,
-        memory_cache: LayerCache | None = None,
+        cache: LayerKVCache | None = None,
+        memory_cache: LayerKVCache | None = None,
         latest: Float[Tensor, "b n c"] | None = None,
         first: int | None = None,
     ) -> Float[Tensor, "b #t c"]:
@@ -123,17 +123,17 @@ class Block(nn.Module):
             x = self._add(
                 x,
                 self.attention_norm,
-                lambda y: self.attention(y, source, allowed=allowed, positions=positions, cache=cache),
+                lambda y: self.attention(y, source, mask=mask, positions=positions, cache=cache),
             )
         else:
-            self._check_first(allowed, positions, cache)
+            self._check_first(mask, positions, cache)
             x = self._add(x, self.attention_norm, lambda y: self.attention(y[:, :first], y), first)
         if self.cross_attention is not None and self.cross_norm is not None:
             attend = self.cross_attention
-            x = self._add(x, self.cross_norm, lambda y: attend(y, memory, allowed=memory_allowed, cache=memory_cache))
+            x = self._add(x, self.cross_norm, lambda y: attend(y, memory, mask=memory_mask, cache=memory_cache))
         return self._add(x, self.feed_forward_norm, self.feed_forward)
 
-    def _check_memory(self, memory: Tensor | None, held: LayerCache | None) -> None:
+    def _check_memory(self, memory: Tensor | None, held: LayerKVCache | None) -> None:
         if self.cross_attention is None and memory is not None:
             raise ValueError("this block attends to no memory, yet one was given; BlockConfig(cross=True) has one")
         if self.cross_attention is not None and memory is None and not (held is not None and held.filled):
@@ -152,10 +152,10 @@ class Block(nn.Module):
 
 def _attention(config: BlockConfig, score: Score, position: Relative | None) -> MultiHeadAttention:
     return MultiHeadAttention(
-        config.width,
+        config.dim,
         config.heads,
         kv_heads=config.kv_heads,
-        head_width=config.head_width,
+        head_dim=config.head_dim,
         score=score,
         position=position,
         dropout=config.dropout if config.attention_dropout is None else config.attention_dropout,

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from qkv.nn import masks
 from qkv.nn.attention import BLOCK
-from qkv.nn.kv_cache import Cache
+from qkv.nn.kv_cache import KVCache
 from qkv.nn.masks import Band, Dense, Mask
 from qkv.nn.position_layers import Positions
 
 
 def causal_context(
     x: Tensor,
-    present: Tensor | None,
-    cache: Cache | None,
+    token_mask: Tensor | None,
+    cache: KVCache | None,
     window: int | None = None,
     documents: Tensor | None = None,
 ) -> tuple[Positions, Mask | None]:
@@ -28,18 +28,18 @@ def causal_context(
     """
     t = x.shape[1]
     if documents is not None:
-        if present is not None or cache is not None:
+        if token_mask is not None or cache is not None:
             raise ValueError("packed documents take no present= and no cache=: give padding a number of its own, −1")
         return packed_context(x, documents, window)
-    present = checked_present(present, x)
+    token_mask = checked_present(token_mask, x)
     if cache is None:
-        cache = Cache(window)
-    positions = cache.advance(t, present, x.device)
-    present, s = cache.present, cache.length
+        cache = KVCache(window)
+    positions = cache.advance(t, token_mask, x.device)
+    token_mask, s = cache.token_mask, cache.length
     left = None if window is None else window - 1
-    if present is None:
-        return positions, settled(masks.window(t, s, left, 0), t, x.device)
-    mask = masks.causal(t, s) & masks.present(present)
+    if token_mask is None:
+        return positions, settled(masks.sliding_window(t, s, left, 0), t, x.device)
+    mask = masks.causal(t, s) & masks.padding(token_mask)
     if left is not None:
         mask = mask & masks.band_over_positions(positions.queries, positions.keys, left)
     return positions, settled(mask, t, x.device)
@@ -59,34 +59,38 @@ def packed_context(x: Tensor, documents: Tensor, window: int | None) -> tuple[Po
     starts = torch.where(first, places, 0).cummax(-1).values if t else places.expand_as(documents)
     left = None if window is None else window - 1
     # the same run: runs are told apart by where they begin, so that a number may be used again
-    mask = masks.window(t, t, left, 0) & masks.band_over_positions(starts, starts, 0, 0)
+    mask = masks.sliding_window(t, t, left, 0) & masks.band_over_positions(starts, starts, 0, 0)
     counted = (places - starts).masked_fill(documents < 0, 0)  # padding stands nowhere, however much there is
     return Positions(counted), settled(mask, t, x.device)
 
 
 def chunked_context(
-    x: Tensor, present: Tensor | None, cache: Cache | None, size: int | None, left_chunks: int | None
+    x: Tensor, token_mask: Tensor | None, cache: KVCache | None, size: int | None, left_chunks: int | None
 ) -> tuple[Positions, Mask | None]:
     """For an encoder: every token sees every other, or its own chunk and `left_chunks` before it."""
     t = x.shape[1]
-    cache = Cache() if cache is None else cache
-    positions = cache.advance(t, checked_present(present, x), x.device)
-    return positions, chunked_mask(positions, cache.present, size, left_chunks)
+    cache = KVCache() if cache is None else cache
+    positions = cache.advance(t, checked_present(token_mask, x), x.device)
+    return positions, chunked_mask(positions, cache.token_mask, size, left_chunks)
 
 
 def chunked_mask(
-    positions: Positions, present: Tensor | None, size: int | None, left_chunks: int | None, right_chunks: int = 0
+    positions: Positions, token_mask: Tensor | None, size: int | None, left_chunks: int | None, right_chunks: int = 0
 ) -> Mask | None:
     """Who may attend to whom in time cut into chunks; present (b, s) says which keys exist, None is all."""
     queries, keys = positions.queries, positions.keys
     t, s = queries.shape[-1], keys.shape[-1]
-    last = present is None and (t == 0 or s == 0 or bool(queries[-1] == keys[-1]))  # the last queries are the last keys
+    last = token_mask is None and (
+        t == 0 or s == 0 or bool(queries[-1] == keys[-1])
+    )  # the last queries are the last keys
     if last:
         if size is None:
             return None
-        return settled(masks.chunks(t, s, size, left_chunks, right_chunks), t, keys.device)
+        return settled(masks.chunked(t, s, size, left_chunks, right_chunks), t, keys.device)
     band = None if size is None else masks.band_over_positions(queries, keys, left_chunks, right_chunks, size=size)
-    mask = band if present is None else masks.present(present) if band is None else masks.present(present) & band
+    mask = (
+        band if token_mask is None else masks.padding(token_mask) if band is None else masks.padding(token_mask) & band
+    )
     return None if mask is None else settled(mask, t, keys.device)
 
 
@@ -98,13 +102,13 @@ def settled(mask: Mask, t: int, device: torch.device) -> Mask | None:
     return mask if plain or t > BLOCK else Dense(mask.tile(range(t), range(mask.shape[1]), device))
 
 
-def checked_present(present: Tensor | None, x: Tensor) -> Tensor | None:
+def checked_present(token_mask: Tensor | None, x: Tensor) -> Tensor | None:
     """`present` if it says anything: None where every token exists."""
-    if present is None:
+    if token_mask is None:
         return None
-    if present.dtype != torch.bool or present.shape != x.shape[:2]:
+    if token_mask.dtype != torch.bool or token_mask.shape != x.shape[:2]:
         raise ValueError(
             f"present is boolean, True where a token exists, of shape (batch, tokens) = {tuple(x.shape[:2])}; got "
-            f"{present.dtype} of {tuple(present.shape)}"
+            f"{token_mask.dtype} of {tuple(token_mask.shape)}"
         )
-    return None if bool(present.all()) else present
+    return None if bool(token_mask.all()) else token_mask

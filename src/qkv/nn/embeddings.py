@@ -21,10 +21,10 @@ class TokenEmbedding(nn.Embedding):
     torch.Size([1, 2, 4])
     """
 
-    def __init__(self, vocab: int, width: int) -> None:
-        if vocab < 1 or width < 1:
-            raise ValueError(f"a vocabulary and a width are at least 1; got vocab={vocab}, width={width}")
-        super().__init__(vocab, width)
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        if vocab_size < 1 or dim < 1:
+            raise ValueError(f"a vocabulary and a width are at least 1; got vocab={vocab_size}, width={dim}")
+        super().__init__(vocab_size, dim)
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         self.check(tokens)
@@ -49,10 +49,10 @@ class TokenEmbedding(nn.Embedding):
 class LearnedPositions(nn.Embedding):
     """A learned vector for each of `length` positions."""
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, length: int, dim: int) -> None:
         if length < 1:
             raise ValueError(f"learned positions are at least 1; got length={length}")
-        super().__init__(length, width)
+        super().__init__(length, dim)
 
     def forward(self, positions: Int[Tensor, "*b t"]) -> Float[Tensor, "*b t c"]:
         if positions.numel() and int(positions.max()) >= self.num_embeddings:
@@ -68,22 +68,22 @@ class SinusoidalPositions(nn.Module):
 
     like: Tensor
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.width = width
+        self.dim = dim
         self.register_buffer("like", torch.empty(0), persistent=False)  # knows the module's dtype
 
     def forward(self, positions: Int[Tensor, "*b t"]) -> Float[Tensor, "*b t c"]:
-        return sinusoidal(positions, self.width, dtype=self.like.dtype)
+        return sinusoidal(positions, self.dim, dtype=self.like.dtype)
 
 
 class LearnedPositions2D(nn.Module):
     """A learned vector for each row and one for each column of a grid, added."""
 
-    def __init__(self, rows: int, columns: int, width: int) -> None:
+    def __init__(self, rows: int, columns: int, dim: int) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(rows, 1, width) * 0.02)
-        self.columns = nn.Parameter(torch.randn(1, columns, width) * 0.02)
+        self.rows = nn.Parameter(torch.randn(rows, 1, dim) * 0.02)
+        self.columns = nn.Parameter(torch.randn(1, columns, dim) * 0.02)
 
     def forward(self) -> Float[Tensor, "t c"]:
         return (self.rows + self.columns).flatten(0, 1)
@@ -98,22 +98,22 @@ class PatchEmbedding(nn.Module):
     torch.Size([2, 4, 16])
     """
 
-    def __init__(self, channels: int, patch: int, width: int, *, unfold: bool = False) -> None:
+    def __init__(self, channels: int, patch: int, dim: int, *, unfold: bool = False) -> None:
         super().__init__()
-        if min(channels, patch, width) < 1:
-            raise ValueError(f"channels, patch and width are at least 1; got {channels}, {patch} and {width}")
+        if min(channels, patch, dim) < 1:
+            raise ValueError(f"channels, patch and width are at least 1; got {channels}, {patch} and {dim}")
         self.patch, self.unfold = patch, unfold
-        self.convolution = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.convolution = nn.Conv2d(channels, dim, kernel_size=patch, stride=patch)
 
     def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b t c"]:
         channels = self.convolution.in_channels
         if images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(f"pictures are (b, {channels}, height, width); got {tuple(images.shape)}")
-        height, width = images.shape[-2:]
-        if height % self.patch or width % self.patch:
+        height, dim = images.shape[-2:]
+        if height % self.patch or dim % self.patch:
             raise ValueError(
-                f"pictures of {height}×{width} do not cut into patches of {self.patch}×{self.patch}; patches that "
-                f"fit: {divisors(math.gcd(height, width))}"
+                f"pictures of {height}×{dim} do not cut into patches of {self.patch}×{self.patch}; patches that "
+                f"fit: {divisors(math.gcd(height, dim))}"
             )
         if not self.unfold:
             return self.convolution(images).flatten(2).transpose(1, 2)

@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
 
     def __init__(
         self,
-        width: int,
+        dim: int,
         hidden: int,
         *,
         activation: Activation = "gelu",
@@ -41,9 +41,9 @@ class FeedForward(nn.Module):
         if hidden < 1:
             raise ValueError(f"hidden is at least 1; got {hidden}")
         self.activation = activation
-        self.to_hidden = nn.Linear(width, hidden, bias)
-        self.to_gate = nn.Linear(width, hidden, bias) if activation == "swiglu" else None
-        self.to_out = nn.Linear(hidden, width, bias)
+        self.to_hidden = nn.Linear(dim, hidden, bias)
+        self.to_gate = nn.Linear(dim, hidden, bias) if activation == "swiglu" else None
+        self.to_out = nn.Linear(hidden, dim, bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:

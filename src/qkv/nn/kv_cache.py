@@ -40,7 +40,7 @@ def undone_on_failure(held: Held | None) -> Iterator[None]:
         raise
 
 
-class LayerCache(Held):
+class LayerKVCache(Held):
     """The keys and values of one attention layer. Its buffers grow by doubling, so a step copies one token.
 
     >>> held = LayerCache()
@@ -92,15 +92,15 @@ class LayerCache(Held):
         self._buffers = [None if buffer is None else buffer[held].index_select(0, rows) for buffer in self._buffers]
         self.weights = None if self.weights is None else self.weights.index_select(0, rows)
 
-    def copy(self) -> LayerCache:
+    def copy(self) -> LayerKVCache:
         """An independent cache that holds the same."""
-        twin = LayerCache(fixed=self.fixed)
+        twin = LayerKVCache(fixed=self.fixed)
         twin.length, twin.weights = self.length, self.weights
         twin._buffers = [None if buffer is None else buffer[..., : self.length, :].clone() for buffer in self._buffers]
         return twin
 
 
-class Cache(Held):
+class KVCache(Held):
     """The memory of a whole model: a `LayerCache` for each layer, and where the tokens held stand.
 
     window: how many of the last tokens a query can see; older ones are forgotten, a windowful at a time, so that
@@ -111,36 +111,36 @@ class Cache(Held):
         if window is not None and window < 1:
             raise ValueError(f"a cache's window holds at least 1 token; got {window}")
         self.window = window
-        self.present: Bool[Tensor, "b s"] | None = None
+        self.token_mask: Bool[Tensor, "b s"] | None = None
         self.dropped = 0  # tokens forgotten so far
         self.length = 0  # tokens held
         self._dropped_present: Int[Tensor, "b 1"] | int = 0
-        self._layers: dict[object, LayerCache] = {}
+        self._layers: dict[object, LayerKVCache] = {}
 
-    def layer(self, name: object, *, fixed: bool = False) -> LayerCache:
+    def layer(self, name: object, *, fixed: bool = False) -> LayerKVCache:
         """The cache of one layer, made when first asked for."""
         if name not in self._layers:
-            self._layers = {**self._layers, name: LayerCache(fixed=fixed)}
+            self._layers = {**self._layers, name: LayerKVCache(fixed=fixed)}
         return self._layers[name]
 
     def parts(self) -> list[Held]:
         return [self, *self._layers.values()]
 
-    def advance(self, t: int, present: Bool[Tensor, "b t"] | None, device: torch.device) -> Positions:
+    def advance(self, t: int, token_mask: Bool[Tensor, "b t"] | None, device: torch.device) -> Positions:
         """Take note of t new tokens; say where they and all tokens held stand."""
-        if self.present is not None or present is not None:
-            rows = (present if present is not None else self.present).shape[0]  # pyright: ignore[reportOptionalMemberAccess]
-            old = _flags(self.present, rows, self.length, device)
-            new = _flags(present, rows, t, device)
+        if self.token_mask is not None or token_mask is not None:
+            rows = (token_mask if token_mask is not None else self.token_mask).shape[0]  # pyright: ignore[reportOptionalMemberAccess]
+            old = _flags(self.token_mask, rows, self.length, device)
+            new = _flags(token_mask, rows, t, device)
             if old.shape[0] != new.shape[0]:
                 raise ValueError(f"the cache holds {old.shape[0]} rows; got {new.shape[0]}")
-            self.present = torch.cat((old, new), dim=-1)
+            self.token_mask = torch.cat((old, new), dim=-1)
         self.length += t
-        if self.present is None:
+        if self.token_mask is None:
             keys = torch.arange(self.dropped, self.dropped + self.length, device=device)
         else:
-            keys = (self.present.long().cumsum(-1) - 1 + self._dropped_present).clamp(min=0)
-        asking = None if self.present is None else self.present[:, self.length - t :]
+            keys = (self.token_mask.long().cumsum(-1) - 1 + self._dropped_present).clamp(min=0)
+        asking = None if self.token_mask is None else self.token_mask[:, self.length - t :]
         return Positions(keys[..., self.length - t :], keys, asking)
 
     def trim(self) -> None:
@@ -150,8 +150,8 @@ class Cache(Held):
         # The next query sees window − 1 of these tokens; one more is kept for scores that look back at the last
         # query's weights.
         count = self.length - self.window
-        if self.present is not None:  # a row with holes needs more columns to hold as many tokens
-            later = self.present.flip(-1).cumsum(-1).flip(-1)
+        if self.token_mask is not None:  # a row with holes needs more columns to hold as many tokens
+            later = self.token_mask.flip(-1).cumsum(-1).flip(-1)
             spare = (later > self.window).all(0)  # the window is full without this column's token
             count = int(spare.cumprod(-1).sum())
         if count >= self.window:  # forget a windowful at a time: then a token costs no copy of the whole window
@@ -162,11 +162,11 @@ class Cache(Held):
         count = min(count, self.length)
         if count <= 0:
             return
-        if self.present is None:
+        if self.token_mask is None:
             self._dropped_present += count
         else:
-            self._dropped_present = self._dropped_present + self.present[:, :count].sum(-1, keepdim=True)
-            self.present = self.present[:, count:]
+            self._dropped_present = self._dropped_present + self.token_mask[:, :count].sum(-1, keepdim=True)
+            self.token_mask = self.token_mask[:, count:]
         self.dropped += count
         self.length -= count
         for layer in self._layers.values():
@@ -175,17 +175,17 @@ class Cache(Held):
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these rows of the batch, in this order: what a beam search does when beams fork and die."""
-        if self.present is not None:
-            self.present = self.present.index_select(0, rows)
+        if self.token_mask is not None:
+            self.token_mask = self.token_mask.index_select(0, rows)
         if isinstance(self._dropped_present, Tensor):
             self._dropped_present = self._dropped_present.index_select(0, rows)
         for layer in self._layers.values():
             layer.select(rows)
 
-    def copy(self) -> Cache:
+    def copy(self) -> KVCache:
         """An independent cache that holds the same."""
-        twin = Cache(self.window)
-        twin.present, twin.dropped, twin.length = self.present, self.dropped, self.length
+        twin = KVCache(self.window)
+        twin.token_mask, twin.dropped, twin.length = self.token_mask, self.dropped, self.length
         twin._dropped_present = self._dropped_present
         twin._layers = {name: layer.copy() for name, layer in self._layers.items()}
         return twin
@@ -209,5 +209,5 @@ def _extended(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
     return buffer
 
 
-def _flags(present: Tensor | None, rows: int, t: int, device: torch.device) -> Tensor:
-    return torch.ones(rows, t, dtype=torch.bool, device=device) if present is None else present
+def _flags(token_mask: Tensor | None, rows: int, t: int, device: torch.device) -> Tensor:
+    return torch.ones(rows, t, dtype=torch.bool, device=device) if token_mask is None else token_mask

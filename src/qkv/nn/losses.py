@@ -48,7 +48,7 @@ def token_loss(
 def next_token_loss(
     logits: Float[Tensor, "b t v"],
     tokens: Int[Tensor, "b t"],
-    present: Bool[Tensor, "b t"] | None = None,
+    token_mask: Bool[Tensor, "b t"] | None = None,
     *,
     smoothing: float = 0.0,
     count: float | Tensor | None = None,
@@ -62,7 +62,7 @@ def next_token_loss(
     >>> next_token_loss(logits, tokens).item()
     0.0
     """
-    scored = None if present is None else present[:, 1:] & present[:, :-1]
+    scored = None if token_mask is None else token_mask[:, 1:] & token_mask[:, :-1]
     return token_loss(logits[:, :-1], tokens[:, 1:], scored, smoothing=smoothing, count=count)
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["Band", "Both", "Dense", "Mask", "as_mask", "causal", "chunks", "prefix", "present", "window"]
+__all__ = ["Band", "Both", "Dense", "Mask", "as_mask", "causal", "chunked", "prefix", "padding", "sliding_window"]
 
 
 class Mask:
@@ -170,7 +170,7 @@ class Prefix(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Present(Mask):
+class PaddingMask(Mask):
     """Only keys that exist: `flags` is True for a token, False for padding, wherever the padding stands."""
 
     flags: Bool[Tensor, "b s"]
@@ -187,11 +187,11 @@ class Present(Mask):
 class Dense(Mask):
     """A mask given as a tensor (…, t, s); axes of size 1 stand for all."""
 
-    allowed: Bool[Tensor, "... t s"]
+    mask: Bool[Tensor, "... t s"]
 
     @property
     def shape(self) -> tuple[int | None, int]:
-        queries, keys = self.allowed.shape[-2:]
+        queries, keys = self.mask.shape[-2:]
         return None if queries == 1 else queries, keys
 
     def tile(
@@ -203,7 +203,7 @@ class Dense(Mask):
         ),
     ]:
         queries, keys = self.shape
-        part = self.allowed if queries is None else self.allowed[..., rows.start : rows.stop, :]
+        part = self.mask if queries is None else self.mask[..., rows.start : rows.stop, :]
         return (part if keys == 1 else part[..., columns.start : columns.stop]).to(device)
 
 
@@ -256,10 +256,10 @@ class Both(Mask):
             ...  # t #s
         ),
     ]:
-        allowed = self.parts[0].tile(rows, columns, device)
+        mask = self.parts[0].tile(rows, columns, device)
         for part in self.parts[1:]:
-            allowed = allowed & part.tile(rows, columns, device)
-        return allowed
+            mask = mask & part.tile(rows, columns, device)
+        return mask
 
     def reach(self, rows: range) -> range:
         spans = [part.reach(rows) for part in self.parts if part.shape[1] == self.shape[1]]
@@ -276,20 +276,20 @@ def within(distance: Int[Tensor, "*shape"], left: int | None, right: int | None)
     return inside if left is None else inside & (distance >= -left)
 
 
-def as_mask(allowed: Mask | Tensor) -> Mask:
+def as_mask(mask: Mask | Tensor) -> Mask:
     """A mask as it is, or a boolean tensor as a mask."""
-    if isinstance(allowed, Mask):
-        return allowed
-    if not isinstance(allowed, Tensor):
-        raise ValueError(f"a mask is a boolean tensor or a Mask; got {type(allowed).__name__}")
-    if allowed.dtype != torch.bool:
+    if isinstance(mask, Mask):
+        return mask
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"a mask is a boolean tensor or a Mask; got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
         raise ValueError(
-            f"a mask is boolean, True = may attend; got {allowed.dtype}. A matrix to be added to the scores goes "
+            f"a mask is boolean, True = may attend; got {mask.dtype}. A matrix to be added to the scores goes "
             "into bias="
         )
-    if allowed.ndim < 2:
-        raise ValueError(f"a mask ends in (queries, keys); got shape {tuple(allowed.shape)}")
-    return Dense(allowed)
+    if mask.ndim < 2:
+        raise ValueError(f"a mask ends in (queries, keys); got shape {tuple(mask.shape)}")
+    return Dense(mask)
 
 
 def _steps(run: range, device: torch.device | None) -> Int[Tensor, " n"]:
@@ -318,7 +318,7 @@ def causal(t: int, s: int | None = None) -> Mask:
     return Band(*_sizes(t, s), left=None, right=0)
 
 
-def window(t: int, s: int | None = None, left: int | None = None, right: int | None = 0) -> Mask:
+def sliding_window(t: int, s: int | None = None, left: int | None = None, right: int | None = 0) -> Mask:
     """Each query sees `left` keys before its place, its own, and `right` keys after it; None is without bound.
 
     >>> window(4, 4, left=1, right=0).dense().int().tolist()
@@ -330,7 +330,7 @@ def window(t: int, s: int | None = None, left: int | None = None, right: int | N
     return Band(*_sizes(t, s), left=left, right=right)
 
 
-def chunks(t: int, s: int | None = None, size: int = 1, left_chunks: int | None = None, right_chunks: int = 0) -> Mask:
+def chunked(t: int, s: int | None = None, size: int = 1, left_chunks: int | None = None, right_chunks: int = 0) -> Mask:
     """Each query sees its own chunk of `size` keys whole and `left_chunks` chunks before it (None: all of them).
 
     right_chunks: how many chunks after its own it sees too: what it has to wait for.
@@ -362,7 +362,7 @@ def prefix(t: int, s: int | None = None, prefix: int | Tensor = 0) -> Mask:
     return Prefix(*_sizes(t, s), length=prefix)
 
 
-def present(flags: Tensor) -> Mask:
+def padding(flags: Tensor) -> Mask:
     """Only the keys that exist: `flags` (b, s) is True for a token and False for padding.
 
     >>> present(torch.tensor([[False, True]])).dense().shape
@@ -373,7 +373,7 @@ def present(flags: Tensor) -> Mask:
             f"present is a boolean tensor (b, s), True where a token exists; got {flags.dtype} of shape "
             f"{tuple(flags.shape)}"
         )
-    return Present(flags)
+    return PaddingMask(flags)
 
 
 def band_over_positions(

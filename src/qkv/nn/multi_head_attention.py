@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qkv.nn import masks
 from qkv.nn.attention import attend, attention
 from qkv.nn.heads import merge_heads, repeat_heads, split_heads
-from qkv.nn.kv_cache import LayerCache
+from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.masks import Mask
 from qkv.nn.position_layers import Positions
 from qkv.nn.positions import Relative
@@ -39,11 +39,11 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(
         self,
-        width: int,
+        dim: int,
         heads: int,
         *,
         kv_heads: int | None = None,
-        head_width: int | None = None,
+        head_dim: int | None = None,
         score: Score = Dot(),  # noqa: B008  (frozen: safe to share)
         position: Relative | None = None,
         dropout: float = 0.0,
@@ -51,22 +51,22 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
-        _check_sizes(width, heads, kv_heads, head_width, score, position)
+        _check_sizes(dim, heads, kv_heads, head_dim, score, position)
         check_dropout(dropout)
         if bias not in (True, False, "qkv"):
             raise ValueError(f"bias is True, False or 'qkv'; got {bias!r}")
-        self.width, self.heads, self.kv_heads = width, heads, kv_heads
-        self.head_width = width // heads if head_width is None else head_width
+        self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
         self.score, self.dropout = score, dropout
-        query_width, key_width = score.query_width(self.head_width), score.key_width(self.head_width)
+        query_dim, key_dim = score.query_dim(self.head_dim), score.key_dim(self.head_dim)
         inner = bias is not False
-        self.to_q = nn.Linear(width, heads * query_width, inner) if query_width else None
-        self.to_k = nn.Linear(width, kv_heads * key_width, inner) if key_width else None
-        self.to_v = nn.Linear(width, kv_heads * self.head_width, inner)
-        self.to_out = nn.Linear(heads * self.head_width, width, bias is True)
-        self.q_norm, self.k_norm = score.norm(self.head_width), score.norm(self.head_width)
-        self.scorer = score.build(heads, self.head_width)
-        self.position = None if position is None else position.build(heads, self.head_width)
+        self.to_q = nn.Linear(dim, heads * query_dim, inner) if query_dim else None
+        self.to_k = nn.Linear(dim, kv_heads * key_dim, inner) if key_dim else None
+        self.to_v = nn.Linear(dim, kv_heads * self.head_dim, inner)
+        self.to_out = nn.Linear(heads * self.head_dim, dim, bias is True)
+        self.q_norm, self.k_norm = score.norm(self.head_dim), score.norm(self.head_dim)
+        self.scorer = score.build(heads, self.head_dim)
+        self.position = None if position is None else position.build(heads, self.head_dim)
 
     @overload
     def forward(
@@ -74,12 +74,12 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        allowed: Mask | Tensor | None = None,
+        mask: Mask | Tensor | None = None,
         causal: bool = False,
-        present: Tensor | None = None,
+        token_mask: Tensor | None = None,
         positions: Positions | None = None,
-        cache: LayerCache | None = None,
-        weights: Literal[False] = False,
+        cache: LayerKVCache | None = None,
+        return_weights: Literal[False] = False,
     ) -> Tensor: ...
     @overload
     def forward(
@@ -87,24 +87,24 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        allowed: Mask | Tensor | None = None,
+        mask: Mask | Tensor | None = None,
         causal: bool = False,
-        present: Tensor | None = None,
+        token_mask: Tensor | None = None,
         positions: Positions | None = None,
-        cache: LayerCache | None = None,
-        weights: Literal[True],
+        cache: LayerKVCache | None = None,
+        return_weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
     def forward(
         self,
         x: Float[Tensor, "b t c"],
         memory: Float[Tensor, "b m c"] | None = None,
         *,
-        allowed: Mask | Tensor | None = None,
+        mask: Mask | Tensor | None = None,
         causal: bool = False,
-        present: Tensor | None = None,
+        token_mask: Tensor | None = None,
         positions: Positions | None = None,
-        cache: LayerCache | None = None,
-        weights: bool = False,
+        cache: LayerKVCache | None = None,
+        return_weights: bool = False,
     ) -> Float[Tensor, "b t c"] | tuple[Float[Tensor, "b t c"], Float[Tensor, "b h t s"]]:
         """x attends to `memory`, or to itself.
 
@@ -113,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         present: (b, s), which of all keys exist, those in the cache included.
         positions: where queries and keys stand; counted over the keys present if not given.
         cache: keys and values of earlier calls; x's own are added to it.
-        weights: also return the weights (b, h, t, s): of each head, before dropout.
+        return_weights: also return the weights (b, h, t, s): of each head, before dropout.
         """
         self._check_input("x", x)
         if memory is not None:
@@ -121,24 +121,24 @@ class MultiHeadAttention(nn.Module):
             if len(memory) != len(x):
                 raise ValueError(f"x and memory have one batch size; got {len(x)} and {len(memory)}")
         q = _projected(self.to_q, self.q_norm, x, self.heads)
-        q, k, v, positions = self._meet(x, q, memory, present, positions, cache)
-        mask = _combined(allowed, causal, present, x.shape[1], v.shape[-2])
-        out, chosen = self._attend(q, k, v, mask, positions, cache, weights)
+        q, k, v, positions = self._meet(x, q, memory, token_mask, positions, cache)
+        rule = _combined(mask, causal, token_mask, x.shape[1], v.shape[-2])
+        out, chosen = self._attend(q, k, v, rule, positions, cache, return_weights)
         out = self.to_out(merge_heads(out))
-        return (out, chosen) if weights and chosen is not None else out
+        return (out, chosen) if return_weights and chosen is not None else out
 
-    def new_cache(self) -> LayerCache:
+    def new_cache(self) -> LayerKVCache:
         """An empty cache for this layer, to be handed to calls that continue one another."""
-        return LayerCache()
+        return LayerKVCache()
 
     def _meet(
         self,
         x: Tensor,
         q: Tensor | None,
         memory: Tensor | None,
-        present: Tensor | None,
+        token_mask: Tensor | None,
         positions: Positions | None,
-        cache: LayerCache | None,
+        cache: LayerKVCache | None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor, Positions]:
         """Queries and all keys and values, turned by their positions."""
         read = cache is not None and cache.filled  # whether the memory was read in an earlier call
@@ -151,10 +151,10 @@ class MultiHeadAttention(nn.Module):
         cross = read or memory is not None
         new = v.shape[-2]
         s = new + (0 if cache is None or read else cache.length)
-        if present is not None:
-            _check_present(present, len(x), s)
+        if token_mask is not None:
+            _check_token_mask(token_mask, len(x), s)
         if positions is None:
-            positions = Positions.counted(x.shape[1], s, present, x.device, cross=cross)
+            positions = Positions.counted(x.shape[1], s, token_mask, x.device, cross=cross)
         elif (positions.queries.shape[-1], positions.keys.shape[-1]) != (x.shape[1], s):
             raise ValueError(
                 f"positions are those of {x.shape[1]} queries and of {s} keys, those in the cache included; got "
@@ -175,37 +175,37 @@ class MultiHeadAttention(nn.Module):
         q: Tensor | None,
         k: Tensor | None,
         v: Tensor,
-        mask: Mask | None,
+        rule: Mask | None,
         positions: Positions,
-        cache: LayerCache | None,
-        weights: bool,
+        cache: LayerKVCache | None,
+        return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        dropout = self.dropout if self.training else 0.0
+        dropout_p = self.dropout if self.training else 0.0
         if self.scorer is None:
             assert q is not None and k is not None and isinstance(self.score, Dot)
-            beta = self.head_width**-0.5 if self.score.beta is None else self.score.beta
+            scale = self.head_dim**-0.5 if self.score.scale is None else self.score.scale
             bias = None
             if self.position is not None:
-                bias = self.position.bias(q, positions.queries, positions.keys, beta=beta)
-            if weights:
-                return attention(q, k, v, beta=beta, allowed=mask, bias=bias, dropout=dropout, weights=True)
-            return attention(q, k, v, beta=beta, allowed=mask, bias=bias, dropout=dropout), None
-        allowed = None
-        if mask is not None:
+                bias = self.position.bias(q, positions.queries, positions.keys, scale=scale)
+            if return_weights:
+                return attention(q, k, v, scale=scale, mask=rule, bias=bias, dropout_p=dropout_p, return_weights=True)
+            return attention(q, k, v, scale=scale, mask=rule, bias=bias, dropout_p=dropout_p), None
+        mask = None
+        if rule is not None:
             t = positions.queries.shape[-1] if q is None else q.shape[-2]
-            check_mask(mask, (v.shape[0], self.heads, t, v.shape[-2]))
-            allowed = mask.tile(range(t), range(v.shape[-2]), v.device)
+            check_mask(rule, (v.shape[0], self.heads, t, v.shape[-2]))
+            mask = rule.tile(range(t), range(v.shape[-2]), v.device)
         exact = torch.promote_types(v.dtype, torch.float32)  # scores and softmax in float32 at least
         q = None if q is None else q.to(exact)
         k = None if k is None else repeat_heads(k, self.heads).to(exact)
         with torch.autocast(v.device.type, enabled=False):
-            chosen = self.scorer(q, k, positions, allowed, cache).to(v.dtype)
+            chosen = self.scorer(q, k, positions, mask, cache).to(v.dtype)
         chosen = chosen.expand(v.shape[0], *chosen.shape[1:])
-        return attend(chosen, v, dropout), chosen
+        return attend(chosen, v, dropout_p), chosen
 
     def _check_input(self, name: str, x: Tensor) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.width:
-            raise ValueError(f"{name} is (batch, tokens, width={self.width}); got {tuple(x.shape)}")
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"{name} is (batch, tokens, width={self.dim}); got {tuple(x.shape)}")
         if x.dtype != self.to_v.weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(
                 f"{name} and the layer have one dtype; got {x.dtype} for a layer of {self.to_v.weight.dtype}"
@@ -220,37 +220,42 @@ def _projected(projection: nn.Module | None, norm: nn.Module | None, x: Tensor, 
     return split if norm is None else norm(split)
 
 
-def _check_present(present: Tensor, b: int, s: int) -> None:
-    if present.dtype != torch.bool or present.ndim != 2 or len(present) not in (1, b) or present.shape[1] != s:
+def _check_token_mask(token_mask: Tensor, b: int, s: int) -> None:
+    if (
+        token_mask.dtype != torch.bool
+        or token_mask.ndim != 2
+        or len(token_mask) not in (1, b)
+        or token_mask.shape[1] != s
+    ):
         raise ValueError(
             f"present is a boolean tensor (b, s) = ({b}, {s}), True where a key exists, those in the cache included; "
-            f"got {present.dtype} of shape {tuple(present.shape)}"
+            f"got {token_mask.dtype} of shape {tuple(token_mask.shape)}"
         )
 
 
-def _combined(allowed: Mask | Tensor | None, causal: bool, present: Tensor | None, t: int, s: int) -> Mask | None:
-    if isinstance(allowed, Tensor) and allowed.ndim == 3:
+def _combined(mask: Mask | Tensor | None, causal: bool, token_mask: Tensor | None, t: int, s: int) -> Mask | None:
+    if isinstance(mask, Tensor) and mask.ndim == 3:
         raise ValueError(
-            f"a mask of three axes {tuple(allowed.shape)} could be one for each row or one for each head; "
+            f"a mask of three axes {tuple(mask.shape)} could be one for each row or one for each head; "
             "give it four axes: (b, 1, t, s) or (1, h, t, s)"
         )
-    parts = [] if allowed is None else [masks.as_mask(allowed)]
+    parts = [] if mask is None else [masks.as_mask(mask)]
     if causal:
         parts.append(masks.causal(t, s))
-    if present is not None:
-        parts.append(masks.present(present))
+    if token_mask is not None:
+        parts.append(masks.padding(token_mask))
     return None if not parts else parts[0] if len(parts) == 1 else masks.Both.of(*parts)
 
 
 def _check_sizes(
-    width: int, heads: int, kv_heads: int, head_width: int | None, score: Score, position: Relative | None
+    dim: int, heads: int, kv_heads: int, head_dim: int | None, score: Score, position: Relative | None
 ) -> None:
-    if width < 1 or heads < 1:
-        raise ValueError(f"width and heads are at least 1; got width={width}, heads={heads}")
-    if head_width is None and width % heads:
-        raise ValueError(f"width={width} does not split into heads={heads}; heads that fit: {divisors(width)}")
-    if head_width is not None and head_width < 1:
-        raise ValueError(f"head_width is at least 1; got {head_width}")
+    if dim < 1 or heads < 1:
+        raise ValueError(f"width and heads are at least 1; got width={dim}, heads={heads}")
+    if head_dim is None and dim % heads:
+        raise ValueError(f"width={dim} does not split into heads={heads}; heads that fit: {divisors(dim)}")
+    if head_dim is not None and head_dim < 1:
+        raise ValueError(f"head_width is at least 1; got {head_dim}")
     if kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"heads={heads} do not share kv_heads={kv_heads} evenly; kv_heads that fit: {divisors(heads)}")
     if position is not None and not isinstance(score, Dot):

@@ -48,7 +48,7 @@ class Placement(nn.Module):
         self,
         position: Position,
         length: int,
-        width: int,
+        dim: int,
         *,
         dropout: float = 0.0,
         scale: bool = False,
@@ -56,10 +56,10 @@ class Placement(nn.Module):
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.positions = make_positions(position, length, width)
-        self.segments = TokenEmbedding(segments, width) if segments else None
+        self.positions = make_positions(position, length, dim)
+        self.segments = TokenEmbedding(segments, dim) if segments else None
         self.norm = norm
-        self.factor = width**0.5 if scale else 1.0
+        self.factor = dim**0.5 if scale else 1.0
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -77,8 +77,8 @@ class Placement(nn.Module):
         return self.dropout(x if self.norm is None else self.norm(x))
 
 
-def make_positions(position: Position, length: int, width: int) -> nn.Module | None:
+def make_positions(position: Position, length: int, dim: int) -> nn.Module | None:
     """The table of an absolute scheme; None where positions act inside attention, or not at all."""
     if position == "learned":
-        return LearnedPositions(length, width)
-    return SinusoidalPositions(width) if position == "sinusoidal" else None
+        return LearnedPositions(length, dim)
+    return SinusoidalPositions(dim) if position == "sinusoidal" else None

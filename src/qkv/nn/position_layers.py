@@ -27,19 +27,19 @@ class Positions:
 
     @classmethod
     def counted(
-        cls, t: int, s: int, present: Tensor | None, device: torch.device, *, cross: bool = False
+        cls, t: int, s: int, token_mask: Tensor | None, device: torch.device, *, cross: bool = False
     ) -> "Positions":
         """The last t of s tokens ask, or t others (cross); keys are counted over those that are present."""
-        keys = torch.arange(s, device=device) if present is None else count_positions(present)
+        keys = torch.arange(s, device=device) if token_mask is None else count_positions(token_mask)
         if cross:
             return cls(torch.arange(t, device=device), keys)
-        return cls(keys[..., s - t :], keys, None if present is None else present[:, s - t :])
+        return cls(keys[..., s - t :], keys, None if token_mask is None else token_mask[:, s - t :])
 
-    def rotation(self, scheme: Relative, head_width: int, dtype: torch.dtype) -> Rotation | None:
+    def rotation(self, scheme: Relative, head_dim: int, dtype: torch.dtype) -> Rotation | None:
         """The scheme's table for the queries."""
-        key = (scheme, head_width, dtype)
+        key = (scheme, head_dim, dtype)
         if key not in self._tables:
-            self._tables[key] = scheme.rotation(self.queries, head_width, dtype)
+            self._tables[key] = scheme.rotation(self.queries, head_dim, dtype)
         return self._tables[key]
 
 
@@ -61,7 +61,7 @@ class T5Bias(Relative):
                 f"buckets={self.buckets}, limit={self.limit}"
             )
 
-    def build(self, heads: int, head_width: int) -> Relative:
+    def build(self, heads: int, head_dim: int) -> Relative:
         return T5BiasTable(self, heads)
 
 
@@ -78,8 +78,8 @@ class Shaw(Relative):
         if self.limit < 1:
             raise ValueError(f"Shaw's limit is a distance of at least 1; got {self.limit}")
 
-    def build(self, heads: int, head_width: int) -> Relative:
-        return ShawTable(self, head_width)
+    def build(self, heads: int, head_dim: int) -> Relative:
+        return ShawTable(self, head_dim)
 
 
 class T5BiasTable(nn.Module, Relative):
@@ -90,7 +90,7 @@ class T5BiasTable(nn.Module, Relative):
         self.scheme = scheme
         self.table = nn.Embedding(scheme.buckets, heads)
 
-    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0) -> DistanceBias:
+    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0) -> DistanceBias:
         def of(distance: Tensor, _: range) -> Tensor:
             scheme = self.scheme
             buckets = t5_buckets(
@@ -104,14 +104,14 @@ class T5BiasTable(nn.Module, Relative):
 class ShawTable(nn.Module, Relative):
     """The parameters of a Shaw scheme: a vector for each distance from −limit to limit."""
 
-    def __init__(self, scheme: Shaw, head_width: int) -> None:
+    def __init__(self, scheme: Shaw, head_dim: int) -> None:
         super().__init__()
         self.scheme = scheme
-        self.vectors = nn.Parameter(torch.randn(2 * scheme.limit + 1, head_width) * head_width**-0.5)
+        self.vectors = nn.Parameter(torch.randn(2 * scheme.limit + 1, head_dim) * head_dim**-0.5)
 
-    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0) -> DistanceBias:
+    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0) -> DistanceBias:
         limit = self.scheme.limit
-        met = beta * (q @ self.vectors.mT)  # each query's score with each distance
+        met = scale * (q @ self.vectors.mT)  # each query's score with each distance
 
         def of(distance: Tensor, rows: range) -> Tensor:
             index = distance.clamp(-limit, limit) + limit

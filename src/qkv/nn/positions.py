@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def count_positions(present: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+def count_positions(token_mask: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """Positions counted over the tokens that are present; a missing token shares its neighbour's number.
 
     >>> count_positions(torch.tensor([[False, True, False, True]])).tolist()
     [[0, 0, 0, 1]]
     """
-    return (present.long().cumsum(-1) - 1).clamp(min=0)
+    return (token_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
@@ -28,7 +28,7 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 
 def sinusoidal(
-    positions: int | Tensor, width: int, *, base: float = 10000.0, dtype: torch.dtype | None = None
+    positions: int | Tensor, dim: int, *, base: float = 10000.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "*t c"]:
     """The sinusoids of the 2017 transformer: sin(p·base^(−2i/c)) at feature 2i, cos at 2i + 1.
 
@@ -37,15 +37,15 @@ def sinusoidal(
     >>> (100 * sinusoidal(2, 4)).int().tolist()
     [[0, 100, 0, 100], [84, 54, 0, 99]]
     """
-    if width < 1:
-        raise ValueError(f"sinusoids need a width of at least 1; got {width}")
+    if dim < 1:
+        raise ValueError(f"sinusoids need a width of at least 1; got {dim}")
     if isinstance(positions, int):
         positions = torch.arange(positions)
     exact = exact_dtype(positions.device)
-    pairs = torch.arange(0, width, 2, dtype=exact, device=positions.device)
-    angles = positions[..., None].to(exact) * base ** (-pairs / width)
+    pairs = torch.arange(0, dim, 2, dtype=exact, device=positions.device)
+    angles = positions[..., None].to(exact) * base ** (-pairs / dim)
     waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-    return waves[..., :width].to(dtype or torch.get_default_dtype())
+    return waves[..., :dim].to(dtype or torch.get_default_dtype())
 
 
 class Rotation(NamedTuple):
@@ -79,10 +79,10 @@ class Relative:
     `build` gives the scheme as one layer uses it: itself, or a module with parameters for that layer's heads.
     """
 
-    def build(self, heads: int, head_width: int) -> "Relative":
+    def build(self, heads: int, head_dim: int) -> "Relative":
         return self
 
-    def rotation(self, positions: Tensor, head_width: int, dtype: torch.dtype) -> Rotation | None:
+    def rotation(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation | None:
         """What `turn` needs to know of the positions; computed once and shared by all layers."""
         return None
 
@@ -91,7 +91,7 @@ class Relative:
         return x
 
     def bias(
-        self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0
+        self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0
     ) -> DistanceBias | None:
         """What is added to the scores, for queries and keys at these positions: (t,) and (s,), or with b.
 
@@ -109,7 +109,7 @@ class Alibi(Relative):
     [[0.0, -0.0625, -0.125], [-0.0625, 0.0, -0.0625], [-0.125, -0.0625, 0.0]]
     """
 
-    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, beta: float = 1.0) -> DistanceBias:
+    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0) -> DistanceBias:
         exact = torch.promote_types(q.dtype, torch.float32)  # bfloat16 cannot count beyond 256
         slopes = alibi_slopes(q.shape[1]).to(q.device, exact)[:, None, None]
         return DistanceBias(lambda distance, _: slopes * -distance.abs().unsqueeze(-3), queries, keys)

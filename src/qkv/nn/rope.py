@@ -27,9 +27,9 @@ class Scaling:
         """What cosine and sine are multiplied by."""
         return 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+    def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
         """How far each pair turns from one token to the next: base^(−2i/d), as published."""
-        return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rope(Relative):
 
     base: float = 10000.0
     pairing: Pairing = "interleaved"
-    width: int | None = None
+    rotary_dim: int | None = None
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
@@ -56,8 +56,8 @@ class Rope(Relative):
             raise ValueError(f"a Rope pairs features as 'interleaved' or 'halves'; got {self.pairing!r}")
         if self.base <= 0:
             raise ValueError(f"a Rope's base is a positive number; got {self.base}")
-        if self.width is not None and (self.width < 2 or self.width % 2):
-            raise ValueError(f"a Rope turns pairs, so its width is an even number from 2; got {self.width}")
+        if self.rotary_dim is not None and (self.rotary_dim < 2 or self.rotary_dim % 2):
+            raise ValueError(f"a Rope turns pairs, so its width is an even number from 2; got {self.rotary_dim}")
 
     def __call__(
         self, x: Float[Tensor, "*b t d"], positions: Tensor | None = None, *, offset: int = 0
@@ -72,25 +72,25 @@ class Rope(Relative):
             rotation = Rotation(rotation.cos.squeeze(-3), rotation.sin.squeeze(-3))
         return self.turn(x, rotation)
 
-    def build(self, heads: int, head_width: int) -> "Rope":
-        self.turned(head_width)
+    def build(self, heads: int, head_dim: int) -> "Rope":
+        self.turned(head_dim)
         return self
 
-    def turned(self, head_width: int) -> int:
+    def turned(self, head_dim: int) -> int:
         """How many features of a head are turned."""
-        width = head_width if self.width is None else self.width
-        if width % 2 or width > head_width:
+        dim = head_dim if self.rotary_dim is None else self.rotary_dim
+        if dim % 2 or dim > head_dim:
             raise ValueError(
                 f"a Rope turns an even number of features, at most the head's width; "
-                f"got {width} of {head_width}; the nearest that fits: Rope(width={min(width, head_width) // 2 * 2})"
+                f"got {dim} of {head_dim}; the nearest that fits: Rope(rotary_dim={min(dim, head_dim) // 2 * 2})"
             )
-        return width
+        return dim
 
-    def rotation(self, positions: Int[Tensor, "... t"], head_width: int, dtype: torch.dtype) -> Rotation:
+    def rotation(self, positions: Int[Tensor, "... t"], head_dim: int, dtype: torch.dtype) -> Rotation:
         """The table of angles for these positions, which every layer of a model can share."""
-        width, exact = self.turned(head_width), exact_dtype(positions.device)
+        dim, exact = self.turned(head_dim), exact_dtype(positions.device)
         scaling = self.scaling or Scaling()
-        frequencies = scaling.frequencies(width, self.base).to(positions.device, exact)
+        frequencies = scaling.frequencies(dim, self.base).to(positions.device, exact)
         angles = positions[..., None].to(exact) * frequencies
         angles = angles if positions.ndim == 1 else angles.unsqueeze(-3)
         dtype = torch.promote_types(dtype, torch.float32)
@@ -101,8 +101,8 @@ class Rope(Relative):
         """Turn the pairs of x by a table of angles; in float32 at least."""
         if rotation is None:
             raise ValueError("a Rope turns by a table of angles: rope.rotation(positions, head_width, dtype)")
-        width = 2 * rotation.cos.shape[-1]
-        turned = x[..., :width].to(rotation.cos.dtype)
+        dim = 2 * rotation.cos.shape[-1]
+        turned = x[..., :dim].to(rotation.cos.dtype)
         if self.pairing == "interleaved":
             first, second = turned[..., 0::2], turned[..., 1::2]
         else:
@@ -113,7 +113,7 @@ class Rope(Relative):
         )
         turned = torch.stack(pairs, -1).flatten(-2) if self.pairing == "interleaved" else torch.cat(pairs, -1)
         turned = turned.to(x.dtype)
-        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+        return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Linear(Scaling):
     def __post_init__(self) -> None:
         _positive(self, "factor")
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
-        return super().frequencies(width, base) / self.factor
+    def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
+        return super().frequencies(dim, base) / self.factor
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class Ntk(Scaling):
     def __post_init__(self) -> None:
         _positive(self, "factor")
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
-        return super().frequencies(width, base * self.factor ** (width / max(width - 2, 1)))
+    def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
+        return super().frequencies(dim, base * self.factor ** (dim / max(dim - 2, 1)))
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,18 @@ class Llama3(Scaling):
     factor: float = 8.0
     low: float = 1.0
     high: float = 4.0
-    length: int = 8192
+    original_max_length: int = 8192
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "length")
+        _positive(self, "factor", "original_max_length")
         if self.low >= self.high:
             raise ValueError(
                 f"Llama3 blends from low to a higher number of turns; got low={self.low}, high={self.high}"
             )
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
-        plain = super().frequencies(width, base)
-        turns = self.length * plain / (2 * math.pi)  # how often a pair turns within the trained length
+    def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
+        plain = super().frequencies(dim, base)
+        turns = self.original_max_length * plain / (2 * math.pi)  # how often a pair turns within the trained length
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return kept * plain + (1 - kept) * plain / self.factor
 
@@ -173,14 +173,14 @@ class Yarn(Scaling):
     """
 
     factor: float
-    length: int
+    original_max_length: int
     fast: float = 32.0
     slow: float = 1.0
     attention: float | None = None
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "length", "fast", "slow")
+        _positive(self, "factor", "original_max_length", "fast", "slow")
 
     @property
     def amplitude(self) -> float:
@@ -188,16 +188,16 @@ class Yarn(Scaling):
             return self.attention
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
-    def frequencies(self, width: int, base: float) -> Float[Tensor, " pairs"]:
+    def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
         def pair_turning(turns: float) -> float:
-            return width * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+            return dim * math.log(self.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = pair_turning(self.fast), pair_turning(self.slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)
-        plain = super().frequencies(width, base)
-        pairs = torch.arange(width // 2, dtype=torch.float64)
+        low, high = max(low, 0), min(high, dim - 1)
+        plain = super().frequencies(dim, base)
+        pairs = torch.arange(dim // 2, dtype=torch.float64)
         stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
         return stretched * plain / self.factor + (1 - stretched) * plain
 

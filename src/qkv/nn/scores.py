@@ -13,29 +13,29 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from qkv.nn.kv_cache import LayerCache
+from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.norms import make_norm
 from qkv.nn.position_layers import Positions
 from qkv.nn.softmax import soft_choice
 
 Weights = Float[Tensor, "b h t s"]
-Allowed = Bool[Tensor, "..."]
+MaskTile = Bool[Tensor, "..."]
 
 
 @dataclass(frozen=True)
 class Score:
     """What a score needs: how wide its queries and keys are in each head (0: it has none), and its parameters."""
 
-    def query_width(self, head_width: int) -> int:
-        return head_width
+    def query_dim(self, head_dim: int) -> int:
+        return head_dim
 
-    def key_width(self, head_width: int) -> int:
-        return head_width
+    def key_dim(self, head_dim: int) -> int:
+        return head_dim
 
-    def build(self, heads: int, head_width: int) -> "Scorer | None":
+    def build(self, heads: int, head_dim: int) -> "Scorer | None":
         raise NotImplementedError
 
-    def norm(self, head_width: int) -> nn.Module | None:
+    def norm(self, head_dim: int) -> nn.Module | None:
         """What normalises each head's queries, and another its keys, before they are turned and meet; None: nothing."""
         return None
 
@@ -51,10 +51,10 @@ class Scorer(nn.Module):
         q: Float[Tensor, "b h t d"] | None,
         k: Float[Tensor, "b h s d"] | None,
         positions: Positions,
-        allowed: Allowed | None,
-        cache: LayerCache | None,
+        mask: MaskTile | None,
+        cache: LayerKVCache | None,
     ) -> Weights:
-        return soft_choice(self.scores(q, k, positions), allowed)
+        return soft_choice(self.scores(q, k, positions), mask)
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,34 @@ class Dot(Score):
         factors (one vector for the queries of all heads, one for the keys), as in Qwen 3.
     """
 
-    beta: float | None = None
-    normalised: bool = False
-    epsilon: float = 1e-6
+    scale: float | None = None
+    qk_norm: bool = False
+    norm_eps: float = 1e-6
 
-    def build(self, heads: int, head_width: int) -> None:
+    def build(self, heads: int, head_dim: int) -> None:
         return None
 
-    def norm(self, head_width: int) -> nn.Module | None:
-        return make_norm("rms", head_width, epsilon=self.epsilon) if self.normalised else None
+    def norm(self, head_dim: int) -> nn.Module | None:
+        return make_norm("rms", head_dim, epsilon=self.norm_eps) if self.qk_norm else None
 
 
 @dataclass(frozen=True)
 class Additive(Score):
     """w·tanh(q + k + b): Bahdanau's score; the layer's projections are its two matrices, `hidden` wide in each head."""
 
-    hidden: int = 64
+    hidden_dim: int = 64
 
     def __post_init__(self) -> None:
-        _at_least_one("Additive", "hidden", self.hidden)
+        _at_least_one("Additive", "hidden_dim", self.hidden_dim)
 
-    def query_width(self, head_width: int) -> int:
-        return self.hidden
+    def query_dim(self, head_dim: int) -> int:
+        return self.hidden_dim
 
-    def key_width(self, head_width: int) -> int:
-        return self.hidden
+    def key_dim(self, head_dim: int) -> int:
+        return self.hidden_dim
 
-    def build(self, heads: int, head_width: int) -> Scorer:
-        return AdditiveScorer(heads, self.hidden)
+    def build(self, heads: int, head_dim: int) -> Scorer:
+        return AdditiveScorer(heads, self.hidden_dim)
 
 
 class AdditiveScorer(Scorer):
@@ -117,32 +117,32 @@ class LocationAware(Score):
     Queries are therefore worked one after another. Before the first, the last weights are all 0.
     """
 
-    hidden: int = 64
+    hidden_dim: int = 64
     filters: int = 10
     kernel: int = 31
 
     def __post_init__(self) -> None:
-        _at_least_one("LocationAware", "hidden", self.hidden)
+        _at_least_one("LocationAware", "hidden_dim", self.hidden_dim)
         _at_least_one("LocationAware", "filters", self.filters)
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"LocationAware's kernel is an odd number, so that it has a centre; got {self.kernel}")
 
-    def query_width(self, head_width: int) -> int:
-        return self.hidden
+    def query_dim(self, head_dim: int) -> int:
+        return self.hidden_dim
 
-    def key_width(self, head_width: int) -> int:
-        return self.hidden
+    def key_dim(self, head_dim: int) -> int:
+        return self.hidden_dim
 
-    def build(self, heads: int, head_width: int) -> Scorer:
+    def build(self, heads: int, head_dim: int) -> Scorer:
         return LocationAwareScorer(self, heads)
 
 
 class LocationAwareScorer(AdditiveScorer):
     def __init__(self, score: LocationAware, heads: int) -> None:
-        super().__init__(heads, score.hidden)
+        super().__init__(heads, score.hidden_dim)
         shape = (heads * score.filters, 1, score.kernel)
         self.filters = nn.Parameter(torch.randn(shape) * score.kernel**-0.5)
-        self.to_hidden = nn.Parameter(torch.randn(heads, score.filters, score.hidden) * score.filters**-0.5)
+        self.to_hidden = nn.Parameter(torch.randn(heads, score.filters, score.hidden_dim) * score.filters**-0.5)
 
     def features(self, last: Float[Tensor, "b h s"], keys: Tensor) -> Float[Tensor, "b h s d"]:
         """What the last weights look like around each key; neighbours are next in position, across holes."""
@@ -163,8 +163,8 @@ class LocationAwareScorer(AdditiveScorer):
         q: Tensor | None,
         k: Tensor | None,
         positions: Positions,
-        allowed: Allowed | None,
-        cache: LayerCache | None,
+        mask: MaskTile | None,
+        cache: LayerKVCache | None,
     ) -> Weights:
         assert q is not None and k is not None
         last = q.new_zeros(*k.shape[:-1])
@@ -173,7 +173,7 @@ class LocationAwareScorer(AdditiveScorer):
             last = torch.cat((held, last[..., held.shape[-1] :]), dim=-1)
         steps = []
         for i in range(q.shape[-2]):
-            rows = None if allowed is None else allowed if allowed.shape[-2] == 1 else allowed[..., i : i + 1, :]
+            rows = None if mask is None else mask if mask.shape[-2] == 1 else mask[..., i : i + 1, :]
             scores = self.meet(q[..., i : i + 1, :], k + self.features(last, positions.keys))
             steps.append(soft_choice(scores, rows))
             now = steps[-1].squeeze(-2)
@@ -191,25 +191,25 @@ class DenseSynthesizer(Score):
     W and b are shared by the heads, as in the course's version; the paper has one for each head (shared=False).
     """
 
-    length: int
+    max_length: int
     shared: bool = True
 
     def __post_init__(self) -> None:
-        _at_least_one("DenseSynthesizer", "length", self.length)
+        _at_least_one("DenseSynthesizer", "max_length", self.max_length)
 
-    def key_width(self, head_width: int) -> int:
+    def key_dim(self, head_dim: int) -> int:
         return 0
 
-    def build(self, heads: int, head_width: int) -> Scorer:
-        return DenseSynthesizerScorer(self, heads, head_width)
+    def build(self, heads: int, head_dim: int) -> Scorer:
+        return DenseSynthesizerScorer(self, heads, head_dim)
 
 
 class DenseSynthesizerScorer(Scorer):
-    def __init__(self, score: DenseSynthesizer, heads: int, head_width: int) -> None:
+    def __init__(self, score: DenseSynthesizer, heads: int, head_dim: int) -> None:
         super().__init__()
         tables = (1 if score.shared else heads,)
-        self.weight = nn.Parameter(torch.empty(*tables, head_width, score.length).uniform_(-0.001, 0.001))
-        self.bias = nn.Parameter(torch.zeros(*tables, 1, score.length))
+        self.weight = nn.Parameter(torch.empty(*tables, head_dim, score.max_length).uniform_(-0.001, 0.001))
+        self.bias = nn.Parameter(torch.zeros(*tables, 1, score.max_length))
 
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:
         assert q is not None
@@ -225,27 +225,27 @@ class RandomSynthesizer(Score):
     learned: whether training changes the table.
     """
 
-    length: int
+    max_length: int
     learned: bool = True
-    deviation: float = field(default=1.0, kw_only=True)
+    std: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        _at_least_one("RandomSynthesizer", "length", self.length)
+        _at_least_one("RandomSynthesizer", "max_length", self.max_length)
 
-    def query_width(self, head_width: int) -> int:
+    def query_dim(self, head_dim: int) -> int:
         return 0
 
-    def key_width(self, head_width: int) -> int:
+    def key_dim(self, head_dim: int) -> int:
         return 0
 
-    def build(self, heads: int, head_width: int) -> Scorer:
+    def build(self, heads: int, head_dim: int) -> Scorer:
         return RandomSynthesizerScorer(self, heads)
 
 
 class RandomSynthesizerScorer(Scorer):
     def __init__(self, score: RandomSynthesizer, heads: int) -> None:
         super().__init__()
-        drawn = torch.randn(heads, score.length, score.length) * score.deviation
+        drawn = torch.randn(heads, score.max_length, score.max_length) * score.std
         self.table = nn.Parameter(drawn, requires_grad=score.learned)
 
     def scores(self, q: Tensor | None, k: Tensor | None, positions: Positions) -> Weights:

@@ -44,12 +44,12 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
-def check_beta(beta: float | Tensor, shape: torch.Size) -> None:
+def check_scale(scale: float | Tensor, shape: torch.Size) -> None:
     """Raise a ValueError unless β is a finite number, or a tensor that broadcasts over (b, h, t, 1)."""
-    if isinstance(beta, Tensor):
-        _check_broadcast("beta", tuple(beta.shape), (*shape[:-1], 1))
-    elif not math.isfinite(beta):
-        raise ValueError(f"beta is a finite number; got {beta}. For its limit, the hard choice, say hard=True")
+    if isinstance(scale, Tensor):
+        _check_broadcast("scale", tuple(scale.shape), (*shape[:-1], 1))
+    elif not math.isfinite(scale):
+        raise ValueError(f"beta is a finite number; got {scale}. For its limit, the hard choice, say hard=True")
 
 
 def check_dropout(dropout: float) -> None:
@@ -69,7 +69,7 @@ def check_mask(mask: Mask, shape: tuple[int, ...]) -> None:
                 f"{t} queries and {s} keys"
             )
         corner = part.tile(range(min(t, 1)), range(min(s, 1)))
-        _check_broadcast("allowed", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
+        _check_broadcast("mask", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
 
 
 def check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:

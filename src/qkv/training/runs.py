@@ -87,7 +87,7 @@ def train(
 ) -> Run:
     """Carry out a recipe, or go on with it where it stopped.
 
-    recipe: resolved, or a name with changes ({"model.width": 64}) and choices (preset=, model=, seed=).
+    recipe: resolved, or a name with changes ({"model.dim": 64}) and choices (preset=, model=, seed=).
     folder: where; runs/NAME-N if not given. A folder that holds this recipe is gone on with; another's is refused.
     minutes: how long; the speed is measured once, and the steps that fit are written into recipe.toml.
     listen: makes the listener of each stage. note: hears what was guessed or left out.
@@ -116,7 +116,7 @@ def train(
         try:
             task = pace.given(task, minutes, steps, note)
         except pace.StoppedError as stopped:
-            return Run(place, task.recipe, False, str(stopped), 0.0, task.model.size, notes=task.notes)
+            return Run(place, task.recipe, False, str(stopped), 0.0, task.model.num_parameters, notes=task.notes)
         begin(place, task, minutes)
     return _carried_out(place, task, listen or (lambda stage, settings: Report()), note)
 
@@ -134,7 +134,7 @@ def begin(place: Path, task: Task, minutes: float | int | None = None) -> None:
         "commit": commit(),
         "recipe": task.recipe.system,
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "parameters": task.model.size,
+        "parameters": task.model.num_parameters,
         "finished": False,
         **({} if minutes is None else {"minutes": minutes}),
     }
@@ -163,7 +163,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
         )
         seconds += outcome.seconds
         if outcome.stopped or not outcome.finished:  # asked to stop while the last step was made, too
-            return Run(place, task.recipe, False, outcome.stopped, seconds, model.size, notes=task.notes)
+            return Run(place, task.recipe, False, outcome.stopped, seconds, model.num_parameters, notes=task.notes)
     assert outcome is not None
     return finish(place, task, outcome, seconds, note)
 
@@ -171,7 +171,7 @@ def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str]
 def finish(place: Path, task: Task, outcome: Outcome, seconds: float, note: Callable[[str], None]) -> Run:
     """Take the best weights, test them once, and leave model, numbers and report."""
     best = restored(outcome.best or outcome.checkpoint or place)
-    run = Run(place, task.recipe, True, None, seconds, best.size, notes=task.notes)
+    run = Run(place, task.recipe, True, None, seconds, best.num_parameters, notes=task.notes)
     if not World.here().first:
         return run
     with alone():  # the others have gone

@@ -100,7 +100,7 @@ def _variant(
     model: str, public: str, *, label: str = "", layers: int = 2, pretrain: bool = True, teacher: str = ""
 ) -> Part:
     """A kind of attention of the course, at a size that reads all documents several times in a quarter of an hour."""
-    size = {"model.width": 128, "model.layers": layers, "model.heads": 4}
+    size = {"model.dim": 128, "model.layers": layers, "model.heads": 4}
     texts = {"data.length": 80, "data.corruption.longest": 70}
     options = {"model": model, "minutes": 15, "pretrain": pretrain, "teacher": teacher}
     return _birthplaces(label or model, public, changes=texts | size, **options)

@@ -61,7 +61,7 @@ def change(
     patch: {module: output}: a tensor, or a function of the output (of the first tensor, if it returns several).
 
     >>> import torch, qkv
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4)).eval()
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4)).eval()
     >>> tokens = torch.tensor([[1, 2, 3]])
     >>> with change(model, silence=[("blocks.0.attention", 2)]):
     ...     different = model(tokens)

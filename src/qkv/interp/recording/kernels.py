@@ -19,7 +19,7 @@ from torch import Tensor
 from qkv.interp.recording.score import Understand
 from qkv.interp.recording.structure import four_axes, mask_of, without_copies
 from qkv.interp.traces.lazy_weights import Derived, Projected, Recipe, Source
-from qkv.nn.masks import Band, Both, Mask, Present
+from qkv.nn.masks import Band, Both, Mask, PaddingMask
 
 Reader = Callable[[dict[str, Any], Understand], Source]
 
@@ -66,7 +66,7 @@ def read_fused_layer(given: dict[str, Any], understand: Understand) -> Source:
     masks: list[Mask] = []
     if lengths is not None:
         places = torch.arange(source.shape[1], device=source.device)
-        masks.append(Present(places < lengths[:, None].to(source.device)))
+        masks.append(PaddingMask(places < lengths[:, None].to(source.device)))
     if given.get("mask") is not None:
         masks.extend(_fused_mask(given["mask"], given.get("mask_type"), source.shape[1], memory.shape[1]))
     norm = None

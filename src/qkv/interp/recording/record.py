@@ -36,7 +36,7 @@ def record(model: nn.Module | None = None, activations: Wanted = (), *, values: 
     values: whether the layers' values are kept too, as `layer.values` (b, g, s, d).
 
     >>> import torch, qkv
-    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab=65, width=32, layers=2, heads=4))
+    >>> model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
     >>> with record(model) as trace:
     ...     logits = model(torch.tensor([[1, 2, 3]]))
     >>> [(layer.name, layer.heads, layer.queries, layer.keys) for layer in trace.layers]

@@ -13,7 +13,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from qkv.interp.traces.lazy_weights import ByDistance
-from qkv.nn.masks import Band, Both, Dense, Mask, Present
+from qkv.nn.masks import Band, Both, Dense, Mask, PaddingMask
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +63,12 @@ def mask_of(allowed: Bool[Tensor, "..."], t: int, s: int) -> Mask | None:
     if allowed.shape[-1] != s or allowed.shape[1] > 1:
         return Dense(allowed)
     if allowed.shape[-2] == 1:
-        return Present(allowed[:, 0, 0].clone())
+        return PaddingMask(allowed[:, 0, 0].clone())
     if allowed.shape[0] == 1:
         return band_of(allowed[0, 0]) or Dense(allowed)
     seen = allowed.any(-2)[:, 0]  # keys that somebody sees
     for rule in (None, Band(t, s, None, 0)):
-        parts = (Present(seen),) if rule is None else (rule, Present(seen))
+        parts = (PaddingMask(seen),) if rule is None else (rule, PaddingMask(seen))
         if bool((allowed == Both(parts).tile(range(t), range(s), allowed.device)).all()):
             return parts[0] if len(parts) == 1 else Both(parts)
     return Dense(allowed)

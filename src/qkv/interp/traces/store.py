@@ -19,14 +19,14 @@ from qkv._folders import whole_folder
 from qkv.interp.traces.layer import Layer, Piece
 from qkv.interp.traces.lazy_weights import ByDistance, Derived, Recipe, Written
 from qkv.models.folder import read_json, read_tensors
-from qkv.nn.masks import Band, Both, Dense, Present
+from qkv.nn.masks import Band, Both, Dense, PaddingMask
 
 if TYPE_CHECKING:
     from qkv.interp.traces.trace import Trace
 
 TEXT, TENSORS = "trace.json", "trace.safetensors"
 NEEDED = f"a trace is a folder with {TEXT} and {TENSORS}"
-KINDS = {kind.__name__: kind for kind in (Layer, Piece, Recipe, Written, ByDistance, Band, Both, Dense, Present)}
+KINDS = {kind.__name__: kind for kind in (Layer, Piece, Recipe, Written, ByDistance, Band, Both, Dense, PaddingMask)}
 
 
 def save(trace: Trace, target: str | Path) -> None:

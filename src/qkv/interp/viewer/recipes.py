@@ -91,7 +91,7 @@ def _mask(mask: Mask, t: int, s: int, batch: int, blob: Blob) -> dict[str, Any]:
     if isinstance(mask, Band):
         return {"left": mask.left, "right": mask.right, "shift": mask.s - mask.t}
     rows = 1 if mask.shape[0] is None else t
-    heads = mask.allowed.shape[-3] if isinstance(mask, Dense) and mask.allowed.ndim > 2 else 1
+    heads = mask.mask.shape[-3] if isinstance(mask, Dense) and mask.mask.ndim > 2 else 1
     _affordable(heads * rows * s // 8, "its mask, which has no rule")
     allowed = _row_of(mask.tile(range(t), range(s)), batch)
     allowed = allowed.expand(allowed.shape[0], allowed.shape[1], s)

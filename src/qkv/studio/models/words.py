@@ -30,7 +30,7 @@ def opened(held: Held) -> dict[str, Any]:
         **held.source.as_plain(),
         "kind": held.kind,
         "model": type(model).__name__,
-        "parameters": model.size if isinstance(model, Model) else sum(p.numel() for p in model.parameters()),
+        "parameters": model.num_parameters if isinstance(model, Model) else sum(p.numel() for p in model.parameters()),
         "room": room(held) if held.kind in ("text", "pair") else None,
         "largest": BYTES,
         "notes": list(held.notes),

@@ -65,7 +65,7 @@ def _numbers(given: Given) -> Numbers:
     width = q.shape[-1] // given.heads
     beta = width**-0.5 if given.beta == "" or given.hard else value(given.beta)
     split = [m.unflatten(-1, (given.heads, -1)).transpose(0, 1) for m in (q, k, v)]
-    out, weights = attention(*split, beta=beta, allowed=allowed, hard=given.hard, weights=True)
+    out, weights = attention(*split, scale=beta, mask=allowed, hard=given.hard, return_weights=True)
     scores = split[0] @ split[1].mT
     joined = out.transpose(0, 1).flatten(1)
     wo = given.matrix("wo")
@@ -92,7 +92,7 @@ def may_attend(given: Given) -> Tensor:
     if given.mask == "causal":
         return masks.causal(t, s).dense()
     if given.mask == "window":
-        return masks.window(t, s, *given.window).dense()
+        return masks.sliding_window(t, s, *given.window).dense()
     if given.mask == "own":
         return torch.tensor([[sign == "1" for sign in row] for row in given.allowed])
     return torch.ones(t, s, dtype=torch.bool)

@@ -48,12 +48,12 @@ def build(recipe: Recipe) -> Task:
     tokenizer = tokenizer_for(facts, data)
     mark = tokenizer.encode(MARK, add_special_tokens=False).ids[0]
     train, validation = parted(facts.train, data.validation, recipe.seed)
-    config = replace(recipe.model, vocab=max(tokenizer.get_vocab_size(), recipe.model.vocab))
+    config = replace(recipe.model, vocab_size=max(tokenizer.get_vocab_size(), recipe.model.vocab_size))
     model: Any = drawn(config, recipe.seed)
     if model.limit is not None and model.limit < data.length - 1:
         raise ValueError(
             f"texts of {data.length} tokens are too long for a model of {model.limit} positions; set data.length or "
-            "model.length"
+            "model.max_length"
         )
     objective = language_model()
     read: dict[str, float] = {}  # how sure the model was of its own answers when it read them, by question
@@ -215,7 +215,7 @@ _COURSE: dict[str, Any] = {
 }
 
 _LONG: dict[str, Any] = {
-    "model.width": 192,
+    "model.dim": 192,
     "model.layers": 3,
     "model.heads": 6,
     "pretrain.steps": 3_000,
@@ -229,12 +229,12 @@ BIRTHPLACES = System(
     summary="A GPT that reads biographies with gaps, then answers where people were born; variants as in the course.",
     data=FactData(),
     models={
-        "small": GPTConfig(vocab=2, width=128, layers=2, heads=4, position="rope", tied=True),
+        "small": GPTConfig(vocab_size=2, dim=128, layers=2, heads=4, position="rope", tie_embeddings=True),
         "rope": PRESETS["course-gpt-rope"],
         "vanilla": PRESETS["course-gpt"],
         "synthesizer": PRESETS["course-gpt-synthesizer"],
         "perceiver": PRESETS["course-perceiver"],
-        "rnn": RNNConfig(vocab=2, width=256, hidden=512, layers=2, dropout=0.1),
+        "rnn": RNNConfig(vocab_size=2, dim=256, hidden_size=512, layers=2, dropout=0.1),
     },
     stages={"pretrain": _settings(2_000, 4e-3, ""), "finetune": _settings(2_000, 3e-3, "exact")},
     presets={"course": _COURSE, "long": _LONG},

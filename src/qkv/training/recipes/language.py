@@ -117,8 +117,10 @@ TEXT = System(
     summary="A GPT on any text file, by characters or BPE; without --data on Shakespeare, which ships.",
     data=TextData(),
     models={
-        "gpt": GPTConfig(vocab=1, length=256, width=192, layers=4, heads=6, position="rope", norm="rms", dropout=0.1),
-        "rnn": RNNConfig(vocab=1, width=192, hidden=384, layers=2, dropout=0.1),
+        "gpt": GPTConfig(
+            vocab_size=1, max_length=256, dim=192, layers=4, heads=6, position="rope", norm="rms", dropout=0.1
+        ),
+        "rnn": RNNConfig(vocab_size=1, dim=192, hidden_size=384, layers=2, dropout=0.1),
     },
     stages={
         "train": Settings(

@@ -15,14 +15,14 @@ Table = dict[str, Any]
 
 
 def changed(table: Table, changes: Mapping[str, Any], *, where: str = "the settings", path: str = "") -> Table:
-    """The table with some values replaced; {"model.width": 64} and {"model": {"width": 64}} say the same.
+    """The table with some values replaced; {"model.dim": 64} and {"model": {"width": 64}} say the same.
 
     A name that the table does not have is a ValueError that offers the nearest one. Where a part is described, another
     may be chosen by its name; the fields of the one before go with it.
 
     where, path: whose settings, and the way to this table in them, for the message if something does not fit.
 
-    >>> changed({"seed": 0, "model": {"width": 32}}, {"model.width": 64})
+    >>> changed({"seed": 0, "model": {"width": 32}}, {"model.dim": 64})
     {'seed': 0, 'model': {'width': 64}}
     >>> changed({"model": {"position": {"kind": "Rope", "base": 10000.0}}}, {"model.position": "learned"})
     {'model': {'position': 'learned'}}
@@ -56,12 +56,12 @@ def changed(table: Table, changes: Mapping[str, Any], *, where: str = "the setti
 def parse_change(text: str) -> tuple[str, Any]:
     """NAME=VALUE as the command line gives it; the value as TOML has it, or else as it stands.
 
-    >>> parse_change("model.width=64"), parse_change("data.path=texts/a.txt"), parse_change("train.clip=none")
-    (('model.width', 64), ('data.path', 'texts/a.txt'), ('train.clip', 'none'))
+    >>> parse_change("model.dim=64"), parse_change("data.path=texts/a.txt"), parse_change("train.clip=none")
+    (('model.dim', 64), ('data.path', 'texts/a.txt'), ('train.clip', 'none'))
     """
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ValueError(f"a setting is changed by NAME=VALUE, such as model.width=64; got {text!r}")
+        raise ValueError(f"a setting is changed by NAME=VALUE, such as model.dim=64; got {text!r}")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -142,7 +142,7 @@ def flat(table: Table, path: str = "") -> Table:
     """Nested tables as one, by dotted names.
 
     >>> flat({"seed": 0, "model": {"width": 32}})
-    {'seed': 0, 'model.width': 32}
+    {'seed': 0, 'model.dim': 32}
     """
     found: Table = {}
     for name, value in table.items():

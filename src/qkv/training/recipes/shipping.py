@@ -51,7 +51,7 @@ def ship(run: str | Path, name: str, about: About, *, half: bool = False, home: 
         (scratch / RECIPE).write_bytes((opened.folder / RECIPE).read_bytes())
         if about.sample is not None:
             (scratch / SAMPLE).write_bytes(about.sample.read_bytes())
-        card = _card(name, opened, about, stored.size, _tested(opened, stored)) | {
+        card = _card(name, opened, about, stored.num_parameters, _tested(opened, stored)) | {
             "stored": "float16" if half else "float32",
             "sha256": {path.name: digest(path) for path in sorted(scratch.iterdir())},
         }

@@ -210,7 +210,7 @@ SPEECH = System(
     summary="Digit strings transcribed while they are spoken (--data FOLDER of wavs; without, machine-made tones).",
     data=SpeechData(),
     models={
-        "streaming": TranscriberConfig(**_SIZES, chunk=8, left_chunks=8, ahead=1),
+        "streaming": TranscriberConfig(**_SIZES, chunk_size=8, left_chunks=8, ahead=1),
         "offline": TranscriberConfig(**_SIZES),
     },
     stages={

@@ -56,7 +56,7 @@ def build(recipe: Recipe) -> Task:
     }
     train = PairBatches(*sides["train"], tokens=data.tokens, length=data.length, seed=recipe.seed)
     validation = PairBatches(*sides["val"], tokens=data.tokens, length=10**6, shuffled=False)
-    config = replace(recipe.model, vocab=tokenizer.get_vocab_size())
+    config = replace(recipe.model, vocab_size=tokenizer.get_vocab_size())
     plain = sequence_to_sequence()
     watched = parts["val"][: data.judged]
     notes = (f"{train.left_out:,} training pairs are longer than {data.length} tokens and left out",) * (
@@ -122,7 +122,7 @@ def translated(
             present = torch.arange(source.shape[1], device=device) < lengths[:, None]
             count = 2 * source.shape[1] + 10
             count = count if model.limit is None else min(count, model.limit)  # type: ignore[type-var]
-            found: Any = model.generate(source, count, start=START, stop=STOP, present=present, **search)  # type: ignore[operator]
+            found: Any = model.generate(source, count, start=START, stop=STOP, token_mask=present, **search)  # type: ignore[operator]
             for row, target in zip(rows, found.cpu(), strict=True):
                 ended = (target == STOP).nonzero()
                 said[row] = to_text(tokenizer, target[: int(ended[0])] if len(ended) else target)
@@ -139,9 +139,9 @@ def bleu(said: list[str], pairs: list[Pair]) -> float:
 
 
 _PUBLISHED: dict[str, Any] = {  # the order and the optimiser of 2017, in a smaller size
-    "model.order": "post",
-    "model.width": 256,
-    "model.hidden": 1024,
+    "model.norm_order": "post",
+    "model.dim": 256,
+    "model.mlp_dim": 1024,
     "model.heads": 8,
     "model.encoder_layers": 3,
     "model.decoder_layers": 3,
@@ -157,17 +157,17 @@ TRANSLATE = System(
     data=PairData(),
     models={
         "seq2seq": Seq2SeqConfig(
-            vocab=1,
-            width=128,
+            vocab_size=1,
+            dim=128,
             encoder_layers=4,
             decoder_layers=4,
             heads=4,
-            hidden=512,
-            order="pre",
+            mlp_dim=512,
+            norm_order="pre",
             dropout=0.15,
             attention_dropout=0.0,
         ),
-        "rnn-attention": RNNSeq2SeqConfig(vocab=1, width=256, hidden=512),
+        "rnn-attention": RNNSeq2SeqConfig(vocab_size=1, dim=256, hidden_size=512),
     },
     stages={
         "train": Settings(

@@ -61,7 +61,7 @@ def open_tool(source: str | Path) -> Tool:
     elif isinstance(model, GPT | RNN):
         purpose = {"task": "generate"}
     elif isinstance(model, ViT):
-        side, channels = model.config.classes, model.config.channels
+        side, channels = model.config.num_classes, model.config.channels
         purpose = {"task": "classify", "classes": [str(n) for n in range(side)], "mean": [0.5] * channels}
         purpose["deviation"] = [0.5] * channels
     else:
@@ -80,7 +80,7 @@ def classify(tool: Tool, given: str, *, top: int = 3) -> Used:
 
     config: Any = tool.model.config
     try:
-        picture = read_picture(Path(given), size=config.image)
+        picture = read_picture(Path(given), size=config.image_size)
     except ValueError as error:
         raise ValueError(f"{given}: {error}; this model classifies the file of a picture") from None
     pixels = _channels(picture, config.channels)
@@ -170,14 +170,14 @@ def spoken(tool: Tool, sound: Any, piece: float = 0.1) -> Iterator[Word]:
         raise ValueError(f"this model hears {mel.rate} samples a second; the recording has {sound.rate}")
     scale = FeatureScale(tuple(purpose["mean"]), tuple(purpose["deviation"]))
     token = model.config.stack * mel.hop
-    step = round(piece * mel.rate) if model.config.chunk is not None else len(sound.samples)
+    step = round(piece * mel.rate) if model.config.chunk_size is not None else len(sound.samples)
     state, heard, last, told = None, None, BLANK, 0
     pieces = list(sound.samples.split(step))
     for number, samples in enumerate(pieces):
         frames, heard = mel.stream(heard, samples)
         final = number == len(pieces) - 1
         with torch.no_grad():
-            if model.config.chunk is None:
+            if model.config.chunk_size is None:
                 logits = model(scale(frames)[None])
             else:
                 logits, state = model.stream(scale(frames)[None], state, final=final)
@@ -191,9 +191,9 @@ def spoken(tool: Tool, sound: Any, piece: float = 0.1) -> Iterator[Word]:
 def delay(tool: Tool) -> float | None:
     """How long after a sound its chunk can be told at the latest, in seconds; None for a model that hears all first."""
     config: Any = tool.model.config
-    if config.chunk is None:
+    if config.chunk_size is None:
         return None
-    return config.chunk * (1 + config.ahead) * config.stack * tool.purpose["mel"]["hop"]
+    return config.chunk_size * (1 + config.ahead) * config.stack * tool.purpose["mel"]["hop"]
 
 
 def answer(tool: Tool, given: str, *, threshold: float | None = None) -> Used:
