@@ -1,17 +1,18 @@
-# make run: set up and take the tour.  make test: set up and pass every gate.
+# make run: set up and take the tour.  make test: set up and run every check.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NODE := $(shell command -v npm)
 
-.PHONY: run test test-full lint types floors pytest browser page build-page format clean
+.PHONY: run test test-full lint types layers pytest browser-note page build-page format clean
 
 run: $(READY)
 	$(BIN)/qkv tour
 
-test: lint types floors page pytest
+test: lint types layers page pytest
 
-test-full: lint types floors page $(READY) browser
+test-full: lint types layers page browser-note $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" -n 2
 
 $(READY): pyproject.toml constraints.txt
@@ -26,22 +27,28 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright
 
-floors: $(READY)
+# imports point down only
+layers: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-pytest: $(READY) browser
+pytest: browser-note $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" -n 2
 
-# the pages are tested in Debian's chromium where it is there or may be installed; elsewhere those tests are skipped
-browser:
-	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || true
+browser-note:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  echo "note: no chromium found, browser tests are skipped (Debian: apt-get install chromium)"
 
-# the page ships built, so that a user needs no node: here it is checked, tested, built anew and compared with what ships
+# The built page ships with the package, so that users need no Node. This checks and tests the source, builds it again
+# and compares the result with what ships.
+ifeq ($(NODE),)
+page:
+	@echo "note: no npm found, the checks of the page are skipped (install Node 20 to run them)"
+else
 page: web/node_modules/.ready
 	cd web && npm run --silent check && npm run --silent test
 	rm -rf web/.built && cd web && QKV_PAGE=.built npm run --silent build -- --logLevel warn
-	diff -r web/.built src/qkv/studio/page || { echo "the page that ships is not what web/ builds: make build-page"; exit 1; }
+	diff -r web/.built src/qkv/studio/page || { echo "the page that ships differs from what web/ builds: run make build-page"; exit 1; }
+endif
 
 build-page: web/node_modules/.ready
 	cd web && npm run --silent build -- --logLevel warn

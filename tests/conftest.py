@@ -1,10 +1,15 @@
 """What all tests share: the device they run on, exact numbers, and a seed."""
 
 import os
+import signal
 
 import jaxtyping
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell starts background jobs with SIGINT ignored, and child processes inherit that: tests of Ctrl-C need it back
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # tensors here are tiny: threads would only wait for one another
 
