@@ -46,12 +46,14 @@ page:
 else
 page: web/node_modules/.ready
 	cd web && npm run --silent check && npm run --silent test
-	rm -rf web/.built && cd web && QKV_PAGE=.built npm run --silent build -- --logLevel warn
-	diff -r web/.built src/qkv/studio/page || { echo "the page that ships differs from what web/ builds: run make build-page"; exit 1; }
+	rm -rf web/.built && cd web && QKV_PAGE=.built/page QKV_VIEWER=.built/viewer npm run --silent build
+	diff -r web/.built/page src/qkv/studio/page && diff -r web/.built/viewer src/qkv/interp/viewer/static || \
+	  { echo "the page or the viewer that ships differs from what web/ builds: run make build-page"; exit 1; }
 endif
 
+# builds the studio's page (src/qkv/studio/page) and the viewer of exported pages (src/qkv/interp/viewer/static)
 build-page: web/node_modules/.ready
-	cd web && npm run --silent build -- --logLevel warn
+	cd web && npm run --silent build
 
 web/node_modules/.ready: web/package.json web/package-lock.json
 	cd web && npm install --no-save --no-audit --no-fund --silent  # npm ci refuses a registry that lacks other platforms

@@ -1,8 +1,8 @@
-"""What `qkv.attention(causal=True)` costs over the raw kernel, and what a long call allocates.
+"""Overhead of `qkv.attention(causal=True)` over the raw kernel, and the memory of a long call.
 
     python bench/causal_overhead.py
 
-Both are measured in one run, in turns, and compared by their medians; memory is the growth of the process's peak.
+Both are timed in turns in one run and compared by medians; memory is the growth of the process's peak.
 """
 
 import resource

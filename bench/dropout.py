@@ -1,4 +1,4 @@
-"""Dropout on a CPU, PyTorch's and ours, forward and backward: python bench/dropout.py"""
+"""Dropout on a CPU, PyTorch's and qkv's, forward and backward: python bench/dropout.py"""
 
 import time
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from qkv.nn.dropout import dropout
 ELEMENTS, REPEATS = 1 << 20, 20
 
 
-def milliseconds(act: Callable[[Tensor, float], Tensor]) -> float:
-    """The best of some repeats."""
+def milliseconds(function: Callable[[Tensor, float], Tensor]) -> float:
+    """The shortest of REPEATS calls."""
     x, best = torch.randn(ELEMENTS, requires_grad=True), float("inf")
     for _ in range(REPEATS):
-        began = time.perf_counter()
-        act(x, 0.1).sum().backward()
-        best = min(best, time.perf_counter() - began)
+        start = time.perf_counter()
+        function(x, 0.1).sum().backward()
+        best = min(best, time.perf_counter() - start)
     return 1000 * best
 
 

@@ -1,6 +1,6 @@
-"""Writes the notebooks of docs/tutorials from the pages beside them: python docs/make_notebooks.py
+"""Write the notebooks of docs/tutorials from the markdown pages: python docs/make_notebooks.py
 
-Prose becomes markdown cells; a command after `$ ` becomes a call of `shell`, Python after `>>>` its source; outputs are
+Prose becomes markdown cells, a command after `$ ` a call of `shell`, and Python after `>>>` its source. Outputs are
 left out.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 TUTORIALS = Path(__file__).parent / "tutorials"
 NAMES = ("researcher", "student")
 BLOCK = re.compile(r"^(<!-- long -->\n)?```(console|python)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-FIRST = '''\
+SETUP = '''\
 import os, shutil, subprocess, sys
 from pathlib import Path
 
-while not Path("pyproject.toml").exists():  # the commands are run from the project's folder
+while not Path("pyproject.toml").exists():  # run the commands from the project's folder
     os.chdir("..")
-if shutil.which("qkv") is None:  # this Python's own
+if shutil.which("qkv") is None:  # use this Python's own
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def shell(line):
-    """Run a command line and show what it prints."""
+    """Run a command line and print its output."""
     done = subprocess.run(line, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     print(done.stdout)
 '''
@@ -34,12 +34,16 @@ def notebook(page: str) -> str:
     """The notebook of a page, as JSON."""
     cells, place = [], 0
     for block in BLOCK.finditer(page):
-        cells += _prose(page[place : block.start()])
+        cells += _markdown_cells(page[place : block.start()])
         if len(cells) == 1:
-            cells.append(_code(FIRST))
-        cells.append(_code(_commands(block[3]) if block[2] == "console" else _python(block[3]), long=bool(block[1])))
+            cells.append(_code_cell(SETUP))
+        cells.append(
+            _code_cell(
+                _shell_calls(block[3]) if block[2] == "console" else _python_source(block[3]), long=bool(block[1])
+            )
+        )
         place = block.end()
-    cells += _prose(page[place:])
+    cells += _markdown_cells(page[place:])
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -47,12 +51,12 @@ def notebook(page: str) -> str:
     return json.dumps(described, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def _prose(text: str) -> list[dict[str, Any]]:
+def _markdown_cells(text: str) -> list[dict[str, Any]]:
     text = text.strip()
     return [{"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}] if text else []
 
 
-def _code(text: str, *, long: bool = False) -> dict[str, Any]:
+def _code_cell(text: str, *, long: bool = False) -> dict[str, Any]:
     return {
         "cell_type": "code",
         "execution_count": None,
@@ -62,23 +66,23 @@ def _code(text: str, *, long: bool = False) -> dict[str, Any]:
     }
 
 
-def _commands(block: str) -> str:
+def _shell_calls(block: str) -> str:
     """
-    >>> print(_commands("$ qkv runs\\nno runs\\n$ qkv doctor\\n"))
+    >>> print(_shell_calls("$ qkv runs\\nno runs\\n$ qkv doctor\\n"))
     shell("qkv runs")
     shell("qkv doctor")
     """
     lines = (line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ "))
-    return "\n".join(f"shell({_quoted(line)})" for line in lines)
+    return "\n".join(f"shell({_quote(line)})" for line in lines)
 
 
-def _quoted(line: str) -> str:
+def _quote(line: str) -> str:
     return repr(line) if '"' in line else f'"{line}"'
 
 
-def _python(block: str) -> str:
+def _python_source(block: str) -> str:
     """
-    >>> print(_python(">>> a = 1\\n>>> a + 1\\n2\\n"))
+    >>> print(_python_source(">>> a = 1\\n>>> a + 1\\n2\\n"))
     a = 1
     a + 1
     """

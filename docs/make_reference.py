@@ -1,6 +1,6 @@
-"""Writes docs/reference.md from signatures and docstrings: python docs/make_reference.py
+"""Write docs/reference.md from signatures and docstrings: python docs/make_reference.py
 
-Source is read, not imported: a name is followed through `from … import` to the file that defines it.
+The source is parsed, not imported: a name is followed through `from … import` to the file that defines it.
 """
 
 import ast
@@ -12,97 +12,120 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src"
-DOORS = ("qkv", "qkv.masks", "qkv.positions", "qkv.nn", "qkv.models", "qkv.checkpoints", "qkv.interp", "qkv.training")
-ROOMS = ("qkv.training.recipes", "qkv.interp", "qkv.check", "qkv.claims", "qkv.byhand")
-HEAD = """\
+MODULES = (
+    *("qkv", "qkv.masks", "qkv.positions", "qkv.nn", "qkv.models", "qkv.checkpoints", "qkv.training", "qkv.interp"),
+    *("qkv.check", "qkv.claims", "qkv.byhand"),
+)
+INTRODUCTION = """\
 # Reference
 
-Every public name: its signature, and what it says of itself; floors first, rooms after. `python docs/make_reference.py`
-writes this page from the source, and the test command compares. `help(qkv.attention)` tells more, with examples;
-[data.md](data.md) tells of `qkv.data`, whose modules are called by their own names.
+Every public name with its signature and description. `python docs/make_reference.py` writes this page from the source,
+and a test checks that it is up to date. `help(qkv.attention)` also shows the examples; [data.md](data.md) describes
+`qkv.data`, whose modules are imported by their own names.
 """
-WIDTH = 110
-TYPED = re.compile(r"^(\w+: [^=]*[^= ])=(?=\S)")  # a default after a type stands between spaces
+MAX_WIDTH = 110
+TYPED_DEFAULT = re.compile(r"^(\w+: [^=]*[^= ])=(?=\S)")  # a default after a type is written between spaces
 ARGUMENT = re.compile(r"\w+((, | and )\w+)*: ")
+SECTION = re.compile(r"(Args|Returns|Raises|Shapes|Yields):$")
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
 def reference() -> str:
     """The whole page."""
-    return HEAD + "".join(_section(door) for door in (*DOORS, *ROOMS))
+    return INTRODUCTION + "".join(_module_section(module) for module in MODULES)
 
 
-def _section(door: str) -> str:
-    tree = _tree(door)
-    about = (ast.get_docstring(tree) or "").split("\n\n")[0]
-    names = [name for name in _public(tree) if _is_defined(door, name)]
-    return f"\n## {door}\n\n{_joined(about)}\n" + "".join(_entry(door, name) for name in sorted(names, key=str.lower))
+def _module_section(module: str) -> str:
+    tree = _parse(module)
+    summary = _one_line((ast.get_docstring(tree) or "").split("\n\n")[0])
+    names = sorted((name for name in _public_names(tree) if not _is_submodule(module, name)), key=str.lower)
+    return f"\n## {module}\n\n{summary}\n" + "".join(_entry(module, name) for name in names)
 
 
-def _entry(door: str, name: str) -> str:
-    found = _definition(door, name)
-    if isinstance(found, ast.FunctionDef):
-        return f"\n### {door}.{name}\n\n```python\n{_signature(found, name)}\n```\n\n{_told(found)}"
-    if isinstance(found, ast.ClassDef):
-        methods = "".join(f"- `{line}`: {said}\n" for line, said in _methods(found))
-        return f"\n### {door}.{name}\n\n```python\n{_made_by(found)}\n```\n\n{_told(found)}" + (
-            f"\n{methods}" if methods else ""
-        )
-    value = ast.unparse(found.value) if found.value else ""
-    kind = f": {ast.unparse(found.annotation)}" if isinstance(found, ast.AnnAssign) else f" = {value}"
-    return f"\n### {door}.{name}\n\n`{name}{kind if len(kind) <= WIDTH else ''}`\n"
+def _entry(module: str, name: str) -> str:
+    definition = _find_definition(module, name)
+    if definition is None:
+        raise ValueError(f"{module} has {name} in __all__, but does not define or import it")
+    heading = f"\n### {module}.{name}\n\n"
+    if isinstance(definition, ast.FunctionDef):
+        return f"{heading}```python\n{_function_signature(definition, name)}\n```\n\n{_description(definition)}"
+    if isinstance(definition, ast.ClassDef):
+        methods = "".join(f"- `{line}`: {summary}\n" for line, summary in _methods(definition))
+        text = f"{heading}```python\n{_class_signature(definition)}\n```\n\n{_description(definition)}"
+        return f"{text}\n{methods}" if methods else text
+    value = ast.unparse(definition.value) if definition.value else ""
+    kind = f": {ast.unparse(definition.annotation)}" if isinstance(definition, ast.AnnAssign) else f" = {value}"
+    return f"{heading}`{name}{kind if len(kind) <= MAX_WIDTH else ''}`\n"
 
 
-def _told(found: ast.FunctionDef | ast.ClassDef) -> str:
-    """What a docstring says before its examples."""
-    said = (ast.get_docstring(found) or "").split("\n\n>>>")[0].split("\n>>>")[0]
-    return "" if said.startswith(">>>") else "\n\n".join(map(_listed, said.rstrip().split("\n\n"))) + "\n"
+def _description(definition: ast.FunctionDef | ast.ClassDef) -> str:
+    """A docstring up to its examples, as markdown."""
+    text = re.split(r"\n*^(?:>>>|Examples?:)", ast.get_docstring(definition) or "", maxsplit=1, flags=re.MULTILINE)[0]
+    return "\n\n".join(map(_format_paragraph, text.rstrip().split("\n\n"))) + "\n" if text else ""
 
 
-def _listed(paragraph: str) -> str:
-    """A paragraph of `name: …` lines as a list; any other as it is.
+def _format_paragraph(paragraph: str) -> str:
+    """A paragraph of `name: …` lines, with or without the heading Args:, as a list; any other unchanged.
 
-    >>> print(_listed("beta: multiplies q·k;\\nd^-½ if not given.\\nhard: all on the best key."))
-    - beta: multiplies q·k;
+    >>> print(_format_paragraph("scale: multiplies q·k;\\nd^-½ if not given.\\nhard: all weight on the best key."))
+    - scale: multiplies q·k;
       d^-½ if not given.
-    - hard: all on the best key.
+    - hard: all weight on the best key.
+    >>> print(_format_paragraph("Args:\\n    mask: True = attend.\\nReturns:\\n    The output."))
+    - mask: True = attend.
+    <BLANKLINE>
+    Returns: The output.
     """
-    if not ARGUMENT.match(paragraph):
-        return paragraph
-    return "\n".join(f"- {line}" if ARGUMENT.match(line) else f"  {line}" for line in paragraph.split("\n"))
+    sections: list[list[str]] = [[]]
+    for line in paragraph.split("\n"):
+        if SECTION.match(line):
+            sections.append([line])
+        else:
+            sections[-1].append(line)
+    return "\n\n".join(_format_section(lines) for lines in sections if lines)
 
 
-def _methods(found: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for each in found.body:
+def _format_section(lines: list[str]) -> str:
+    heading = lines[0] if SECTION.match(lines[0]) else ""
+    if heading:
+        indent = min((len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()), default=0)
+        lines = [line[indent:] for line in lines[1:]]
+    if heading not in ("", "Args:"):
+        return f"{heading} {_one_line(' '.join(lines))}"
+    if not lines or not ARGUMENT.match(lines[0]):
+        return "\n".join(lines)
+    return "\n".join(f"- {line}" if ARGUMENT.match(line) else f"  {re.sub('^ {0,4}', '', line)}" for line in lines)
+
+
+def _methods(definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """The public methods and properties that have a docstring, with its first paragraph."""
+    for each in definition.body:
         if isinstance(each, ast.FunctionDef) and not each.name.startswith("_") and ast.get_docstring(each):
             is_property = any(ast.unparse(mark).endswith("property") for mark in each.decorator_list)
             line = each.name if is_property else f"{each.name}({_arguments(each, drop_first=True, typed=False)})"
-            yield line, _joined((ast.get_docstring(each) or "").split("\n\n")[0].split(">>>")[0])
+            yield line, _one_line((ast.get_docstring(each) or "").split("\n\n")[0].split(">>>")[0])
 
 
-def _made_by(found: ast.ClassDef) -> str:
-    """How an object is made: by its __init__, or by the fields of a dataclass."""
-    for each in found.body:
+def _class_signature(definition: ast.ClassDef) -> str:
+    """The parameters of __init__, or the fields of a dataclass."""
+    for each in definition.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            return _fitted(found.name, _arguments(each, drop_first=True), "")
-    fields = [ast.unparse(each) for each in found.body if isinstance(each, ast.AnnAssign)]
-    is_data = any("dataclass" in ast.unparse(mark) for mark in found.decorator_list)
-    bases = ", ".join(ast.unparse(base) for base in found.bases)
-    return (
-        _fitted(found.name, ", ".join(fields), "")
-        if is_data
-        else f"class {found.name}" + (f"({bases})" if bases else "")
-    )
+            return _wrap_signature(definition.name, _arguments(each, drop_first=True), "")
+    if any("dataclass" in ast.unparse(mark) for mark in definition.decorator_list):
+        fields = [ast.unparse(each) for each in definition.body if isinstance(each, ast.AnnAssign)]
+        return _wrap_signature(definition.name, ", ".join(fields), "")
+    bases = ", ".join(ast.unparse(base) for base in definition.bases)
+    return f"class {definition.name}" + (f"({bases})" if bases else "")
 
 
-def _signature(found: ast.FunctionDef, name: str) -> str:
-    returned = f" -> {ast.unparse(found.returns)}" if found.returns else ""
-    return _fitted(name, _arguments(found), returned)
+def _function_signature(definition: ast.FunctionDef, name: str) -> str:
+    returns = f" -> {ast.unparse(definition.returns)}" if definition.returns else ""
+    return _wrap_signature(name, _arguments(definition), returns)
 
 
-def _arguments(found: ast.FunctionDef, *, drop_first: bool = False, typed: bool = True) -> str:
-    arguments = deepcopy(found.args)
-    is_static = any(ast.unparse(mark) == "staticmethod" for mark in found.decorator_list)
+def _arguments(definition: ast.FunctionDef, *, drop_first: bool = False, typed: bool = True) -> str:
+    arguments = deepcopy(definition.args)
+    is_static = any(ast.unparse(mark) == "staticmethod" for mark in definition.decorator_list)
     if drop_first and not is_static:
         arguments.args = arguments.args[1:]
     for each in (*arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
@@ -111,77 +134,67 @@ def _arguments(found: ast.FunctionDef, *, drop_first: bool = False, typed: bool 
     return ast.unparse(arguments)
 
 
-def _fitted(name: str, arguments: str, returned: str) -> str:
-    """On one line if it fits, otherwise an argument a line."""
-    parts = [TYPED.sub(r"\1 = ", part) for part in _parts(arguments)]
-    line = f"{name}({', '.join(parts)}){returned}"
-    if len(line) <= WIDTH:
+def _wrap_signature(name: str, arguments: str, returns: str) -> str:
+    """On one line if it fits, otherwise one argument a line."""
+    parts = [TYPED_DEFAULT.sub(r"\1 = ", part) for part in _split_arguments(arguments)]
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= MAX_WIDTH:
         return line
-    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}"
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returns}"
 
 
-def _parts(arguments: str) -> list[str]:
+def _split_arguments(arguments: str) -> list[str]:
     """
-    >>> _parts("q: Tensor, shape: tuple[int, int]=(1, 2), *, causal: bool=False")
+    >>> _split_arguments("q: Tensor, shape: tuple[int, int]=(1, 2), *, causal: bool=False")
     ['q: Tensor', 'shape: tuple[int, int]=(1, 2)', '*', 'causal: bool=False']
     """
-    parts, depth, quoted = [""], 0, ""
+    parts, depth, quote = [""], 0, ""
     for sign in arguments:
-        quoted = "" if sign == quoted else quoted or (sign if sign in "'\"" else "")
-        depth += 0 if quoted else (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0 and not quoted:
+        quote = "" if sign == quote else quote or (sign if sign in "'\"" else "")
+        depth += 0 if quote else (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += sign
     return [part.strip() for part in parts]
 
 
-def _joined(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
 @cache
-def _tree(module: str) -> ast.Module:
+def _parse(module: str) -> ast.Module:
     path = SOURCE / Path(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _public(tree: ast.Module) -> list[str]:
+def _public_names(tree: ast.Module) -> list[str]:
     for each in tree.body:
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__":
             return ast.literal_eval(each.value)
-    raise ValueError("a door names what is public in __all__")
+    raise ValueError("a public module lists its names in __all__")
 
 
-def _is_defined(module: str, name: str) -> bool:
-    return not (SOURCE / Path(*module.split(".")) / name).is_dir() and not _is_module(module, name)
+def _is_submodule(module: str, name: str) -> bool:
+    path = SOURCE / Path(*module.split(".")) / name
+    return path.is_dir() or (path.with_suffix(".py").is_file() and _find_definition(module, name) is None)
 
 
-def _is_module(module: str, name: str) -> bool:
-    return (SOURCE / Path(*module.split(".")) / f"{name}.py").is_file() and _found(module, name) is None
-
-
-def _definition(module: str, name: str) -> Definition:
-    found = _found(module, name)
-    if found is None:
-        raise ValueError(f"{module} says that {name} is public, but does not define or import it")
-    return found
-
-
-def _found(module: str, name: str) -> Definition | None:
+def _find_definition(module: str, name: str) -> Definition | None:
     """The definition of a name, wherever it is imported from."""
     found = None
-    for each in _statements(_tree(module)):
+    for each in _statements(_parse(module)):
         if isinstance(each, ast.FunctionDef | ast.ClassDef) and each.name == name:
-            found = each  # the last: overloads come before it
+            found = each  # the last one: overloads come before it
         elif isinstance(each, ast.Assign | ast.AnnAssign):
             target = each.targets[0] if isinstance(each, ast.Assign) else each.target
             found = each if isinstance(target, ast.Name) and target.id == name else found
         elif isinstance(each, ast.ImportFrom) and each.module != module and (each.module or "").startswith("qkv."):
             for alias in each.names:
                 if (alias.asname or alias.name) == name:
-                    found = _found(str(each.module), alias.name)
+                    found = _find_definition(str(each.module), alias.name)
     return found
 
 

@@ -2,24 +2,24 @@
 
 import pytest
 
-from qkv._files import write_whole
+from qkv._files import write_atomic
 from qkv._html import page, table
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "page.html"
-    write_whole(path, "one")
+    write_atomic(path, "one")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "two\ud800")
+        write_atomic(path, "two\ud800")
     assert path.read_text() == "one"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="there is no folder"):
-        write_whole(tmp_path / "none" / "page.html", "one")
+        write_atomic(tmp_path / "none" / "page.html", "one")
     with pytest.raises(ValueError, match="is a folder"):
-        write_whole(tmp_path, "one")
+        write_atomic(tmp_path, "one")
 
 
 def test_text_on_a_page_stays_text():

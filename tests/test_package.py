@@ -21,7 +21,7 @@ def test_names_are_imported_when_first_used():
 
 
 def test_masks_are_importable_by_their_public_path():
-    assert run("from qkv.masks import causal; print(causal(2).dense().int().tolist())") == "[[1, 0], [1, 1]]"
+    assert run("from qkv.masks import causal; print(causal(2).to_dense().int().tolist())") == "[[1, 0], [1, 1]]"
 
 
 @pytest.mark.parametrize("name", qkv.__all__)
@@ -30,7 +30,7 @@ def test_every_public_name_exists_and_is_listed(name):
     assert name in dir(qkv)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "chunks", "prefix", "present"])
+@pytest.mark.parametrize("name", ["causal", "sliding_window", "chunked", "prefix", "padding"])
 def test_every_pinned_mask_exists(name):
     assert callable(getattr(qkv.masks, name))
 

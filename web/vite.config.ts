@@ -1,9 +1,10 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
-// The page ships inside the Python package; names without hashes, so that a rebuilt page can be compared file by file.
+// The studio's page, which ships inside the Python package. File names have no hashes, so that a rebuilt page can be compared file by file.
 export default defineConfig({
   base: "/",
+  logLevel: "warn",
   plugins: [svelte()],
   build: {
     outDir: process.env.QKV_PAGE ?? "../src/qkv/studio/page",

@@ -1,4 +1,4 @@
-"""Bamba with a cache: the steps' positions are not counted on, so a step differs from the whole; told, it does not."""
+"""Bamba with a KV cache: positions do not continue, so a step differs from the whole; with position_ids it does not."""
 
 import torch
 from transformers import BambaConfig, BambaForCausalLM
@@ -11,9 +11,9 @@ model = BambaForCausalLM(config).eval()
 tokens = torch.randint(3, 64, (1, 12))
 with torch.no_grad():
     whole = model(tokens, use_cache=False).logits
-    for told in (False, True):
+    for given in (False, True):
         cache = model(tokens[:, :9], use_cache=True).past_key_values
-        places = {"position_ids": torch.tensor([[9]])} if told else {}
-        step = model(tokens[:, 9:10], past_key_values=cache, use_cache=True, **places).logits
+        positions = {"position_ids": torch.tensor([[9]])} if given else {}
+        step = model(tokens[:, 9:10], past_key_values=cache, use_cache=True, **positions).logits
         off = float((step - whole[:, 9:10]).abs().max())
-        print(f"position_ids {'given' if told else 'left out'}: step 9 differs by {off:.2g}")
+        print(f"position_ids {'given' if given else 'omitted'}: step 9 differs by {off:.2f}")

@@ -1,4 +1,4 @@
-"""Falcon under sdpa loses its causal mask when attention weights are asked for: the future is seen."""
+"""Falcon under sdpa drops its causal mask when attention weights are requested: future tokens leak."""
 
 import torch
 from transformers import FalconConfig, FalconForCausalLM
@@ -9,9 +9,8 @@ model = FalconForCausalLM(config).eval()
 tokens = torch.randint(0, 64, (1, 8))
 other = tokens.clone()
 other[0, 7] = (tokens[0, 7] + 1) % 64
-for asked in (False, True):
+for requested in (False, True):
     with torch.no_grad():
-        a, b = (model(x, output_attentions=asked).logits for x in (tokens, other))
-    print(
-        f"output_attentions={asked}: changing token 7 moved outputs 0 to 6 by {float((a - b)[:, :7].abs().max()):.3f}"
-    )
+        a, b = (model(x, output_attentions=requested).logits for x in (tokens, other))
+    change = float((a - b)[:, :7].abs().max())
+    print(f"output_attentions={requested}: outputs 0 to 6 change by {change:.3f} when token 7 changes")

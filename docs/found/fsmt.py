@@ -1,4 +1,4 @@
-"""FSMT's decoder has no causal mask when use_cache is on, which is its default: a whole target sees its own future."""
+"""FSMT's decoder has no causal mask when use_cache is on, its default: a whole target sees its own future."""
 
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration
@@ -13,4 +13,5 @@ other[0, 7] = (target[0, 7] + 1) % 64
 for use_cache in (None, False):
     with torch.no_grad():
         a, b = (model(source, decoder_input_ids=y, use_cache=use_cache).logits for y in (target, other))
-    print(f"use_cache={use_cache}: changing target 7 moved outputs 0 to 6 by {float((a - b)[:, :7].abs().max()):.3f}")
+    change = float((a - b)[:, :7].abs().max())
+    print(f"use_cache={use_cache}: outputs 0 to 6 change by {change:.3f} when target 7 changes")

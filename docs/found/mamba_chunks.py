@@ -1,4 +1,4 @@
-"""Mamba, FalconMamba, Jamba: a chunk of more than one token after a cached beginning forgets how that ended."""
+"""Mamba, FalconMamba, Jamba: a chunk of several tokens after a cached prefill ignores the end of the prefill."""
 
 import torch
 from transformers import (

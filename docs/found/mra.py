@@ -1,4 +1,4 @@
-"""Without its CUDA kernel MRA's attention returns zeros: no token sees any other, and nothing says so."""
+"""Without its CUDA kernel MRA's attention returns zeros: no token sees any other, and there is no warning."""
 
 import torch
 from transformers import MraConfig, MraModel
@@ -10,5 +10,5 @@ tokens = torch.randint(3, 64, (1, 64))
 other = torch.randint(3, 64, (1, 64))
 other[0, 5] = tokens[0, 5]
 with torch.no_grad():
-    moved = (model(tokens).last_hidden_state - model(other).last_hidden_state).abs().amax(-1)[0]
-print(f"all tokens but token 5 changed: output 5 moved by {float(moved[5])}, output 6 by {float(moved[6]):.3f}")
+    change = (model(tokens).last_hidden_state - model(other).last_hidden_state).abs().amax(-1)[0]
+print(f"all tokens but token 5 change: output 5 changes by {float(change[5])}, output 6 by {float(change[6]):.3f}")

@@ -1,4 +1,4 @@
-"""ProphetNetForCausalLM sees the future, and its logits depend on how long the text is."""
+"""ProphetNetForCausalLM leaks future tokens, and its logits depend on the sequence length."""
 
 import torch
 from transformers import ProphetNetConfig, ProphetNetForCausalLM
@@ -9,10 +9,10 @@ model = ProphetNetForCausalLM(ProphetNetConfig(**sizes, num_decoder_attention_he
 tokens = torch.randint(3, 64, (1, 12))
 with torch.no_grad():
     whole = model(tokens).logits
-    for place in (2, 3, 4, 5):
+    for position in (2, 3, 4, 5):
         other = tokens.clone()
-        other[0, place] = (tokens[0, place] + 1) % 64
-        moved = (model(other).logits - whole).abs().amax(-1)[0, :place]
-        print(f"changing token {place} moved earlier outputs by", [round(float(x), 3) for x in moved])
+        other[0, position] = (tokens[0, position] + 1) % 64
+        change = (model(other).logits - whole).abs().amax(-1)[0, :position]
+        print(f"token {position} changes: earlier outputs change by", [round(float(x), 3) for x in change])
     cut = (model(tokens[:, :8]).logits - whole[:, :8]).abs().max()
 print(f"the first 8 tokens alone give logits that differ by {float(cut):.3f}")

@@ -1,7 +1,7 @@
-"""Pictures of claims, in one visual language: colour-blind-safe, print-like, nothing that carries no number.
+"""Figures as data, drawn as SVG by matplotlib: lines, bars, heatmaps, histograms. Change plot colors here.
 
-Queries, keys, values and outputs each keep one colour; a closed form is a dashed line, a wrong answer vermilion;
-weights are on the cividis scale. An experiment describes its panels as data; matplotlib is imported when one is drawn.
+The palette is safe for color-blind readers. Queries, keys, values and outputs each keep one color; a closed form is a
+dashed line, a wrong answer vermilion; weights use the cividis colormap. matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 Real = float | int
 
-INK = "#1b1f24"  # replaced by the page's own text colour, so that a picture reads on light, dark and paper
+INK = "#1b1f24"  # replaced by the page's text color, so that a figure is readable on light, dark and paper
 FAINT = "#8d939b"
-COLOURS = {  # Okabe and Ito's palette
+COLORS = {  # Okabe and Ito's palette
     "query": "#0072B2",
     "key": "#E69F00",
     "value": "#009E73",
@@ -30,8 +30,8 @@ MARKS = "osD^vP"
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One pair of axes. roles: which series is drawn in which colour of `COLOURS`; others take the next free one."""
+class FigurePanel:
+    """One pair of axes. roles: which series is drawn in which color of `COLORS`; others take the next free color."""
 
     title: str
     xlabel: str = ""
@@ -40,7 +40,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Lines(Panel):
+class Lines(FigurePanel):
     """Curves over x; a series in the role "formula" is dashed."""
 
     x: Sequence[Real] = ()
@@ -50,15 +50,15 @@ class Lines(Panel):
 
 
 @dataclass(frozen=True)
-class Curves(Panel):
-    """Curves that each have an x of their own: for each label one or several (x, y), all in its colour."""
+class Curves(FigurePanel):
+    """Curves with their own x: for each label one or several (x, y), all in its color."""
 
     series: Mapping[str, Sequence[tuple[Sequence[Real], Sequence[Real]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Bars(Panel):
-    """Groups of bars: a group for each label, a bar in it for each series. level: a line across, as of pure chance."""
+class Bars(FigurePanel):
+    """Groups of bars: a group for each label, a bar for each series. level: a horizontal line, for example chance."""
 
     labels: Sequence[str] = ()
     series: Mapping[str, Sequence[Real]] = field(default_factory=dict)
@@ -67,24 +67,24 @@ class Bars(Panel):
 
 
 @dataclass(frozen=True)
-class Map(Panel):
-    """A matrix of weights, of influence or of counts. labels: what rows and columns are called, if not numbered."""
+class Heatmap(FigurePanel):
+    """A matrix of weights, influence or counts. vmax: the top of the color scale. labels: names of rows and columns."""
 
     matrix: Sequence[Sequence[Real]] = ()
-    top: Real | None = None
+    vmax: Real | None = None
     labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class Histogram(Panel):
-    """How often values occur."""
+class Histogram(FigurePanel):
+    """The distribution of samples."""
 
     samples: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     bins: int = 40
 
 
-def draw(panels: Sequence[Panel], *, name: str = "claim") -> str:
-    """The panels side by side, as SVG without a background."""
+def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim") -> str:
+    """Draw the panels side by side as SVG without a background; element ids start with `name`."""
     import matplotlib as mpl
 
     mpl.use("svg", force=False)
@@ -120,10 +120,10 @@ def draw(panels: Sequence[Panel], *, name: str = "claim") -> str:
             _draw_panel(axes, panel)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "qkv"})
-    return _adopt(buffer.getvalue(), name)
+    return _embed(buffer.getvalue(), name)
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
+def _draw_panel(axes: Any, panel: FigurePanel) -> None:
     axes.set_title(typeset(panel.title), pad=8)
     axes.set_xlabel(typeset(panel.xlabel))
     axes.set_ylabel(typeset(panel.ylabel))
@@ -133,12 +133,12 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         _curves(axes, panel)
     elif isinstance(panel, Bars):
         _bars(axes, panel)
-    elif isinstance(panel, Map):
-        _map(axes, panel)
+    elif isinstance(panel, Heatmap):
+        _heatmap(axes, panel)
     elif isinstance(panel, Histogram):
         for label, samples in panel.samples.items():
             axes.hist(
-                samples, bins=panel.bins, alpha=0.65, label=typeset(label), color=_colour(panel, label, panel.samples)
+                samples, bins=panel.bins, alpha=0.65, label=typeset(label), color=_color(panel, label, panel.samples)
             )
     shown = [label for label in axes.get_legend_handles_labels()[1] if label]
     if shown and (len(shown) > 1 or not isinstance(panel, Bars)):
@@ -146,7 +146,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
 
 
 def typeset(text: str) -> str:
-    """Indices lowered and powers raised, as matplotlib writes them; names with an underscore stay as they are.
+    """Write subscripts and superscripts as matplotlib math; names with an underscore stay as they are.
 
     >>> typeset("‖h − v_j‖ ≤ e^(−margin)"), typeset("kv_heads")
     ('‖h − v$_{\\\\mathrm{j}}$‖ ≤ e$^{\\\\mathrm{−margin}}$', 'kv_heads')
@@ -165,7 +165,7 @@ def _lines(axes: Any, panel: Lines) -> None:
             panel.x,
             values,
             label=typeset(label),
-            color=_colour(panel, label, panel.series),
+            color=_color(panel, label, panel.series),
             linestyle="--" if formula else "-",
             linewidth=1.4,
             marker=None if formula else MARKS[index % len(MARKS)],
@@ -183,7 +183,7 @@ def _curves(axes: Any, panel: Curves) -> None:
                 x,
                 y,
                 label=None if number else typeset(label),
-                color=_colour(panel, label, panel.series),
+                color=_color(panel, label, panel.series),
                 linewidth=1.4,
                 marker=MARKS[index % len(MARKS)],
                 markersize=4,
@@ -196,7 +196,7 @@ def _bars(axes: Any, panel: Bars) -> None:
     width = 0.8 / max(groups, 1)
     for index, (label, values) in enumerate(panel.series.items()):
         places = [i + (index - (groups - 1) / 2) * width for i in range(len(values))]
-        axes.bar(places, values, width * 0.92, label=typeset(label), color=_colour(panel, label, panel.series))
+        axes.bar(places, values, width * 0.92, label=typeset(label), color=_color(panel, label, panel.series))
     long = max((len(label) for label in panel.labels), default=0) * len(panel.labels) > 42
     turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
     axes.set_xticks(range(len(panel.labels)), [typeset(label) for label in panel.labels], **turned)
@@ -207,8 +207,8 @@ def _bars(axes: Any, panel: Bars) -> None:
         axes.set_yscale("log")
 
 
-def _map(axes: Any, panel: Map) -> None:
-    shown = axes.imshow(panel.matrix, cmap="cividis", vmin=0, vmax=panel.top, interpolation="nearest", aspect="auto")
+def _heatmap(axes: Any, panel: Heatmap) -> None:
+    shown = axes.imshow(panel.matrix, cmap="cividis", vmin=0, vmax=panel.vmax, interpolation="nearest", aspect="auto")
     bar = axes.figure.colorbar(shown, ax=axes, fraction=0.05, pad=0.02)
     bar.outline.set_linewidth(0.5)
     for spine in axes.spines.values():
@@ -223,16 +223,16 @@ def _map(axes: Any, panel: Map) -> None:
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 
-def _colour(panel: Panel, label: str, labels: Mapping[str, Any]) -> str:
+def _color(panel: FigurePanel, label: str, labels: Mapping[str, Any]) -> str:
     if label in panel.roles:
-        return COLOURS[panel.roles[label]]
+        return COLORS[panel.roles[label]]
     free = [role for role in ORDER if role not in panel.roles.values()] or list(ORDER)
     rest = [other for other in labels if other not in panel.roles]
-    return COLOURS[free[rest.index(label) % len(free)]]
+    return COLORS[free[rest.index(label) % len(free)]]
 
 
-def _adopt(svg: str, name: str) -> str:
-    """Without prologue and fixed size; ink takes the page's colour; ids are the claim's own."""
+def _embed(svg: str, name: str) -> str:
+    """Make the SVG fit into a page: no prologue, flexible size, the page's text color, unique ids."""
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").strip()
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     width = re.search(r'width="([\d.]+)pt"', svg)

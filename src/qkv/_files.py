@@ -1,12 +1,18 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes of files and folders, and JSON files: a reader never sees a half-written result."""
 
+import json
+import math
 import os
+import shutil
 import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
-def to_disk(path: Path) -> None:
-    """Bring a file, or a folder's list of names, to the disk."""
+def fsync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -14,28 +20,114 @@ def to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def writable(path: str | Path) -> Path:
-    """The path, if a file can stand there: asked before the work whose result it is to hold."""
+def check_writable(path: str | Path) -> Path:
+    """Return the path if a file can be written there. Call it before the work whose result the file will hold."""
     path = Path(path)
     if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the name of a file to write")
+        raise ValueError(f"cannot write {path}: it is a folder; give the name of a file")
     return path
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there by one rename, so that nobody ever sees half of it."""
-    path = writable(path)
+def write_atomic(path: str | Path, content: str | bytes) -> None:
+    """Write a file next to its final place, flush it and rename it, so that nobody sees half of it."""
+    path = check_writable(path)
     content = content.encode("utf-8") if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # a power cut must not find the name without the content
+            os.fsync(file.fileno())  # after a power cut the name must not exist without the content
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def atomic_folder(target: str | Path, own_files: Collection[str], *, what: str = "model") -> Iterator[Path]:
+    """Give a temporary folder to write into; it replaces `target` at the end, and is removed if something fails.
+
+    Args:
+        own_files: names that such a folder may hold. A target with any other file raises, so that nothing is lost.
+        what: what the folder holds, for error messages.
+    """
+    target = Path(target).resolve()  # behind a link the folder is replaced, not the link
+    _refuse_other_files(target, own_files, what)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield scratch
+        for path in scratch.iterdir():
+            path.chmod(0o644)
+            fsync(path)
+        scratch.chmod(0o755)
+        fsync(scratch)
+        _replace_folder(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    fsync(target.parent)
+
+
+def _refuse_other_files(target: Path, own_files: Collection[str], what: str) -> None:
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; a {what} is saved to a folder")
+    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
+    if others := [name for name in names if name not in own_files]:
+        raise ValueError(
+            f"{target} holds other files ({others[0]}, …); choose a new folder, so that nothing is overwritten"
+        )
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    old = new.with_name(new.name + ".old")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
+
+
+def json_safe(value: Any) -> Any:
+    """Replace NaN and infinities by None in nested plain data: JSON has no such numbers.
+
+    >>> json_safe({"loss": float("nan"), "rates": [1.0, float("inf")]})
+    {'loss': None, 'rates': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {name: json_safe(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write indented JSON. Not atomic: use it inside `atomic_folder`."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, expected: str) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Args:
+        expected: what the file's folder should be, for error messages: "a model is a folder with config.json …".
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; {expected}")
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}; {expected}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content

@@ -1,7 +1,16 @@
-"""The position schemes (a door to `qkv.nn` and `qkv.nn`)."""
+"""Position encodings (public names of `qkv.nn.positions` and `qkv.nn.rope`)."""
 
-from qkv.nn.position_layers import Shaw, T5Bias
-from qkv.nn.positions import Alibi, sinusoidal
-from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Yarn
+from qkv.nn.positions import Alibi, Shaw, T5Bias, sinusoidal
+from qkv.nn.rope import LinearScaling, Llama3Scaling, NtkScaling, Rope, YarnScaling
 
-__all__ = ["Alibi", "Linear", "Llama3", "Ntk", "Rope", "Shaw", "T5Bias", "Yarn", "sinusoidal"]
+__all__ = [
+    "Alibi",
+    "LinearScaling",
+    "Llama3Scaling",
+    "NtkScaling",
+    "Rope",
+    "Shaw",
+    "T5Bias",
+    "YarnScaling",
+    "sinusoidal",
+]

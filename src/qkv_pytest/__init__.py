@@ -1,6 +1,6 @@
-"""The pytest plugin: `pytest --qkv package.module:Name` adds one test for each check of qkv.
+"""The pytest plugin: `pytest --qkv package.module:Name` adds one test for each finding of `qkv check`.
 
-It stands outside the package so that a run of pytest without --qkv imports neither qkv nor torch.
+It is a package of its own, so that a pytest run without --qkv imports neither qkv nor torch.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="check package.module:Name or file.py:Name; repeatable",
     )
     group.addoption(
-        "--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, course, encoder"
+        "--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, textbook, encoder"
     )
     group.addoption("--qkv-args", default=None, metavar="JSON", help="arguments of a class, as a JSON object")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the checks before -k and -m choose among the tests."""
+    """Add the checks before -k and -m select among the tests."""
     for target in config.getoption("--qkv") or []:
-        collector = Target.from_parent(session, name=f"qkv {target}")
+        collector = TargetCollector.from_parent(session, name=f"qkv {target}")
         items.extend(collector.collect())
 
 
-class BrokenPropertyError(AssertionError):
+class FindingError(AssertionError):
     """A property that does not hold."""
 
 
-class Target(pytest.Collector):
-    """One implementation; it is judged once, when its tests are collected."""
+class TargetCollector(pytest.Collector):
+    """One implementation; it is checked once, when its tests are collected."""
 
     def collect(self) -> list[pytest.Item]:
-        from qkv.check import named_contract, run
+        from qkv.check import run
 
-        target, name = self.name.removeprefix("qkv "), self.config.getoption("--qkv-contract")
+        target = self.name.removeprefix("qkv ")
         try:
-            said = self.config.getoption("--qkv-args")
-            arguments = json.loads(said) if said else None
+            text = self.config.getoption("--qkv-args")
+            arguments = json.loads(text) if text else None
             if arguments is not None and not isinstance(arguments, dict):
-                raise ValueError("--qkv-args is a JSON object such as '{\"dim\": 64}'")
-            report = run(target, named_contract(name) if name else None, arguments=arguments)
+                raise ValueError("--qkv-args must be a JSON object such as '{\"dim\": 64}'")
+            report = run(target, self.config.getoption("--qkv-contract"), arguments=arguments)
         except (ValueError, OSError) as error:
             raise pytest.UsageError(f"--qkv {target}: {error}") from None
-        return [Check.from_parent(self, name=finding.check, finding=finding) for finding in report.findings]
+        return [FindingItem.from_parent(self, name=finding.check, finding=finding) for finding in report.findings]
 
 
-class Check(pytest.Item):
-    """One finding as a test: a fail fails; what does not apply or could not be decided is skipped with its reason."""
+class FindingItem(pytest.Item):
+    """One finding as a test: a fail fails; what does not apply or is inconclusive is skipped with its reason."""
 
     def __init__(self, *, finding: Any, **rest: Any) -> None:
         super().__init__(**rest)
@@ -66,12 +66,12 @@ class Check(pytest.Item):
     def runtest(self) -> None:
         if self.finding.verdict == "fail":
             hint = f"\n→ {self.finding.hint}" if self.finding.hint else ""
-            raise BrokenPropertyError(f"{self.finding.evidence}{hint}")
+            raise FindingError(f"{self.finding.evidence}{hint}")
         if self.finding.verdict in ("n/a", "inconclusive"):
             pytest.skip(f"{self.finding.verdict}: {self.finding.evidence}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if isinstance(excinfo.value, BrokenPropertyError):
+        if isinstance(excinfo.value, FindingError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

@@ -1,4 +1,4 @@
-"""The page of results is drawn from what is kept, and is the one in the repository."""
+"""The results page is drawn from the records, and docs/results.md is up to date."""
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from qkv.bench.reproduce import row
-from qkv.bench.reproduce.measured import Measured, Pace, keep
-from qkv.bench.reproduce.page import markdown, picture, read_all, table
+from qkv.bench.reproduce import get_row
+from qkv.bench.reproduce.page import draw_curves, read_all_records, results_markdown, row_table
+from qkv.bench.reproduce.records import Record, StageSpeed, write_records
 from qkv.cli.main import run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
-COURSE = Measured(
-    label="course",
+NYU = Record(
+    label="nyu-hw4",
     seed=0,
     command="qkv reproduce cifar10-20 --data DATA",
     commit="0123456789ab",
@@ -27,54 +27,54 @@ COURSE = Measured(
     steps=200,
     items_per_second=57.3,
     share_of_peak=0.42,
-    stages=(Pace("train", 200, 20.04, 57.3, 0.42),),
+    stages=(StageSpeed("train", 200, 20.04, 57.3, 0.42),),
     test={"accuracy": 0.4512, "loss": 1.5},
     curve=((20, 2.0, 0.2442), (200, 20.0, 0.45)),
 )
-OURS = replace(COURSE, label="ours", test={"accuracy": 0.7012}, share_of_peak=None, differs=("model.dim=96",))
-PARTS = [COURSE, OURS, replace(OURS, seed=1, test={"accuracy": 0.7212}, minutes=19.9)]
+OURS = replace(NYU, label="ours", test={"accuracy": 0.7012}, share_of_peak=None, differs=("model.dim=96",))
+RECORDS = [NYU, OURS, replace(OURS, seed=1, test={"accuracy": 0.7212}, minutes=19.9)]
 
 
-def test_seeds_stand_together_with_mean_and_range_beside_what_others_have():
-    shown = {cells[0]: cells for cells in table(row("cifar10-20"), PARTS, wide=True).shown()}
-    assert shown["course"][1:6] == ["3,194,634", "20.0", "2", "0", "45.1"]
+def test_row_table_shows_mean_and_range_of_the_seeds_and_public_figures():
+    shown = {cells[0]: cells for cells in row_table(get_row("cifar10-20"), RECORDS, wide=True).cell_texts()}
+    assert shown["nyu-hw4"][1:6] == ["3,194,634", "20.0", "2", "0", "45.1"]
     assert shown["ours"][2:6] == ["20.0 (19.9–20.0)", "2", "0, 1", "71.1 (70.1–72.1)"]
-    assert shown["course"][-2:] == ["57", "42"] and shown["ours"][-1] == "–"
-    part = replace(COURSE, label="vanilla", test={"exact": 30.0, "exact_of_commonest": 5.0})
-    (vanilla,) = table(row("birthplaces-variants"), [part]).shown()
+    assert shown["nyu-hw4"][-2:] == ["57", "42"] and shown["ours"][-1] == "–"
+    part = replace(NYU, label="vanilla", test={"exact": 30.0, "exact_of_commonest": 5.0})
+    (vanilla,) = row_table(get_row("birthplaces-variants"), [part]).cell_texts()
     assert vanilla[4:7] == ["30.0", "5.0", "22.4–25.8"]
 
 
-def test_the_page_names_commands_departures_and_the_machine():
-    page = markdown({"cifar10-20": PARTS})
-    assert "- course, ours: `qkv reproduce cifar10-20 --data DATA`" in page
-    assert "- ours, seed 1, departs from the row: model.dim=96" in page
+def test_results_markdown_names_commands_differences_and_the_machine():
+    page = results_markdown({"cifar10-20": RECORDS})
+    assert "- nyu-hw4, ours: `qkv reproduce cifar10-20 --data DATA`" in page
+    assert "- ours, seed 1, differs from the row: model.dim=96" in page
     assert "a processor, 2 cores, torch 2.13.0, Python 3.11.7; qkv at 0123456789ab" in page
     assert "![accuracy over minutes](results/cifar10-20.svg)" in page
     assert "| multi30k | not measured yet |" in page and "| [cifar10-20](#cifar10-20) | ours |" in page
 
 
-def test_pictures_are_svg_and_the_same_each_time():
-    drawn = picture(row("cifar10-20"), PARTS)
-    assert drawn == picture(row("cifar10-20"), PARTS)
+def test_draw_curves_makes_the_same_svg_each_time():
+    drawn = draw_curves(get_row("cifar10-20"), RECORDS)
+    assert drawn == draw_curves(get_row("cifar10-20"), RECORDS)
     assert drawn is not None and ElementTree.fromstring(drawn).tag.endswith("svg")
     assert {"width", "height", "viewBox"} <= set(ElementTree.fromstring(drawn).attrib)
-    assert "currentColor" not in drawn and drawn.count(">ours<") == drawn.count(">course<") == 1
-    assert picture(row("cifar10-20"), [replace(COURSE, curve=())]) is None
+    assert "currentColor" not in drawn and drawn.count(">ours<") == drawn.count(">nyu-hw4<") == 1
+    assert draw_curves(get_row("cifar10-20"), [replace(NYU, curve=())]) is None
 
 
-def test_the_command_draws_the_page_beside_its_folder(tmp_path, capsys):
-    keep(tmp_path / "results", row("cifar10-20"), *PARTS)
-    assert run(["reproduce", "--draw", "--keep", str(tmp_path / "results")]) == 0
+def test_reproduce_draw_writes_the_page_next_to_its_folder(tmp_path, capsys):
+    write_records(tmp_path / "results", get_row("cifar10-20"), *RECORDS)
+    assert run(["reproduce", "--draw", "--results", str(tmp_path / "results")]) == 0
     assert "results.md" in capsys.readouterr().err
-    assert (tmp_path / "results.md").read_text(encoding="utf-8") == markdown({"cifar10-20": PARTS})
+    assert (tmp_path / "results.md").read_text(encoding="utf-8") == results_markdown({"cifar10-20": RECORDS})
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["cifar10-20.json", "cifar10-20.svg"]
 
 
 @pytest.mark.skipif(not (DOCS / "results").is_dir(), reason="needs the docs of a checkout")
-def test_the_page_in_the_repository_is_what_is_drawn_from_its_figures():
-    results = read_all(DOCS / "results")
-    assert results and (DOCS / "results.md").read_text(encoding="utf-8") == markdown(results)
+def test_docs_results_page_is_what_is_drawn_from_its_records():
+    results = read_all_records(DOCS / "results")
+    assert results and (DOCS / "results.md").read_text(encoding="utf-8") == results_markdown(results)
     for name, parts in results.items():
         assert (DOCS / "results" / f"{name}.svg").is_file() == any(part.curve for part in parts)
         assert not any(word in str(parts) for word in ("/home/", "/work/", "/root/", "/tmp/")), "no paths of a machine"

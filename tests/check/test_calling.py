@@ -1,4 +1,4 @@
-"""Code in the styles that people write is called as it wants to be, without being told how."""
+"""Code in many styles is called correctly without being told how."""
 
 import math
 
@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from qkv.check import Contract, run
-from qkv.check.run import subject_of
+from qkv.check.calling import make_implementation
 
 CAUSAL = Contract(kind="causal")
 
 
 class Base(nn.Module):
-    """Causal self-attention: what differs from style to style is how it is asked."""
+    """Causal self-attention; the subclasses differ in how they are called."""
 
     def __init__(self, d_model: int = 32, num_heads: int = 4):
         super().__init__()
@@ -56,7 +56,7 @@ class ZeroOne(Base):
 
 
 class Required(Base):
-    """The mask has no default, and nothing is no mask to it; four axes."""
+    """The mask is required and has four axes."""
 
     def forward(self, x, mask):
         if mask.ndim != 4:
@@ -65,7 +65,7 @@ class Required(Base):
 
 
 class Always(Base):
-    """Causal by itself; (b, t) padding, 1 for what exists; with a cache in and out."""
+    """Always causal; (b, t) padding, 1 for real tokens; a cache is passed in and returned."""
 
     def forward(self, x, mask=None, kv_cache=None):
         t = x.shape[1]
@@ -105,12 +105,12 @@ class Einsum(nn.Module):
         (Einsum, "vectors (b, t, c)"),
     ],
 )
-def test_a_layer_is_called_as_it_wants(kind, said):
-    called_as(kind, said)
+def test_run_finds_the_call_of_a_layer(kind, said):
+    check_call(kind, said)
 
 
-def called_as(kind, said):
-    """The report of something that is sound, causal and called so."""
+def check_call(kind, said):
+    """The report of code that is sound, causal and called as expected."""
     report = run(kind, CAUSAL)
     assert {finding.check for finding in report.failed} == set(), report.failed
     assert report.kind == "causal"
@@ -119,7 +119,7 @@ def called_as(kind, said):
 
 
 class TinyGPT(nn.Module):
-    """In the manner of nanoGPT: a config object, idx, and logits for every place only with targets."""
+    """In the style of nanoGPT: a config object, idx, and logits for every position only with targets."""
 
     def __init__(self, config):
         super().__init__()
@@ -140,7 +140,7 @@ class TinyGPT(nn.Module):
 
 
 class FromDictionary(TinyGPT):
-    """A dictionary of sizes, and one call that gives everything."""
+    """A dictionary of sizes, and one call that returns all logits."""
 
     def __init__(self, cfg):
         sizes = {"n_embd": cfg["emb_dim"], "n_head": cfg["n_heads"], "block_size": cfg["context_length"]}
@@ -151,7 +151,7 @@ class FromDictionary(TinyGPT):
 
 
 class StartPosition(nn.Module):
-    """Keeps its cache itself, and is told where a piece begins."""
+    """Keeps its KV cache itself, and is told where a piece begins."""
 
     def __init__(self, vocab_size: int, dim: int, n_heads: int):
         super().__init__()
@@ -171,7 +171,7 @@ class StartPosition(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Fills a dictionary that is handed in."""
+    """Fills a dictionary that is passed in."""
 
     def __init__(self, vocab_size: int, dim: int, n_heads: int):
         super().__init__()
@@ -200,14 +200,14 @@ class InPlace(nn.Module):
         (InPlace, "cache as cache= {}, filled in place"),
     ],
 )
-def test_a_model_is_called_as_it_wants(kind, said):
-    report = called_as(kind, said)
+def test_run_finds_the_call_of_a_model(kind, said):
+    report = check_call(kind, said)
     if "cache" in said:
         cached = [finding for finding in report.findings if finding.check.startswith("cache (")]
         assert [finding.verdict for finding in cached] == ["pass"] * 3
 
 
-def test_a_cache_that_forgets_is_caught_in_every_convention():
+def test_run_catches_a_cache_that_forgets():
     class Forgets(StartPosition):
         def forward(self, tokens, start_pos: int):
             if start_pos and self.held is not None:
@@ -217,8 +217,8 @@ def test_a_cache_that_forgets_is_caught_in_every_convention():
     assert "cache (steps)" in {finding.check for finding in run(Forgets, CAUSAL).failed}
 
 
-class Pictures(nn.Module):
-    """A vision transformer without a table or a class token, taking images by another name."""
+class Patches(nn.Module):
+    """A vision transformer without positions or a class token, with an unusual parameter name."""
 
     def __init__(self, mixed: bool = False):
         super().__init__()
@@ -231,16 +231,16 @@ class Pictures(nn.Module):
         return self.head(x.mean((0, 1), keepdim=True).expand(len(x), 1, -1)[:, 0] if self.mixed else x.mean(1))
 
 
-def test_a_model_on_images_is_judged_tile_by_tile():
-    report = run(Pictures())
+def test_run_checks_an_image_model_tile_by_tile():
+    report = run(Patches())
     assert report.ok
-    assert report.kind == "every input seen: the output moves for each of 16 inputs"
+    assert report.kind == "every input seen: the output changes for each of 16 inputs"
     assert "images (b, 3, 32, 32)" in report.how
-    assert {finding.check for finding in run(Pictures(mixed=True)).failed} >= {"batch (alone)"}
+    assert {finding.check for finding in run(Patches(mixed=True)).failed} >= {"batch (alone)"}
 
 
 class Translator(nn.Module):
-    """An encoder–decoder in the manner of the annotated transformer: both masks are wanted."""
+    """An encoder–decoder in the style of the annotated transformer: both masks are required."""
 
     def __init__(self, src_vocab: int = 64, tgt_vocab: int = 64):
         super().__init__()
@@ -260,15 +260,15 @@ class Translator(nn.Module):
         return self.head(x + scores.softmax(-1) @ v)
 
 
-def test_an_encoder_decoder_is_judged_on_both_sides():
+def test_run_checks_both_sides_of_an_encoder_decoder():
     report = run(Translator(), CAUSAL)
     assert report.ok, report.failed
-    assert "sources' padding as src_mask= (b, t), True = may attend" in report.how
+    assert "source padding as src_mask= (b, t), True = may attend" in report.how
     passed = {finding.check for finding in report.findings if finding.verdict == "pass"}
     assert {"causal", "cross attention", "source: padding content (right)", "source: batch (alone)"} <= passed
 
 
-def test_a_causal_mask_on_the_cross_attention_is_caught():
+def test_run_catches_a_causal_mask_on_cross_attention():
     class Decoder(nn.Module):
         def __init__(self, masked: bool):
             super().__init__()
@@ -278,7 +278,7 @@ def test_a_causal_mask_on_the_cross_attention_is_caught():
             hidden = ~torch.ones(x.shape[1], memory.shape[1], dtype=torch.bool).tril() if self.masked else None
             return self.attention(x, memory, memory, attn_mask=hidden)
 
-    assert run(Decoder(False), CAUSAL).ok is False  # each output sees its own token only: nothing of the past
+    assert run(Decoder(False), CAUSAL).ok is False  # each output sees its own token only, not the past
     findings = {masked: {f.check: f.verdict for f in run(Decoder(masked)).findings} for masked in (False, True)}
     assert findings[False]["cross attention"] == "pass"
     assert findings[True]["cross attention"] == "described"
@@ -286,7 +286,7 @@ def test_a_causal_mask_on_the_cross_attention_is_caught():
 
 
 def heads_second(q, k, v, causal=False):
-    """(b, t, h, d), as flash attention has it."""
+    """(b, t, h, d), as in flash-attention."""
     return torch.nn.functional.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal
     ).transpose(1, 2)
@@ -300,28 +300,28 @@ def with_integers(query, key, value, mask, d_k):
 
 
 @pytest.mark.parametrize(("function", "said"), [(heads_second, "(b, t, h, d)"), (with_integers, "mask= a causal mask")])
-def test_a_function_is_called_as_it_wants(function, said):
+def test_run_finds_the_call_of_a_function(function, said):
     report = run(function, Contract(kind="causal", scale="head", softmax="keys"))
     assert report.kind == "causal"
     assert {finding.check for finding in report.failed} == set(), report.failed
     assert said in report.how
 
 
-def test_what_is_promised_of_a_mask_is_what_is_handed_in():
-    subject, how = subject_of(TrueBlocks(), Contract(kind="causal", mask="true-attends"))
-    assert "may not attend" not in how
+def test_make_implementation_passes_the_mask_that_is_promised():
+    impl = make_implementation(TrueBlocks(), "TrueBlocks", Contract(kind="causal", mask="true-attends"))
+    assert "may not attend" not in impl.how
     assert not run(TrueBlocks(), Contract(kind="causal", mask="true-attends")).ok
-    assert subject.width == 32
+    assert impl.dim == 32
 
 
 class Strange(Base):
-    """Nobody could guess these names."""
+    """Names that cannot be guessed."""
 
     def forward(self, stuff, *, hide, twice: int):
         return {"first": stuff, "second": (self.attend(stuff, ~hide)[0] * twice,)}
 
 
-def test_a_call_that_is_declared_is_followed():
+def test_run_follows_a_declared_call():
     text = 'f(x, hide=blocked, twice=2)["second"][0]'
     report = run(Strange, CAUSAL, call=text)
     assert report.ok, report.failed
@@ -339,21 +339,21 @@ def test_a_call_that_is_declared_is_followed():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("f(x", "is one call"),
+        ("f(x", "must be one call"),
         ("f(__import__('os'))", "not a known word|is not known"),
         ("f(*x)", "neither a known word"),
         ("f(y)", "'y' is not known"),
         ("f(x, hide=None, twice=1)", "could not be called as"),
-        ("f(1)", "reads neither"),
+        ("f(1)", "uses neither"),
     ],
 )
-def test_a_call_that_cannot_be_is_refused_in_one_sentence(text, said):
-    with pytest.raises(ValueError, match=said) as told:
+def test_run_refuses_a_wrong_declared_call_with_one_sentence(text, said):
+    with pytest.raises(ValueError, match=said) as refused:
         run(Strange, CAUSAL, call=text)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_a_checkpoint_folder_is_judged_with_its_own_weights(tmp_path):
+def test_run_checks_a_checkpoint_folder_with_its_own_weights(tmp_path):
     from qkv.models import GPT, GPTConfig
 
     GPT(GPTConfig(vocab_size=64, dim=32, heads=4, layers=2)).save(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What docs/found.md shows is what its scripts print."""
+"""docs/found.md shows what its scripts print."""
 
 import subprocess
 import sys
@@ -12,10 +12,10 @@ SCRIPTS = sorted((PAGE.parent / "found").glob("*.py"))
 
 @pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_prints_what_the_page_shows(script):
+def test_found_script_prints_what_the_page_shows(script):
     transformers = pytest.importorskip("transformers")
     if transformers.__version__ != "5.22.2":
-        pytest.skip("the page tells of transformers 5.22.2")
+        pytest.skip("the page is about transformers 5.22.2")
     done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in PAGE.read_text(encoding="utf-8")

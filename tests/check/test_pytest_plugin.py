@@ -1,4 +1,4 @@
-"""`pytest --qkv`: one test for each check, and nothing at all without the option."""
+"""`pytest --qkv`: one test for each finding, and nothing at all without the option."""
 
 import os
 import subprocess
@@ -33,22 +33,22 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_each_check_is_a_test_and_what_breaks_tells_its_evidence(folder):
-    code, said = run_pytest(folder, "-v", "--qkv", "student.py:attention", "--qkv-contract", "course", "-k", "qkv")
+def test_plugin_makes_each_finding_a_test_and_failures_show_their_evidence(folder):
+    code, said = run_pytest(folder, "-v", "--qkv", "student.py:attention", "--qkv-contract", "textbook", "-k", "qkv")
     assert code == 1
     assert "qkv student.py:attention::scale FAILED" in said
     assert "the scale is missing" in said
-    assert "qkv student.py:attention::steady in eval PASSED" in said
+    assert "qkv student.py:attention::deterministic in eval PASSED" in said
     assert "Traceback" not in said
 
 
-def test_without_the_option_neither_torch_nor_qkv_is_imported(folder):
+def test_plugin_imports_neither_torch_nor_qkv_without_the_option(folder):
     code, said = run_pytest(folder, "-q")
     assert code == 0, said
     assert "1 passed" in said
 
 
-def test_a_target_that_is_not_there_gets_one_sentence(folder):
+def test_plugin_refuses_a_missing_target_with_one_sentence(folder):
     code, said = run_pytest(folder, "-q", "--qkv", "student.py:nothing")
     assert code == 4
     assert "student.py has no 'nothing'" in said

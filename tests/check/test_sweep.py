@@ -4,23 +4,24 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from qkv.check import sweep as sweeping
-from qkv.check.hugging_face import architectures, contract_of
-from qkv.check.sweep import Row, sweep
+from qkv.check import sweep as sweep_module
+from qkv.check.calling.hugging_face import architectures, family_contract
+from qkv.check.sweep import SweepRow, installed_versions, sweep
 from qkv.cli.main import run as command
 
 SAMPLE = {"GPT2LMHeadModel": "causal", "BertForMaskedLM": "masked", "NoSuchModel": "causal"}
 
 
-def test_results_are_kept_and_a_stopped_sweep_goes_on(tmp_path):
+def test_sweep_keeps_results_and_resumes(tmp_path):
     heard = []
-    first = sweep(SAMPLE, tmp_path, told=lambda row, done, of: heard.append((row.name, done, of)))
+    first = sweep(SAMPLE, tmp_path, on_result=lambda row, done, count: heard.append((row.name, done, count)))
     outcomes = {row.name: row.outcome for row in first.rows}
     assert outcomes == {"GPT2LMHeadModel": "sound", "BertForMaskedLM": "sound", "NoSuchModel": "not built"}
     assert sorted(done for _, done, _ in heard) == [1, 2, 3]
@@ -28,65 +29,74 @@ def test_results_are_kept_and_a_stopped_sweep_goes_on(tmp_path):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:3]) + lines[3][:20])  # cut off in the middle of a line
     again = []
-    second = sweep(SAMPLE, tmp_path, workers=1, told=lambda row, done, of: again.append(row.name))
+    second = sweep(SAMPLE, tmp_path, num_workers=1, on_result=lambda row, done, count: again.append(row.name))
     assert again == [json.loads(lines[3])["name"]]
     assert {row.name: row.outcome for row in second.rows} == outcomes
-    assert sweep(SAMPLE, tmp_path, told=lambda *_: pytest.fail("nothing is left to do")) == second
+    assert sweep(SAMPLE, tmp_path, on_result=lambda *_: pytest.fail("nothing is left to do")) == second
 
 
-WORKER = """
-import json, os, sys, time
-for line in sys.stdin:
-    name, family = json.loads(line)
+TASK = """
+import os, time
+
+def check(request, send):
+    name, family = request
     if name == "Hangs":
         time.sleep(60)
     if name == "Dies":
         os._exit(9)
-    print(json.dumps({"name": name, "family": family, "outcome": "sound"}), flush=True)
+    if name == "Raises":
+        raise RuntimeError("no")
+    send(row={"name": name, "family": family, "outcome": "sound"})
 """
 
 
-def test_what_hangs_or_dies_costs_one_result(tmp_path, monkeypatch):
-    def started():
-        import sys
-
-        return subprocess.Popen([sys.executable, "-c", WORKER], stdin=-1, stdout=-1, text=True, start_new_session=True)
-
-    monkeypatch.setattr(sweeping, "_started", started)
-    found = sweep(dict.fromkeys(("A", "Hangs", "B", "Dies", "C"), "causal"), tmp_path, seconds=3.0)
-    outcomes = {row.name: row.outcome for row in found.rows}
-    assert outcomes == {"A": "sound", "B": "sound", "C": "sound", "Hangs": "too slow", "Dies": "died"}
+def test_sweep_loses_one_result_to_a_worker_that_hangs_or_dies(tmp_path, monkeypatch):
+    (tmp_path / "sweep_task_for_tests.py").write_text(TASK)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2] / "src")])
+    monkeypatch.setattr(sweep_module, "TASK", "sweep_task_for_tests:check")
+    monkeypatch.setattr(sweep_module, "ENVIRONMENT", {"PYTHONPATH": paths})
+    names = dict.fromkeys(("A", "Hangs", "B", "Dies", "Raises", "C"), "causal")
+    found = sweep(names, tmp_path / "results", time_limit=3.0)
+    outcomes = {row.name: (row.outcome, row.reason) for row in found.rows}
+    assert outcomes == {
+        "A": ("sound", ""),
+        "B": ("sound", ""),
+        "C": ("sound", ""),
+        "Hangs": ("too slow", "no answer within 3 s"),
+        "Dies": ("died", "its process ended with exit code 9"),
+        "Raises": ("died", "RuntimeError: no"),
+    }
     assert found.ok
 
 
-def test_the_table_counts_and_alarms_give_exit_code_1(tmp_path, monkeypatch, capsys):
+def test_check_all_counts_outcomes_and_exits_with_1_for_an_alarm(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "qkv.check.hugging_face.architectures", lambda: {"GPT2LMHeadModel": "causal", "Other": "masked"}
+        "qkv.check.calling.hugging_face.architectures", lambda: {"GPT2LMHeadModel": "causal", "Other": "masked"}
     )
-    file = tmp_path / f"transformers-{sweeping._versions()['transformers']}.jsonl"
+    versions = installed_versions()
+    file = tmp_path / f"transformers-{versions['transformers']}.jsonl"
+    leak = {"fail": ["causal: output 1 changes"]}
     rows = [
-        Row(
-            "GPT2LMHeadModel", "causal", "alarm", kind="bidirectional", findings={"fail": ["causal: changing token 3"]}
-        ),
-        Row("Other", "masked", "not called", said="tried this and that"),
+        SweepRow("GPT2LMHeadModel", "causal", "alarm", kind="bidirectional", findings=leak),
+        SweepRow("Other", "masked", "not called", reason="tried this and that"),
     ]
-    file.write_text("\n".join(json.dumps(part) for part in (sweeping._versions(), *map(vars, rows))) + "\n")
+    file.write_text("\n".join(json.dumps(part) for part in (versions, *map(asdict, rows))) + "\n")
     assert command(["check", "hf:all", "--results", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
-    assert "causal: changing token 3" in shown
+    assert "causal: output 1 changes" in shown
     assert "1 alarm" in shown and "1 not called" in shown
     assert command(["check", "hf:all", "--results", str(tmp_path), "--family", "masked", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["Other"]
     assert command(["check", "hf:all", "--results", str(tmp_path), "--family", "nonsense"]) == 2
 
 
-def test_families_promise_what_their_design_does():
+def test_family_contract_promises_what_the_design_does():
     known = architectures()
     assert len(known) > 300
-    assert contract_of("hf:LlamaForCausalLM").kind == "causal"
-    assert contract_of("hf:BertForMaskedLM").kind is None
-    assert contract_of("hf:CpmAntForCausalLM").padding is False
-    assert contract_of("hf:T5ForConditionalGeneration").kind == "causal"
+    assert family_contract("hf:LlamaForCausalLM").kind == "causal"
+    assert family_contract("hf:BertForMaskedLM").kind is None
+    assert family_contract("hf:CpmAntForCausalLM").padding is False
+    assert family_contract("hf:T5ForConditionalGeneration").kind == "causal"
 
 
 CANARIES = Path(os.environ.get("QKV_CANARIES", Path(__file__).parents[3] / "env517")) / "bin" / "python"
@@ -94,10 +104,10 @@ CANARIES = Path(os.environ.get("QKV_CANARIES", Path(__file__).parents[3] / "env5
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    not CANARIES.exists() and not shutil.which(str(CANARIES)), reason="transformers 5.17.0 is not there"
+    not CANARIES.exists() and not shutil.which(str(CANARIES)), reason="transformers 5.17.0 is not installed"
 )
 @pytest.mark.parametrize("name", ["RoFormerForCausalLM", "DogeForCausalLM"])
-def test_the_leaks_of_transformers_5_17_are_caught_by_name(name):
+def test_check_catches_the_leaks_of_transformers_5_17(name):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
     line = [str(CANARIES), "-m", "qkv", "check", f"hf:{name}", "--json"]
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=300)

@@ -1,4 +1,4 @@
-"""Each closed-form claim comes out as the theory says, for several seeds, with the figures of the literature."""
+"""claims.run: each closed-form claim has its verdict for several seeds, with the figures of the literature."""
 
 import math
 from functools import cache
@@ -15,7 +15,7 @@ CLOSED = [claim.name for claim in claims.CLAIMS.values() if claim.cost == "insta
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_closed_form_claim_has_its_verdict_for_every_seed(name, seed):
     result = run(name, seed)
-    assert result.verdict == claims.find(name).expected, result.condition
+    assert result.verdict == claims.find_claim(name).expected, result.condition
     if result.verdict in ("holds", "holds-if"):
         assert all(predicate.as_expected for predicate in result.predicates)
 
@@ -44,19 +44,19 @@ def test_a_closed_form_claim_has_its_verdict_for_every_seed(name, seed):
         ("worked-example", "third output if the map is rounded first, 2", 0.21, 1e-9),
     ],
 )
-def test_a_figure_is_that_of_the_literature(name, number, figure, tolerance):
+def test_a_number_is_that_of_the_literature(name, number, figure, tolerance):
     found = run(name, 0).numbers[number]
     value = found["value"] if isinstance(found, dict) else found
     assert value == pytest.approx(figure, abs=tolerance)
 
 
-def test_two_runs_with_one_seed_find_the_same_numbers():
+def test_run_gives_the_same_numbers_for_the_same_seed():
     for name in ("copy", "calm-head", "perturb-key"):
         assert claims.run(name, 7).numbers == claims.run(name, 7).numbers
         assert claims.run(name, 7).numbers != claims.run(name, 8).numbers
 
 
-def test_a_run_leaves_the_random_generator_and_the_layers_as_they_were():
+def test_run_leaves_the_random_generator_and_the_layers_as_they_were():
     import torch
 
     from qkv.nn import multi_head_attention as layer
@@ -68,7 +68,7 @@ def test_a_run_leaves_the_random_generator_and_the_layers_as_they_were():
     assert layer.attention is function
 
 
-def test_a_knob_breaks_a_claim_where_its_condition_ends():
+def test_a_knob_breaks_a_claim_outside_its_condition():
     assert claims.run("copy").verdict == "holds-if"
     broken = claims.run("copy", beta=1.0)
     assert broken.verdict == "fails"
@@ -77,19 +77,19 @@ def test_a_knob_breaks_a_claim_where_its_condition_ends():
     assert claims.run("scale", mean=1.0).verdict == "fails"
 
 
-def test_an_unknown_knob_names_those_there_are():
-    with pytest.raises(ValueError, match=r"average has no knob 'betta'; there are: m .*d .*beta"):
+def test_run_answers_an_unknown_knob_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"average has no knob 'betta'; its knobs: m .*d .*beta"):
         claims.run("average", betta=3.0)
-    with pytest.raises(ValueError, match=r"average: m \(keys\) is a whole number from 3 to 256, such as 10; got 2.5"):
+    with pytest.raises(ValueError, match=r"average: m \(keys\) must be an integer from 3 to 256, such as 10; got 2.5"):
         claims.run("average", m=2.5)
 
 
-def test_an_unknown_claim_names_the_nearest():
+def test_run_answers_an_unknown_claim_with_the_nearest():
     with pytest.raises(ValueError, match="there is no claim 'avarage'; did you mean average"):
         claims.run("avarage")
 
 
-def test_numbers_are_flat_and_plain():
+def test_numbers_are_floats_or_intervals():
     for name in CLOSED:
         for number in run(name, 0).numbers.values():
             if isinstance(number, dict):

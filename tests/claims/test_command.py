@@ -1,21 +1,23 @@
-"""`qkv claims` as a stranger meets it, and the page it writes."""
+"""The commands `qkv claims` and `qkv questions`, and the HTML report."""
 
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from qkv import claims
-from qkv._figures import Bars, Histogram, Lines, Map, draw
-from qkv.claims.report import page
+from qkv._figures import Bars, Heatmap, Histogram, Lines, draw_svg
+from qkv.claims.questions import QUESTIONS, as_markdown
+from qkv.claims.report import render_page
 from qkv.cli.main import run
 
 
 def test_the_list_names_every_claim_in_80_columns(capsys):
     assert run(["claims"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in claims.names())
+    assert all(f"  {name} " in shown for name in claims.claim_names())
     assert max(len(line) for line in shown.splitlines()) <= 80
 
 
@@ -37,7 +39,7 @@ def test_some_claims_run_and_answer_in_json(capsys):
     assert "1/2 copy" in shown.err
 
 
-def test_a_slip_that_fails_as_it_should_is_exit_code_0(capsys):
+def test_a_claim_that_fails_as_expected_is_exit_code_0(capsys):
     assert run(["claims", "run", "two-heads-wrong"]) == 0
     shown = capsys.readouterr().out
     assert "fails  two-heads-wrong" in shown
@@ -58,15 +60,15 @@ def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
     ("arguments", "said"),
     [
         (["claims", "run", "coppy"], "did you mean copy?"),
-        (["claims", "run"], "name the claims to run, or say --all"),
-        (["claims", "run", "copy", "--all"], "name the claims to run, or say --all"),
-        (["claims", "copy"], "to run one, say: qkv claims run copy"),
+        (["claims", "run"], "name the claims to run, or use --all"),
+        (["claims", "run", "copy", "--all"], "name the claims to run, or use --all"),
+        (["claims", "copy"], "to run one: qkv claims run copy"),
         (["claims", "run", "copy", "--set", "gamma=3"], "copy has no knob 'gamma'"),
-        (["claims", "run", "copy", "--wrong", "unmasked"], "copy is tried with --wrong uniform"),
-        (["claims", "run", "equivariance", "--set", "n=1"], "n (tokens) is a whole number from 2 to 128"),
-        (["claims", "run", "copy", "--set", "beta=nan"], "is a number from 0 to 1,000, such as 50; got nan"),
-        (["claims", "run", "identity", "--set", "n=9"], "9 vectors at right angles need a width of 9 or more; got 8"),
-        (["claims", "run", "copy", "--seed", "-1"], "a seed is a whole number from 0 to 2147483647; got -1"),
+        (["claims", "run", "copy", "--wrong", "unmasked"], "--wrong for copy must be one of uniform"),
+        (["claims", "run", "equivariance", "--set", "n=1"], "n (tokens) must be an integer from 2 to 128"),
+        (["claims", "run", "copy", "--set", "beta=nan"], "must be a number from 0 to 1,000, such as 50; got nan"),
+        (["claims", "run", "identity", "--set", "n=9"], "9 orthonormal vectors need a dimension of at least 9, got 8"),
+        (["claims", "run", "copy", "--seed", "-1"], "a seed must be an integer from 0 to 2147483647, got -1"),
         (["claims", "run", "copy", "--set", "beta"], "such as beta=30; got 'beta'"),
         (["claims", "run", "copy", "--set", "beta=much"], "such as beta=30; got 'beta=much'"),
         (["claims", "run", "copy", "--report", "no/such/folder/r.html"], "there is no folder"),
@@ -95,19 +97,35 @@ def test_the_report_is_one_page_without_network(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["claims.html"]
 
 
-def test_a_page_says_which_verdicts_were_not_expected():
+def test_render_page_names_unexpected_verdicts():
     result = claims.run("copy", beta=1.0)
-    assert "Not the verdict that a sound attention gives: copy" in page([result], {"copy": "function"})
+    assert "Not the verdict of a correct attention: copy" in render_page([result], {"copy": "function"})
 
 
-def test_every_kind_of_panel_is_drawn_as_sound_svg():
+def test_draw_svg_draws_every_kind_of_panel():
     panels = (
         Lines("lines", "x", "y", [1, 2, 3], {"a": [1, 2, 3], "b": [3, 2, 1]}, roles={"b": "formula"}),
         Bars("bars", "", "y", ["one", "two"], {"a": [1, 2]}, level=(1.5, "chance")),
-        Map("map", "key", "query", [[0.0, 1.0], [1.0, 0.0]]),
+        Heatmap("map", "key", "query", [[0.0, 1.0], [1.0, 0.0]]),
         Histogram("histogram", "x", "y", {"a": [1.0, 2.0, 2.0]}),
     )
-    svg = draw(panels, name="test")
+    svg = draw_svg(panels, name="test")
     ElementTree.fromstring(svg)
     assert "currentColor" in svg and "#1b1f24" not in svg
-    assert svg == draw(panels, name="test")
+    assert svg == draw_svg(panels, name="test")
+
+
+def test_every_claim_answers_one_question_and_docs_questions_md_is_up_to_date():
+    assert sorted(entry.claim for entry in QUESTIONS) == sorted(claims.claim_names())
+    page = Path(__file__).parents[2] / "docs" / "questions.md"
+    assert page.read_text(encoding="utf-8") == as_markdown()
+
+
+def test_qkv_questions_finds_a_question_by_its_words(capsys):
+    assert run(["questions", "average", "pooling", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["claim"] == "diffuse" and found["command"] == "qkv claims run diffuse"
+    assert run(["questions", "diffuse"]) == 0
+    assert "usual mistake" not in capsys.readouterr().out  # this question has none
+    assert run(["questions", "no", "such", "words"]) == 2
+    assert "no question contains 'no such words'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`qkv byhand` as a person runs it."""
+"""`qkv byhand` on the command line."""
 
 import json
 import re
@@ -14,17 +14,17 @@ from qkv.cli.main import run
 
 @pytest.fixture
 def qkv(capsys):
-    """Runs one command line; gives its exit code, its results and its notes."""
+    """Run one command line and return exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = run(["byhand", *arguments])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
 
-def test_the_example_prints_every_number_of_the_textbook(qkv):
+def test_byhand_example_prints_every_number_of_the_textbook(qkv):
     code, out, _ = qkv("--example", "three-tokens")
     assert code == 0
     for number in (
@@ -36,8 +36,8 @@ def test_the_example_prints_every_number_of_the_textbook(qkv):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_inline_matrices_are_worked_and_given_as_json(qkv):
-    code, out, _ = qkv("--q", "1 0", "--k", "1 0; 0 1", "--v", "4; 8", "--beta", "1", "--json")
+def test_byhand_json_solves_inline_matrices(qkv):
+    code, out, _ = qkv("--q", "1 0", "--k", "1 0; 0 1", "--v", "4; 8", "--scale", "1", "--json")
     content = json.loads(out)
     assert code == 0
     assert content["scores"] == {"exact": [["1", "0"]], "decimal": [[1.0, 0.0]]}
@@ -45,37 +45,37 @@ def test_inline_matrices_are_worked_and_given_as_json(qkv):
     assert content["float64"]["agrees"]
 
 
-def test_negative_numbers_are_no_options(qkv):
-    assert qkv("--x", "-1 -2; 0 2", "--beta", "-1/2")[0] == 0
+def test_byhand_reads_negative_numbers_as_values(qkv):
+    assert qkv("--x", "-1 -2; 0 2", "--scale", "-1/2")[0] == 0
 
 
-def test_an_example_can_be_changed(qkv):
+def test_byhand_options_change_an_example(qkv):
     code, out, _ = qkv("--example", "three-tokens", "--beta", "1", "--json")
     assert code == 0
     assert [round(number, 4) for number in json.loads(out)["output"]["decimal"][2]] == [1.1786, 0.1989]
 
 
-def test_the_page_is_written_whole_and_said_so(qkv, tmp_path):
+def test_byhand_html_writes_the_page(qkv, tmp_path):
     path = tmp_path / "page.html"
     code, out, err = qkv("--example", "causal", "--html", str(path))
     assert (code, out) == (0, "")
-    assert "page.html" in err
+    assert err == f"wrote {path}\n"
     assert path.read_text().startswith("<!doctype html>")
 
 
-def test_latex_goes_to_stdout(qkv):
+def test_byhand_latex_goes_to_stdout(qkv):
     code, out, _ = qkv("--example", "copy", "--latex")
     assert code == 0
     assert r"\begin{pmatrix}" in out
 
 
-def test_examples_are_listed(qkv):
+def test_byhand_examples_lists_them(qkv):
     code, out, _ = qkv("--examples")
     assert code == 0
     assert {"three-tokens", "copy", "average", "causal", "two-heads"} <= {line.split()[0] for line in out.splitlines()}
 
 
-def test_help_teaches_with_examples(capsys):
+def test_byhand_help_has_examples(capsys):
     assert run(["byhand", "--help"]) == 0
     text = capsys.readouterr().out
     assert "qkv byhand --example three-tokens" in text
@@ -92,7 +92,7 @@ weights = [[0.0070, 0.0006, 0.8044], [0.0002, 0.0003, 0.1956], [0.9928, 0.9991, 
 
 
 @pytest.mark.parametrize("mistake", ANSWERS)
-def test_a_wrong_answer_names_its_mistake_in_one_line_and_exits_with_one(qkv, tmp_path, mistake):
+def test_byhand_verify_names_the_mistake_and_exits_with_1(qkv, tmp_path, mistake):
     path = tmp_path / "answer.toml"
     path.write_text(f'example = "three-tokens"\n{ANSWERS[mistake]}\n')
     code, out, _ = qkv("--verify", str(path))
@@ -100,10 +100,10 @@ def test_a_wrong_answer_names_its_mistake_in_one_line_and_exits_with_one(qkv, tm
     assert mistake in next(line for line in out.splitlines() if line.startswith("First wrong number"))
 
 
-def test_early_rounding_is_named_and_accepted(qkv, tmp_path):
+def test_byhand_verify_names_and_accepts_early_rounding(qkv, tmp_path):
     path = tmp_path / "answer.toml"
     path.write_text(
-        'example = "three-tokens"\nbeta = 1\nweights = [[0.00, 0.00, 1.00], [0.00, 0.00, 1.00], [0.62, 0.38, 0.00]]\n'
+        'example = "three-tokens"\nscale = 1\nweights = [[0.00, 0.00, 1.00], [0.00, 0.00, 1.00], [0.62, 0.38, 0.00]]\n'
         "output = [[-2, -3], [-2, -3], [1.17, 0.21]]\n"
     )
     code, out, _ = qkv("--verify", str(path))
@@ -112,7 +112,7 @@ def test_early_rounding_is_named_and_accepted(qkv, tmp_path):
     assert qkv("--verify", str(path), "--tolerance", "0.001")[0] == 1
 
 
-def test_a_right_answer_exits_with_zero_and_says_so(qkv, tmp_path):
+def test_byhand_verify_accepts_a_right_answer(qkv, tmp_path):
     path = tmp_path / "answer.json"
     path.write_text('{"q": [[1]], "k": [[1], [2]], "v": [[1], [3]], "scores": [[1, 2]], "weights": [[0.27, 0.73]]}')
     code, out, _ = qkv("--verify", str(path))
@@ -129,16 +129,16 @@ HUNDRED = "; ".join([" ".join(["1"] * 100)] * 100)
     ("arguments", "sentence"),
     [
         (["--x", "1 2; 3"], "x is ragged: row 1 has 2 numbers, row 2 has 1"),
-        (["--x", "1 2; 3 4", "--wq", "1; 2; 3"], "x (2×2) and wq (3×1) do not multiply: wq needs 2 rows"),
+        (["--x", "1 2; 3 4", "--wq", "1; 2; 3"], "x (2×2) and wq (3×1) cannot be multiplied: wq needs 2 rows"),
         (["--x", "1 two"], "x[1,2]: expected a number such as 3, -1/2, 0.25 or √2, got 'two'"),
         (["--x", "1 1/0"], "x[1,2]: '1/0' divides by zero"),
         (["--x", HUNDRED], "x is 100×100: by hand goes up to 16×16"),
         (["--x", ""], "x: the matrix has an empty row"),
         (["--example", "three-token"], "did you mean three-tokens?"),
-        (["--example", "zzz"], "there are three-tokens, copy, average, causal, two-heads"),
-        (["missing.toml"], "there is no file or folder missing.toml"),
-        (["--verify", "missing.toml"], "there is no file or folder missing.toml"),
-        ([], "nothing to work: give --example three-tokens"),
+        (["--example", "zzz"], "expected one of three-tokens, copy, average, causal, two-heads"),
+        (["missing.toml"], "no such file or folder: missing.toml"),
+        (["--verify", "missing.toml"], "no such file or folder: missing.toml"),
+        ([], "nothing to solve: give --example three-tokens"),
         (["--q", "1 2", "--k", "1 2"], "v missing"),
         (["--q", "1 2", "--k", "1; 2", "--v", "1; 2"], "q has 2, k has 1 numbers a token"),
         (["--q", "1", "--k", "1; 2", "--v", "1"], "every key needs its value"),
@@ -146,25 +146,25 @@ HUNDRED = "; ".join([" ".join(["1"] * 100)] * 100)
         (["--x", "1 2", "--heads", "0"], "heads: expected a whole number from 1 up"),
         (["--x", "1 2; 3 4", "--mask", "1 0"], "mask needs the shape of the scores, 2×2: it is 1×2"),
         (["--x", "1 2", "--mask", "2"], "mask[1,1]: expected 1 (may attend) or 0 (may not), got '2'"),
-        (["--x", "1 2", "--beta", "soft"], "beta: expected a number"),
+        (["--x", "1 2", "--scale", "soft"], "scale: expected a number"),
         (["--x", "1 2", "--positions", "learned"], "positions: expected sinusoidal or a matrix"),
-        (["--x", "1 2", "--positions", "1 2 3"], "both need one shape"),
+        (["--x", "1 2", "--positions", "1 2 3"], "both need the same shape"),
         (["--x", "1 2", "--q", "1 2"], "not both"),
-        (["--x", "1 2", "--wo", "1 2"], "do not multiply: wo needs 2 rows"),
+        (["--x", "1 2", "--wo", "1 2"], "cannot be multiplied: wo needs 2 rows"),
         (["--x", "1 2", "--convention", "diagonal"], "diagonal"),
         (["--x", "1 2", "--digits", "99"], "--digits: expected 0 to 30"),
         (["--x", "1 2", "--html", "/no/such/folder/out.html"], "there is no folder /no/such/folder"),
-        (["--x", "1 2", "--html", "/"], "is a folder"),
+        (["--x", "1 2", "--html", "/"], "it is a folder"),
     ],
 )
-def test_bad_input_gets_one_clear_sentence_and_exit_code_two(qkv, arguments, sentence):
+def test_byhand_wrong_use_is_one_sentence_and_exit_code_2(qkv, arguments, sentence):
     code, out, err = qkv(*arguments)
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1
 
 
-def test_the_command_is_imported_without_torch():
+def test_byhand_command_is_imported_without_torch():
     code = "import sys, qkv.cli.byhand; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -174,12 +174,12 @@ SHOWN = re.findall(r"```console\n\$ qkv byhand (.*)\n([\s\S]*?)```", PAGE.read_t
 
 
 def without_rounding(text: str) -> str:
-    """Without float64's own last digits, which differ from machine to machine."""
+    """Drop the float64 difference, which depends on the machine."""
     return re.sub(r"difference \S+", "difference", text)
 
 
 @pytest.mark.parametrize(("command", "expected"), SHOWN, ids=[command for command, _ in SHOWN])
-def test_the_page_shows_what_the_command_prints(qkv, tmp_path, monkeypatch, command, expected):
+def test_docs_byhand_page_shows_what_the_command_prints(qkv, tmp_path, monkeypatch, command, expected):
     answer = next(
         block for block in re.findall(r"```toml\n([\s\S]*?)```", PAGE.read_text("utf-8")) if "queries" in block
     )

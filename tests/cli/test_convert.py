@@ -1,4 +1,4 @@
-"""`qkv convert` as a stranger uses it."""
+"""`qkv convert` on the command line."""
 
 import json
 
@@ -13,12 +13,12 @@ from qkv.models import GPT, GPTConfig
 @pytest.fixture
 def folder(tmp_path):
     model = GPT(GPTConfig(vocab_size=11, max_length=8, dim=8, layers=1, heads=2))
-    model.files["tokenizer.json"] = b'{"kept": "as it is"}'
+    model.extra_files["tokenizer.json"] = b'{"kept": "as it is"}'
     model.save(tmp_path / "ours")
     return tmp_path
 
 
-def test_there_and_back_is_the_same_model(folder, capsys):
+def test_convert_to_hf_and_back_gives_the_same_model(folder, capsys):
     assert run(["convert", f"{folder}/ours", f"{folder}/theirs", "--to", "hf", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["model"] == "GPT"
@@ -34,14 +34,14 @@ def test_there_and_back_is_the_same_model(folder, capsys):
     ("arguments", "said"),
     [
         (["nowhere/at/all", "x", "--to", "hf"], "there is nothing at nowhere/at/all"),
-        (["ours", "ours", "--to", "hf"], "ours is where the model is read from"),
+        (["ours", "ours", "--to", "hf"], "ours is the source itself"),
         (["ours", "theirs", "--to", "gguf"], "gguf"),
         (["ours", "theirs"], "--to"),
         (["ours", ".", "--to", "hf"], "holds other files"),
-        (["picture", "x", "--to", "hf"], "this MLP has no equal"),
+        (["picture", "x", "--to", "hf"], "this MLP has no counterpart"),
     ],
 )
-def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, folder, capsys, monkeypatch):
+def test_convert_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     qkv.models.MLP(qkv.models.MLPConfig(image_size=4, channels=1, num_classes=2, hidden_sizes=(3,))).save("picture")
     assert run(["convert", *arguments]) == 2
@@ -52,6 +52,6 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, folder, caps
     assert sorted(path.name for path in folder.iterdir()) == ["ours", "picture"]
 
 
-def test_help_teaches_by_example(capsys):
+def test_convert_help_has_examples(capsys):
     assert run(["convert", "--help"]) == 0
     assert "qkv convert openai-community/gpt2" in capsys.readouterr().out

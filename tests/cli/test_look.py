@@ -8,6 +8,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import qkv
 from qkv.cli.main import run
@@ -24,7 +25,7 @@ def tokenizer() -> bytes:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A model of text, a translator, a model of pictures and one without attention, with random weights."""
+    """A text model, a translator, an image model and a model without attention, with random weights."""
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(5)
     models = {
@@ -37,7 +38,7 @@ def folders(tmp_path_factory):
     }
     for name, model in models.items():
         if name in ("gpt", "pair"):
-            model.files["tokenizer.json"] = tokenizer()
+            model.extra_files["tokenizer.json"] = tokenizer()
         model.save(folder / name)
     Image.new("RGB", (20, 20), (200, 30, 30)).save(folder / "red.png")
     return folder
@@ -48,76 +49,113 @@ def png_width(file) -> int:
         return image.width
 
 
-def said(capsys, *arguments) -> tuple[int, str, str]:
+def run_look(capsys, *arguments) -> tuple[int, str, str]:
     code = run(["look", *(str(argument) for argument in arguments)])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
 
-def test_a_text_gives_kinds_of_heads_and_a_map(folders, capsys):
-    code, out, _ = said(capsys, folders / "gpt", TEXT)
+def test_look_at_a_text_prints_head_types_and_a_map(folders, capsys):
+    code, out, _ = run_look(capsys, folders / "gpt", TEXT)
     assert code == 0
     assert "GPT, 2 attention layers, 8 heads, 9 tokens" in out
     assert "next token" in out and "layer" in out and "0   ··::--==++**##@@ 1" in out
     assert out.count(" @@") >= 1  # the first token can attend to nothing but itself
 
 
-def test_words_need_no_quotes(folders, capsys):
-    assert said(capsys, folders / "gpt", *TEXT.split())[1] == said(capsys, folders / "gpt", TEXT)[1]
+@pytest.mark.parametrize(
+    ("arguments", "runs"),
+    [
+        (["gpt", TEXT], 2),
+        (["gpt", "the cat"], 1),  # too short to be shuffled or repeated
+        (["pair", TEXT, "--target", "the bird"], 2),
+        (["vit", "red.png"], 2),
+        (["gpt", TEXT, "--ablate", "1.2"], 3),
+        (["gpt", TEXT, "--ablation-sweep"], 2 + 8),
+        (["gpt", TEXT, "--logit-lens"], 2 + 1 + 3),
+    ],
+)
+def test_look_runs_the_model_once_on_the_input_and_once_on_all_probes(folders, capsys, monkeypatch, arguments, runs):
+    monkeypatch.chdir(folders)
+    calls: list[object] = []
+    handle = register_module_forward_pre_hook(
+        lambda module, inputs: calls.append(module) if isinstance(module, qkv.models.Model) else None
+    )
+    try:
+        code, _, _ = run_look(capsys, *arguments)
+    finally:
+        handle.remove()
+    assert code == 0 and len(calls) == runs
 
 
-def test_json_holds_the_weights_that_the_trace_holds(folders, capsys):
-    code, out, _ = said(capsys, folders / "gpt", TEXT, "--layer", 1, "--head", 2, "--json")
+def test_look_needs_no_quotes_around_words(folders, capsys):
+    assert run_look(capsys, folders / "gpt", *TEXT.split())[1] == run_look(capsys, folders / "gpt", TEXT)[1]
+
+
+def test_look_json_holds_the_weights_of_the_trace(folders, capsys):
+    code, out, _ = run_look(capsys, folders / "gpt", TEXT, "--layer", 1, "--head", 2, "--json")
     found = json.loads(out)
     assert code == 0 and (found["shown"]["layer"], found["shown"]["head"]) == (1, 2)
     model = qkv.load(folders / "gpt")
     tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
     assert found["tokens"] == TEXT.split()
-    assert torch.allclose(torch.tensor(found["shown"]["weights"]), qkv.interp.at(model, tokens).weights(1, 2))
+    assert torch.allclose(torch.tensor(found["shown"]["weights"]), qkv.interp.trace(model, tokens).weights(1, 2))
     chances = model(tokens).detach()[0, -1].softmax(-1)
     assert found["prediction"][0]["token"] == int(chances.argmax())
     assert found["prediction"][0]["probability"] == pytest.approx(float(chances.max()), rel=1e-5)
 
 
-def test_a_silenced_head_and_another_beta_tell_their_effect(folders, capsys):
-    code, out, _ = said(capsys, folders / "gpt", TEXT, "--silence", "1.2", "--beta", "0=x2", "--json")
+def test_look_ablate_and_scale_print_their_effect(folders, capsys):
+    code, out, _ = run_look(capsys, folders / "gpt", TEXT, "--ablate", "1.2", "--scale", "0=x2", "--json")
     found = json.loads(out)["effect"]
     model = qkv.load(folders / "gpt")
     tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
-    with qkv.interp.change(model, silence=[(1, 2)], beta={0: 2 * 8**-0.5}):
+    with qkv.interp.intervene(model, ablate_heads=[(1, 2)], scale={0: 2 * 8**-0.5}):
         changed = model(tokens)
     loss = torch.nn.functional.cross_entropy(changed.detach()[0, :-1], tokens[0, 1:])
     assert code == 0 and found["loss_after"] == pytest.approx(float(loss), rel=1e-4)
-    assert "head 1.2 silenced" in said(capsys, folders / "gpt", TEXT, "--silence", "1.2")[1]
+    assert "head 1.2 ablated" in run_look(capsys, folders / "gpt", TEXT, "--ablate", "1.2")[1]
 
 
-def test_an_edge_that_is_cut_tells_its_effect(folders, capsys):
-    for edge, cut in {"1.2:4:1": (1, 2, 4, 1), "0:4:1": (0, None, 4, 1)}.items():
-        code, out, _ = said(capsys, folders / "gpt", TEXT, "--cut", edge, "--layer", cut[0], "--head", 2, "--json")
+def test_look_mask_edge_prints_its_effect(folders, capsys):
+    for text, edge in {"1.2:4:1": (1, 2, 4, 1), "0:4:1": (0, None, 4, 1)}.items():
+        code, out, _ = run_look(
+            capsys, folders / "gpt", TEXT, "--mask-edge", text, "--layer", edge[0], "--head", 2, "--json"
+        )
         found = json.loads(out)
         model = qkv.load(folders / "gpt")
         tokens = torch.tensor([[WORDS.index(word) for word in TEXT.split()]])
-        told = qkv.interp.effect(model, tokens, cut=[cut])
-        assert code == 0 and found["effect"]["kl_at"][4] == pytest.approx(told.kl_at[4], rel=1e-5) and told.kl_at[4] > 0
+        effect = qkv.interp.measure_effect(model, tokens, mask_edges=[edge])
+        assert (
+            code == 0
+            and found["effect"]["kl_at"][4] == pytest.approx(effect.kl_at[4], rel=1e-5)
+            and effect.kl_at[4] > 0
+        )
         assert found["shown"]["weights"][4][1] == 0
-    assert "edge 0:4:1 cut" in said(capsys, folders / "gpt", TEXT, "--cut", "0:4:1")[1]
+    assert "edge 0:4:1 masked" in run_look(capsys, folders / "gpt", TEXT, "--mask-edge", "0:4:1")[1]
 
 
-def test_sweep_lens_rollout_and_comparison_are_told(folders, capsys, tmp_path):
-    _, out, _ = said(capsys, folders / "gpt", TEXT, "--sweep", "--lens", "--rollout", "--png", tmp_path / "sweep.png")
-    assert "each head silenced" in out and "what each layer would answer" in out and "rollout through 2 layers" in out
+def test_look_prints_ablation_sweep_logit_lens_rollout_and_comparison(folders, capsys, tmp_path):
+    _, out, _ = run_look(
+        capsys, folders / "gpt", TEXT, "--ablation-sweep", "--logit-lens", "--rollout", "--png", tmp_path / "sweep.png"
+    )
+    assert (
+        "each head ablated" in out
+        and "logit lens: the prediction of each layer" in out
+        and "rollout through 2 layers" in out
+    )
     assert png_width(tmp_path / "sweep.png") > 200
-    _, out, _ = said(capsys, folders / "gpt", TEXT, "--against", TEXT.replace("cat", "bird"))
+    _, out, _ = run_look(capsys, folders / "gpt", TEXT, "--compare", TEXT.replace("cat", "bird"))
     assert "mean distance" in out
-    _, out, _ = said(capsys, folders / "gpt", TEXT, "--against", folders / "gpt")
+    _, out, _ = run_look(capsys, folders / "gpt", TEXT, "--compare", folders / "gpt")
     assert "mean distance 0.000" in out
 
 
-def test_pages_and_pictures_are_written_for_text_pairs_and_images(folders, capsys, tmp_path):
+def test_look_writes_html_and_png_for_text_pairs_and_images(folders, capsys, tmp_path):
     given = {"gpt": [TEXT], "pair": [TEXT, "--target", "the bird"], "vit": [folders / "red.png"]}
     for name, words in given.items():
         files = tmp_path / f"{name}.html", tmp_path / f"{name}.png"
-        code, out, err = said(capsys, folders / name, *words, "--html", files[0], "--png", files[1])
+        code, out, err = run_look(capsys, folders / name, *words, "--html", files[0], "--png", files[1])
         assert code == 0 and out == "" and str(files[0]) in err.replace("\n", "")
         assert "<!doctype html>" in files[0].read_text("utf-8")
         assert png_width(files[1]) > 200
@@ -126,8 +164,8 @@ def test_pages_and_pictures_are_written_for_text_pairs_and_images(folders, capsy
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html"] * 3 + [".png"] * 3  # and nothing half-done
 
 
-def test_a_picture_is_shown_by_its_patches(folders, capsys):
-    code, out, err = said(capsys, folders / "vit", folders / "red.png", "--query", "1,2")
+def test_look_shows_an_image_by_its_patches(folders, capsys):
+    code, out, err = run_look(capsys, folders / "vit", folders / "red.png", "--query", "1,2")
     assert code == 0 and "4 × 4 patches" in out and "what “1,2” attends to" in out
     assert "resized to 16×16" in " ".join(err.split())
 
@@ -135,35 +173,35 @@ def test_a_picture_is_shown_by_its_patches(folders, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["gpt"], "nothing to look at was given"),
+        (["gpt"], "no input was given"),
         (["gpt", "the " * 40], "give at most 24"),
         (["gpt", TEXT, "--layer", "7"], "there are 2 layers"),
         (["gpt", TEXT, "--head", "9"], "there are 4 heads"),
-        (["gpt", TEXT, "--silence", "two"], "such as 3.1"),
-        (["gpt", TEXT, "--silence", "0.9"], "has 4 heads"),
-        (["gpt", TEXT, "--beta", "hot"], "--beta is a number"),
-        (["gpt", TEXT, "--cut", "1.2:4"], "such as 3.1:5:2"),
-        (["gpt", TEXT, "--cut", "1.9:4:1"], "has 4 heads"),
+        (["gpt", TEXT, "--ablate", "two"], "such as 3.1"),
+        (["gpt", TEXT, "--ablate", "0.9"], "has 4 heads"),
+        (["gpt", TEXT, "--scale", "hot"], "--scale must be a number"),
+        (["gpt", TEXT, "--mask-edge", "1.2:4"], "such as 3.1:5:2"),
+        (["gpt", TEXT, "--mask-edge", "1.9:4:1"], "has 4 heads"),
         (["gpt", TEXT, "--query", "77"], "0 to 8"),
-        (["gpt", TEXT, "--full"], "goes with --html"),
-        (["gpt", TEXT, "--target", "x"], "belongs to an encoder–decoder"),
-        (["gpt", TEXT, "--against", "the cat"], "same number of tokens"),
+        (["gpt", TEXT, "--full"], "needs --html"),
+        (["gpt", TEXT, "--target", "x"], "a target needs an encoder–decoder"),
+        (["gpt", TEXT, "--compare", "the cat"], "same number of tokens"),
         (["gpt", TEXT, "--html", "nowhere/at/all.html"], "there is no folder"),
         (["vit", "no-such.png"], "there is no file"),
         (["cnn", "red.png"], "has no attention"),
         (["missing.bin", TEXT], "there is nothing at"),
     ],
 )
-def test_wrong_use_is_one_sentence(folders, capsys, monkeypatch, unchecked, arguments, words):
+def test_look_answers_wrong_use_with_one_sentence(folders, capsys, monkeypatch, unchecked, arguments, words):
     monkeypatch.chdir(folders)
-    code, out, err = said(capsys, *arguments)
+    code, out, err = run_look(capsys, *arguments)
     assert code == 2 and out == ""
     assert words in " ".join(err.split()) and "Traceback" not in err
 
 
-def test_a_damaged_folder_is_refused(folders, capsys, tmp_path):
+def test_look_refuses_a_damaged_folder(folders, capsys, tmp_path):
     qkv.load(folders / "gpt").save(tmp_path / "gpt")
     weights = tmp_path / "gpt" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    code, _, err = said(capsys, tmp_path / "gpt", TEXT)
+    code, _, err = run_look(capsys, tmp_path / "gpt", TEXT)
     assert code == 2 and "model.safetensors" in err

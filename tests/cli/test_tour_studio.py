@@ -1,4 +1,4 @@
-"""The tour ends in the studio where a person sits at a terminal, and by itself everywhere else."""
+"""`qkv tour` opens the studio in a terminal, and ends by itself everywhere else."""
 
 import os
 import pty
@@ -23,16 +23,16 @@ from qkv.cli import tour
         (True, False, {}, False),
     ],
 )
-def test_a_person_is_somebody_at_both_ends_of_a_terminal(monkeypatch, stdin, stdout, environment, here):
+def test_is_interactive_needs_a_terminal_at_both_ends_and_no_ci(monkeypatch, stdin, stdout, environment, here):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: stdin, raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout, raising=False)
     monkeypatch.delenv("CI", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert tour.somebody_is_here() is here
+    assert tour.is_interactive() is here
 
 
-def test_at_a_terminal_the_tour_opens_the_studio_and_ctrl_c_ends_both(tmp_path):
+def test_tour_in_a_terminal_opens_the_studio_and_ctrl_c_ends_both(tmp_path):
     heard = tmp_path / "heard"
     fake = tmp_path / "browser"
     fake.write_text(f'#!/bin/sh\nprintf "%s" "$1" > {heard}\n')

@@ -1,4 +1,4 @@
-"""Data beside the checkout that some tests measure on; they skip where it is not."""
+"""Data sets next to the checkout that some tests need; the tests are skipped without them."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 def shared(name: str) -> Path:
     path = SHARED / name
     if not path.exists():
-        pytest.skip(f"needs {name} of the shared data beside the checkout")
+        pytest.skip(f"needs {name} in the shared data next to the checkout")
     return path

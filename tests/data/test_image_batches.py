@@ -1,4 +1,4 @@
-"""Pictures as batches: pure functions of their place, the same in any process."""
+"""ImageBatches are pure functions of (epoch, index), the same in any process."""
 
 import pickle
 
@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from qkv.data.augment import Augment
-from qkv.data.digit_images import digits
-from qkv.data.image_batches import ImageBatches
-from qkv.data.images import Images, Normalisation, split
-from qkv.data.order import epoch_order, held_out
-from qkv.data.overlap import overlap
-from qkv.data.text import TextWindows
+from qkv.data.batches import epoch_order, split_indices
+from qkv.data.images.augmentation import ImageAugment
+from qkv.data.images.dataset import ImageBatches, Images, Normalization, split_images
+from qkv.data.images.load import load_digits
+from qkv.data.overlap import find_overlap
+from qkv.data.text.language_modeling import TextWindows
 
-FULL = Augment(crop=1, flip=True, operations=2, erase=0.3, mix="either")
+FULL = ImageAugment(crop=1, flip=True, rand_augment=2, random_erasing=0.3, mix="either")
 
 
 def small(n=23, seed=0):
@@ -23,12 +22,12 @@ def small(n=23, seed=0):
     return Images(pixels, torch.arange(n) % 5, tuple("abcde"))
 
 
-def test_a_batch_is_made_again_bit_by_bit_in_any_order_and_process():
+def test_image_batches_are_bit_identical_in_any_order_and_process():
     def build():
         return ImageBatches(small(), 5, seed=3, augment=FULL)
 
     one, other = build(), pickle.loads(pickle.dumps(build()))
-    places = [(e, i) for e in range(2) for i in range(one.count(e))]
+    places = [(e, i) for e in range(2) for i in range(one.num_batches(e))]
     first = {place: one.batch(*place) for place in places}
     for place in reversed(places):
         again = other.batch(*place)
@@ -38,82 +37,82 @@ def test_a_batch_is_made_again_bit_by_bit_in_any_order_and_process():
     assert not torch.equal(first[0, 0]["images"], differs["images"])
 
 
-def test_every_epoch_shows_every_picture_once():
+def test_image_batches_show_every_image_once_per_epoch():
     numbered = Images(torch.arange(23, dtype=torch.uint8).view(-1, 1, 1, 1), torch.zeros(23).long(), ("a",))
-    batches = ImageBatches(numbered, 5, normalisation=Normalisation((0.0,), (1.0,)))
+    batches = ImageBatches(numbered, 5, normalization=Normalization((0.0,), (1.0,)))
     orders = []
     for epoch in range(2):
-        seen = torch.cat([batches.batch(epoch, i)["images"].flatten() for i in range(batches.count(epoch))]) * 255
+        seen = torch.cat([batches.batch(epoch, i)["images"].flatten() for i in range(batches.num_batches(epoch))]) * 255
         assert seen.round().int().sort().values.tolist() == list(range(23))
         orders.append(seen.tolist())
     assert orders[0] != orders[1]
-    whole = ImageBatches(numbered, 5, whole=True)
-    assert whole.count(0) == 4 and len(whole.batch(0, 3)["targets"]) == 5
-    with pytest.raises(IndexError, match="batches 0 … 4; got 5"):
+    whole = ImageBatches(numbered, 5, drop_last=True)
+    assert whole.num_batches(0) == 4 and len(whole.batch(0, 3)["targets"]) == 5
+    with pytest.raises(IndexError, match="batches 0 … 4, got index 5"):
         batches.batch(0, 5)
 
 
-def test_normalised_training_pictures_have_mean_0_and_deviation_1():
+def test_normalization_gives_training_images_mean_0_and_std_1():
     images = small(64)
-    batch = ImageBatches(images, 64, shuffled=False).batch(0, 0)["images"].double()
+    batch = ImageBatches(images, 64, shuffle=False).batch(0, 0)["images"].double()
     assert batch.mean((0, 2, 3)).abs().max() < 1e-6
     assert (batch.std((0, 2, 3), correction=0) - 1).abs().max() < 1e-6
     flat = Images(torch.full((4, 1, 2, 2), 7, dtype=torch.uint8), torch.zeros(4).long(), ("a",))
-    assert torch.isfinite(ImageBatches(flat, 4).batch(0, 0)["images"]).all()
+    assert ImageBatches(flat, 4).batch(0, 0)["images"].eq(0).all(), "a constant channel is centered, not scaled"
 
 
-def test_validation_is_cut_by_the_seed_and_test_stays_apart():
-    parts = split({"train": small(50), "test": small(9, seed=1)}, validation=0.2, seed=1)
-    again = split({"train": small(50), "test": small(9, seed=1)}, validation=0.2, seed=1)
+def test_split_images_splits_validation_off_by_the_seed_and_keeps_test():
+    parts = split_images({"train": small(50), "test": small(9, seed=1)}, validation=0.2, seed=1)
+    again = split_images({"train": small(50), "test": small(9, seed=1)}, validation=0.2, seed=1)
     assert (len(parts.train), len(parts.validation), len(parts.test)) == (40, 10, 9)
     assert torch.equal(parts.validation.pixels, again.validation.pixels)
     for one, other in ((parts.train, parts.validation), (parts.train, parts.test), (parts.validation, parts.test)):
-        assert not overlap(one.pixels, other.pixels).places
-    alone = split({"train": small(50)}, validation=0.2)
+        assert not find_overlap(one.pixels, other.pixels).indices
+    alone = split_images({"train": small(50)}, validation=0.2)
     assert len(alone.train) + len(alone.validation) + len(alone.test) == 50
-    assert not overlap(alone.validation.pixels, alone.test.pixels).places and len(alone.notes) == 2
+    assert not find_overlap(alone.validation.pixels, alone.test.pixels).indices and len(alone.notes) == 2
 
 
-def test_the_digits_that_ship_are_whole_and_their_parts_share_nothing():
-    parts = digits()
+def test_load_digits_is_complete_and_its_parts_are_disjoint():
+    parts = load_digits()
     sizes = [len(part) for part in (parts.train, parts.validation, parts.test)]
     assert sizes == [1257, 180, 360]
     together = torch.cat([part.labels for part in (parts.train, parts.validation, parts.test)])
     assert together.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI states
     assert int(parts.train.pixels.max()) == 255
     for one, other in ((parts.train, parts.validation), (parts.train, parts.test), (parts.validation, parts.test)):
-        assert not overlap(one.pixels, other.pixels).places
-    # a nearest mean tells most of them apart: pictures and labels belong together
+        assert not find_overlap(one.pixels, other.pixels).indices
+    # a nearest mean tells most of them apart: images and labels belong together
     means = torch.stack([parts.train.pixels[parts.train.labels == k].float().mean(0) for k in range(10)])
     nearest = torch.cdist(parts.test.pixels.float().flatten(1), means.flatten(1)).argmin(1)
     assert (nearest == parts.test.labels).float().mean() > 0.85
 
 
-def test_orders_are_permutations_and_shares_are_kept_apart():
+def test_epoch_order_is_a_permutation_and_split_indices_are_disjoint():
     assert epoch_order(100, 0, 1).sort().values.tolist() == list(range(100))
-    assert epoch_order(5, 0, 1, shuffled=False).tolist() == [0, 1, 2, 3, 4]
-    kept, apart = held_out(2, 0.01, 0)
+    assert epoch_order(5, 0, 1, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+    kept, apart = split_indices(2, 0.01, 0)
     assert len(kept) == len(apart) == 1
     for count, share in ((1, 0.5), (10, 0.0), (10, 1.0)):
-        with pytest.raises(ValueError, match=r"share between 0 and 1|from 2 items"):
-            held_out(count, share, 0)
+        with pytest.raises(ValueError, match=r"must be between 0 and 1|needs at least 2 items"):
+            split_indices(count, share, 0)
 
 
 class Places(Dataset):
-    """How a loop's workers ask for batches."""
+    """Batches as a torch Dataset, for worker processes."""
 
     def __init__(self, batches):
         self.batches = batches
 
     def __len__(self):
-        return self.batches.count(0)
+        return self.batches.num_batches(0)
 
     def __getitem__(self, index):
         return self.batches.batch(0, index)
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_workers_make_the_batches_that_the_main_process_makes(start):
+def test_worker_processes_make_the_same_batches(start):
     kinds = [ImageBatches(small(), 5, augment=FULL), TextWindows(torch.arange(200) % 7, 8, 4)]
     for batches in kinds if start == "fork" else kinds[:1]:
         loader = DataLoader(

@@ -1,4 +1,4 @@
-"""Pictures from every kind of source come out as they went in."""
+"""load_images returns the pixels and labels that each kind of source holds."""
 
 import gzip
 import io
@@ -12,18 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from qkv.data import idx_images as idx
-from qkv.data.cifar import read_records
-from qkv.data.images import Images, split
-from qkv.data.load_images import load_images
-from qkv.data.npz_images import pixels_of, role_of
-from qkv.data.overlap import overlap
+from qkv.data.images import cifar_mnist
+from qkv.data.images.cifar_mnist import read_cifar_records
+from qkv.data.images.dataset import Images, split_images
+from qkv.data.images.load import load_images
+from qkv.data.images.npz import guess_role, to_pixels
+from qkv.data.overlap import find_overlap
 
 RANDOM = np.random.default_rng(0)
 
 
-def picture(side=6, colour=True):
-    return RANDOM.integers(0, 256, (side, side, 3) if colour else (side, side), dtype=np.uint8)
+def random_image(side=6, color=True):
+    return RANDOM.integers(0, 256, (side, side, 3) if color else (side, side), dtype=np.uint8)
 
 
 def png(array):
@@ -33,7 +33,7 @@ def png(array):
 
 
 def together(parts):
-    """All pictures and labels, in an order of their own, so that splits do not matter."""
+    """All images and labels, sorted, so that the split does not matter."""
     held = [
         (bytes(p.numpy().tobytes()), int(y)) for part in parts for p, y in zip(part.pixels, part.labels, strict=True)
     ]
@@ -49,8 +49,8 @@ def together(parts):
         ("X_train", "Y_train", "X_val", "Y_val"),
     ],
 )
-def test_npz_arrays_are_found_by_their_names_and_said(tmp_path, names):
-    x, y = np.stack([picture() for _ in range(30)]), np.arange(30) % 4
+def test_load_images_finds_npz_arrays_by_name_and_notes_them(tmp_path, names):
+    x, y = np.stack([random_image() for _ in range(30)]), np.arange(30) % 4
     arrays = dict(zip(names, (x[:24], y[:24], x[24:], y[24:, None]), strict=True))
     np.savez_compressed(tmp_path / "d.npz", **arrays)
     parts = load_images(tmp_path / "d.npz", validation=0.25)
@@ -61,11 +61,13 @@ def test_npz_arrays_are_found_by_their_names_and_said(tmp_path, names):
     assert len(parts.validation if "val" in names[2] else parts.test) == 6
 
 
-def test_npz_of_one_set_is_cut_in_three_by_the_seed(tmp_path):
-    np.savez(tmp_path / "d.npz", images=np.stack([picture(colour=False) for _ in range(40)]), labels=["b", "a"] * 20)
+def test_load_images_splits_one_npz_set_in_three_by_the_seed(tmp_path):
+    np.savez(
+        tmp_path / "d.npz", images=np.stack([random_image(color=False) for _ in range(40)]), labels=["b", "a"] * 20
+    )
     parts = load_images(tmp_path / "d.npz", validation=0.2, seed=3)
     assert parts.classes == ("a", "b") and len(parts.train) + len(parts.validation) + len(parts.test) == 40
-    assert not overlap(parts.train.pixels, parts.test.pixels).places
+    assert not find_overlap(parts.train.pixels, parts.test.pixels).indices
     assert torch.equal(parts.test.pixels, load_images(tmp_path / "d.npz", validation=0.2, seed=3).test.pixels)
 
 
@@ -80,8 +82,8 @@ def test_npz_of_one_set_is_cut_in_three_by_the_seed(tmp_path):
         lambda x: np.concatenate((x, x[..., :1]), -1),
     ],
 )
-def test_pixels_are_understood_in_any_order_and_kind(change, tmp_path):
-    x = np.stack([picture(7) for _ in range(5)])
+def test_load_images_accepts_pixels_of_any_axis_order_and_dtype(change, tmp_path):
+    x = np.stack([random_image(7) for _ in range(5)])
     np.savez(tmp_path / "d.npz", images=change(x), labels=np.zeros(5, int))
     parts = load_images(tmp_path / "d.npz", validation=0.2)
     assert together([parts.train, parts.validation, parts.test]) == sorted(
@@ -89,21 +91,21 @@ def test_pixels_are_understood_in_any_order_and_kind(change, tmp_path):
     )
 
 
-def test_flat_rows_are_square_pictures_and_names_have_roles():
-    assert pixels_of(np.zeros((2, 64), np.uint8), "x").shape == (2, 1, 8, 8)
-    assert role_of("validation_data") == ("pictures", "validation") and role_of("weights") == (None, "train")
+def test_to_pixels_reshapes_flat_rows_and_guess_role_reads_names():
+    assert to_pixels(np.zeros((2, 64), np.uint8), "x").shape == (2, 1, 8, 8)
+    assert guess_role("validation_data") == ("images", "validation") and guess_role("weights") == (None, "train")
 
 
 def write_folders(folder, classes, count, side=6):
     for name in classes:
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            (folder / name / f"{i}.png").write_bytes(png(picture(side)))
+            (folder / name / f"{i}.png").write_bytes(png(random_image(side)))
 
 
-def test_a_folder_of_folders_gives_its_names_as_classes(tmp_path):
+def test_load_images_takes_classes_from_folder_names(tmp_path):
     write_folders(tmp_path, ("dog", "cat"), 10)
-    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
     parts = load_images(tmp_path, validation=0.2)
     assert parts.classes == ("cat", "dog") and parts.train.shape == (3, 6, 6)
     wanted = sorted(
@@ -113,25 +115,25 @@ def test_a_folder_of_folders_gives_its_names_as_classes(tmp_path):
     assert together([parts.train, parts.validation, parts.test]) == wanted
 
 
-def test_folders_of_parts_are_kept_and_pictures_scaled_where_asked(tmp_path):
+def test_load_images_keeps_train_and_test_folders_and_resizes(tmp_path):
     for part, count, side in (("train", 6, 6), ("test", 2, 9)):
         write_folders(tmp_path / part, ("a", "b"), count, side)
-    Image.fromarray(picture(5, colour=False)).save(tmp_path / "train" / "a" / "grey.png")
+    Image.fromarray(random_image(5, color=False)).save(tmp_path / "train" / "a" / "gray.png")
     parts = load_images(tmp_path, validation=0.3, size=4)
     assert len(parts.test) == 4 and len(parts.train) + len(parts.validation) == 13
     assert parts.train.shape == parts.test.shape == (3, 4, 4)
 
 
-def test_a_hub_folder_of_parquet_files_gives_pictures_and_class_names(tmp_path):
+def test_load_images_reads_parquet_files_with_class_names(tmp_path):
     (tmp_path / "data").mkdir()
     described = {"info": {"features": {"label": {"names": ["ant", "bee", "cow"], "_type": "ClassLabel"}}}}
     kept = {}
     for name, count in (("train-00000-of-00002", 5), ("train-00001-of-00002", 4), ("test-00000-of-00001", 3)):
-        pictures, labels = [picture() for _ in range(count)], [i % 3 for i in range(count)]
+        images, labels = [random_image() for _ in range(count)], [i % 3 for i in range(count)]
         kept.setdefault(name.split("-")[0], []).extend(
-            (p.transpose(2, 0, 1).tobytes(), y) for p, y in zip(pictures, labels, strict=True)
+            (p.transpose(2, 0, 1).tobytes(), y) for p, y in zip(images, labels, strict=True)
         )
-        table = pa.table({"image": [{"bytes": png(p), "path": None} for p in pictures], "label": labels})
+        table = pa.table({"image": [{"bytes": png(p), "path": None} for p in images], "label": labels})
         table = table.replace_schema_metadata({b"huggingface": json.dumps(described).encode()})
         pq.write_table(table, tmp_path / "data" / f"{name}.parquet")
     parts = load_images(tmp_path, validation=0.3)
@@ -141,30 +143,30 @@ def test_a_hub_folder_of_parquet_files_gives_pictures_and_class_names(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "labels"), [("cifar10", 1), ("cifar100", 2)])
-def test_cifar_records_are_labels_then_planes_of_red_green_blue(tmp_path, kind, labels):
+def test_load_images_reads_cifar_records_of_labels_and_color_planes(tmp_path, kind, labels):
     files = (
         [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"] if labels == 1 else ["train.bin", "test.bin"]
     )
     kept = {}
     for name in files:
-        pictures, told = [picture(32) for _ in range(4)], RANDOM.integers(0, 10, (4, labels), dtype=np.uint8)
-        planes = [p.transpose(2, 0, 1).tobytes() for p in pictures]
-        (tmp_path / name).write_bytes(b"".join(t.tobytes() + p for t, p in zip(told, planes, strict=True)))
-        kept[name] = [(p, int(t[-1])) for t, p in zip(told, planes, strict=True)]
+        images, label_bytes = [random_image(32) for _ in range(4)], RANDOM.integers(0, 10, (4, labels), dtype=np.uint8)
+        planes = [p.transpose(2, 0, 1).tobytes() for p in images]
+        (tmp_path / name).write_bytes(b"".join(t.tobytes() + p for t, p in zip(label_bytes, planes, strict=True)))
+        kept[name] = [(p, int(t[-1])) for t, p in zip(label_bytes, planes, strict=True)]
     parts = load_images(tmp_path, validation=0.25)
     assert len(parts.classes) == (10 if labels == 1 else 100)
     assert together([parts.test]) == sorted(kept[files[-1]])
     assert together([parts.train, parts.validation]) == sorted(x for name in files[:-1] for x in kept[name])
     (tmp_path / files[0]).write_bytes(b"x" * 5000)
-    with pytest.raises(ValueError, match=r"5,000 bytes are no whole number of records"):
+    with pytest.raises(ValueError, match=r"5,000 bytes is not a whole number of records"):
         load_images(tmp_path)
 
 
-def test_an_unknown_cifar_label_is_named_by_record(tmp_path):
+def test_read_cifar_records_names_the_record_of_an_unknown_label(tmp_path):
     path = tmp_path / "one.bin"
     path.write_bytes(bytes([3]) + bytes(3072) + bytes([11]) + bytes(3072))
     with pytest.raises(ValueError, match=r"one.bin, record 1: unknown label 11"):
-        read_records([path], 1, tuple("abcdefghij"))
+        read_cifar_records([path], 1, tuple("abcdefghij"))
 
 
 def write_idx(path, array):
@@ -173,29 +175,29 @@ def write_idx(path, array):
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
-def test_idx_files_are_read_packed_or_not(tmp_path, end):
+def test_load_images_reads_idx_files_packed_or_not(tmp_path, end):
     kept = {}
-    for part, (pictures, labels) in idx.FILES.items():
-        x, y = np.stack([picture(5, colour=False) for _ in range(8)]), np.arange(8, dtype=np.uint8) % 3
-        write_idx(tmp_path / (pictures + end), x)
+    for part, (images, labels) in cifar_mnist.IDX_FILES.items():
+        x, y = np.stack([random_image(5, color=False) for _ in range(8)]), np.arange(8, dtype=np.uint8) % 3
+        write_idx(tmp_path / (images + end), x)
         write_idx(tmp_path / (labels + end), y)
         kept[part] = sorted((p.tobytes(), int(t)) for p, t in zip(x, y, strict=True))
     parts = load_images(tmp_path, validation=0.25)
     assert together([parts.train, parts.validation]) == kept["train"] and together([parts.test]) == kept["test"]
 
 
-def test_the_debian_fashion_mnist_is_read_where_it_is_installed():
-    if not idx.is_idx(idx.DEBIAN):
+def test_load_images_reads_the_debian_fashion_mnist_where_it_is_installed():
+    if not cifar_mnist.is_idx_folder(cifar_mnist.FASHION_DEBIAN):
         pytest.skip("needs Debian's dataset-fashion-mnist")
     parts = load_images("fashion-mnist")
     assert len(parts.train) == 54_000 and len(parts.test) == 10_000 and parts.classes[9] == "ankle boot"
 
 
-def test_classes_that_are_only_counted_are_called_by_given_names():
+def test_with_class_names_names_numbered_classes_only():
     pixels, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
-    counted = split({"train": Images(pixels, labels, ("0", "1")), "test": Images(pixels, labels, ("0", "1"))})
-    named = counted.called(("cat", "dog"))
+    counted = split_images({"train": Images(pixels, labels, ("0", "1")), "test": Images(pixels, labels, ("0", "1"))})
+    named = counted.with_class_names(("cat", "dog"))
     assert [part.classes for part in (named.train, named.validation, named.test)] == [("cat", "dog")] * 3
     assert torch.equal(named.train.labels, counted.train.labels)
-    assert counted.called(()) is counted and counted.called(("a", "b", "c")) is counted
-    assert named.called(("hen", "fox")).classes == ("cat", "dog"), "names of the data itself stay"
+    assert counted.with_class_names(()) is counted and counted.with_class_names(("a", "b", "c")) is counted
+    assert named.with_class_names(("hen", "fox")).classes == ("cat", "dog"), "class names of the data itself stay"

@@ -1,4 +1,4 @@
-"""The commands that a page shows, and what it says they print."""
+"""The commands on a docs page, with the output that the page shows."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ BLOCK = re.compile(r"^(?P<long><!-- long -->\n)?```(?:console)?\n(?P<text>\$ .*?
 
 @dataclass(frozen=True)
 class Command:
-    """A line after `$ `, with the output shown below it; `...` in it stands for anything."""
+    """A line after `$ ` with the output shown below it, where `...` stands for anything."""
 
     line: str
     shown: str
@@ -17,7 +17,7 @@ class Command:
 
 
 def commands(page: Path) -> list[Command]:
-    """All commands of a page, in order; those of a block after <!-- long --> take long."""
+    """All commands of a page in order; those after <!-- long --> take long."""
     found = []
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         for part in re.split(r"^\$ ", block["text"], flags=re.MULTILINE)[1:]:

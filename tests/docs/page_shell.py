@@ -1,7 +1,7 @@
-"""A shell in which `qkv` answers at once: torch is imported by one process, and each command is a fork of it.
+"""A shell in which `qkv` starts at once: one server process imports torch, and each command is a fork of it.
 
-Run as a script this file is that process. `qkv` in the shell's PATH is a small client that hands over its arguments,
-folder and streams, waits, and ends with the command's exit code.
+Run as a script, this file is the server. `qkv` in the shell's PATH is a small client that sends its arguments, folder
+and streams, waits, and exits with the command's exit code.
 """
 
 import json
@@ -27,7 +27,7 @@ sys.exit(line.recv(1)[0])
 
 
 class Shell:
-    """Command lines run in one folder, one after another."""
+    """Runs command lines in one folder, one after another."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self.folder = folder
@@ -48,11 +48,11 @@ class Shell:
         }
         self.server = subprocess.Popen([sys.executable, __file__, str(self.socket)], env=self.environment)
         while not self.socket.exists():
-            assert self.server.poll() is None, "the process behind `qkv` did not start"
+            assert self.server.poll() is None, "the server process did not start"
             time.sleep(0.05)
 
     def run(self, line: str, seconds: float = 900) -> tuple[int, str]:
-        """The exit code of a line, and what it printed: stdout and stderr as a terminal shows them."""
+        """The exit code of a line and its output: stdout and stderr together, as in a terminal."""
         bash = shutil.which("bash") or "sh"
         done = subprocess.run(
             [bash, "-c", line],
@@ -73,7 +73,7 @@ class Shell:
 
 
 def serve(place: str) -> None:
-    """Import what every command needs, then answer: a process for each command."""
+    """Import what every command needs, then fork a process for each command."""
     import matplotlib.backends.backend_svg
     import matplotlib.figure  # noqa: F401
 
@@ -81,7 +81,7 @@ def serve(place: str) -> None:
     import qkv.claims
     import qkv.cli.main
     import qkv.interp
-    import qkv.training.recipes  # noqa: F401
+    import qkv.training  # noqa: F401
 
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(f"{place}.new")

@@ -1,32 +1,66 @@
-"""The reference is what the source says."""
+"""docs/reference.md is up to date, and every public name of the design exists with its parameters."""
 
 import importlib
+import inspect
 from pathlib import Path
 
 import make_reference
+import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
-PINNED = {
-    "qkv": "attention MultiHeadAttention load",
-    "qkv.masks": "causal window chunks prefix present",
-    "qkv.positions": "sinusoidal Rope Alibi T5Bias Shaw",
-    "qkv.nn": "Dot Additive LocationAware DenseSynthesizer RandomSynthesizer",
-    "qkv.models": "GPT GPTConfig ViT ViTConfig Encoder Seq2Seq Perceiver RNN RNNSeq2Seq CNN MLP",
-    "qkv.interp": "record change at",
-    "qkv.check": "run assert_sound",
-    "qkv.claims": "run",
-    "qkv.byhand": "work",
-    "qkv.training.recipes": "train",
+# public name: its parameters, as inspect shows them without types and defaults; None where they are not fixed
+PUBLIC = {
+    "qkv.attention": "query, key, value, mask, *, bias, scale, causal, dropout_p, hard, return_weights",
+    "qkv.MultiHeadAttention": "dim, heads, *, kv_heads, head_dim, score, position, dropout, bias",
+    "qkv.load": None,
+    **{f"qkv.masks.{name}": None for name in ("causal", "sliding_window", "chunked", "prefix", "padding")},
+    **{f"qkv.positions.{name}": None for name in ("sinusoidal", "Rope", "Alibi", "T5Bias", "Shaw")},
+    **{
+        f"qkv.nn.{name}": None for name in ("Dot", "Additive", "LocationAware", "DenseSynthesizer", "RandomSynthesizer")
+    },
+    **{
+        f"qkv.models.{name}{suffix}": None
+        for name in (
+            *("GPT", "ViT", "Encoder", "Seq2Seq", "Perceiver", "Transcriber"),
+            *("RNN", "RNNSeq2Seq", "CNN", "MLP"),
+        )
+        for suffix in ("", "Config")
+    },
+    "qkv.interp.record": None,
+    "qkv.interp.trace": "model, inputs",
+    "qkv.interp.intervene": "model, *, ablate_heads, mask_edges, scale, pattern, patch",
+    "qkv.check.run": "target, contract, *, arguments, call, like, seed, **promises",
+    "qkv.check.assert_sound": None,
+    "qkv.claims.run": None,
+    "qkv.byhand.solve": "x, wq, wk, wv, *, q, k, v, wo, heads, scale, causal, mask, positions, convention",
+    "qkv.byhand.verify": "problem, answer, tolerance",
+    "qkv.training.train": None,
+    "qkv.training.run_recipe": None,
+    "qkv.training.Run": None,
+    **{f"qkv.training.{name}Config": None for name in ("Train", "Optimizer", "Schedule", "Checkpoint")},
 }
 
 
-def test_the_page_is_what_the_script_writes():
+def parameters(function: object) -> str:
+    """The parameters of a function or class, with * where keywords begin."""
+    words, starred = [], False
+    for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            words.append("*")
+            starred = True
+        words.append(f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name)
+    return ", ".join(words)
+
+
+def test_reference_page_is_what_the_script_writes():
     assert PAGE.read_text(encoding="utf-8") == make_reference.reference(), "python docs/make_reference.py writes it"
 
 
-def test_every_pinned_name_is_there_in_the_page_and_in_the_package():
-    headings = set(PAGE.read_text(encoding="utf-8").split("\n"))
-    for door, names in PINNED.items():
-        for name in names.split():
-            assert f"### {door}.{name}" in headings
-            assert callable(getattr(importlib.import_module(door), name)), name
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_exists_with_its_parameters_and_is_in_the_reference(name):
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    assert callable(found)
+    if PUBLIC[name] is not None:
+        assert parameters(found).startswith(PUBLIC[name])
+    assert f"### {name}" in PAGE.read_text(encoding="utf-8").split("\n")

@@ -1,4 +1,4 @@
-"""What the README, the tutorials and the rooms' pages show is what the commands print; the notebooks run."""
+"""The README, the tutorials and the docs pages show what the commands print; the notebooks run."""
 
 import doctest
 import json
@@ -12,16 +12,16 @@ from page_blocks import commands
 from page_shell import Shell
 
 ROOT = Path(__file__).parents[2]
-ROOMS = [ROOT / "docs" / f"{room}.md" for room in ("byhand", "check", "claims")]
-PAGES = [ROOT / "README.md", *ROOMS, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+DOCS = [ROOT / "docs" / f"{name}.md" for name in ("byhand", "check", "claims")]
+PAGES = [ROOT / "README.md", *DOCS, *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+OUTPUT_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CELLS = "import json, sys\nhere = {}\nfor cell in json.load(sys.stdin): exec(compile(cell, '<cell>', 'exec'), here)"
 
 
 @pytest.fixture(scope="module")
 def shells(tmp_path_factory):
-    """Makes shells in a copy of what a clone has; one process stands behind all of them."""
+    """Make shells in a copy of the docs; one server process runs the commands of all of them."""
     home = tmp_path_factory.mktemp("shell")
     shell = Shell(home, home)
 
@@ -43,17 +43,19 @@ def check_page(page: Path, shell: Shell, *, long: bool) -> None:
         shown = f"$ {command.line}\n{printed}"
         assert "Traceback" not in printed, shown
         assert code == 0 or command.shown, shown
-        assert doctest.OutputChecker().check_output(command.shown, printed, ALIKE), f"{shown}\n— but —\n{command.shown}"
+        assert doctest.OutputChecker().check_output(command.shown, printed, OUTPUT_FLAGS), (
+            f"{shown}\n— but —\n{command.shown}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_quick_commands_print_what_the_page_shows(page, shells):
+def test_docs_pages_show_what_quick_commands_print(page, shells):
     check_page(page, shells(page.stem), long=False)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_all_commands_print_what_the_page_shows(page, shells):
+def test_docs_pages_show_what_all_commands_print(page, shells):
     check_page(page, shells(page.stem), long=True)
 
 
@@ -62,9 +64,11 @@ def code_cells(notebook: Path) -> list[dict]:
 
 
 def run_cells(notebook: Path, shell: Shell, *, long: bool) -> str:
-    """Run the code cells in one new process, in order, as opened in their own folder; what they printed."""
+    """Run the code cells in order in one new process, in the notebook's folder; returns what they printed."""
     cells = [("".join(cell["source"]), bool(cell["metadata"].get("tags"))) for cell in code_cells(notebook)]
-    chosen = [source for source, slow in cells if long or not (slow or "runs/" in source)]  # what trains is slow too
+    chosen = [
+        source for source, slow in cells if long or not (slow or "runs/" in source)
+    ]  # cells that use a training run are slow too
     (shell.folder / "cells.json").write_text(json.dumps(chosen))
     (shell.folder / "run_cells.py").write_text(CELLS)
     code, printed = shell.run(f"cd docs/tutorials && {sys.executable} ../../run_cells.py < ../../cells.json")
@@ -74,7 +78,7 @@ def run_cells(notebook: Path, shell: Shell, *, long: bool) -> str:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_its_page_without_outputs(notebook):
+def test_notebook_is_made_from_its_page_without_outputs(notebook):
     page = notebook.with_suffix(".md").read_text(encoding="utf-8")
     assert notebook.read_text(encoding="utf-8") == make_notebooks.notebook(page), "python docs/make_notebooks.py"
     assert {cell.stem for cell in NOTEBOOKS} == set(make_notebooks.NAMES)
@@ -82,7 +86,7 @@ def test_a_notebook_is_its_page_without_outputs(notebook):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_quick_cells_of_a_notebook_run_in_order(notebook, shells):
+def test_quick_cells_of_a_notebook_run_in_order(notebook, shells):
     assert "qkv" in run_cells(notebook, shells(notebook.stem), long=False)
 
 

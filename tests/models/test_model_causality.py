@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_zoo import (
+from model_cases import (
     LANGUAGE_MODELS,
     PERCEIVERS,
     POSITIONS,
@@ -12,7 +12,7 @@ from model_zoo import (
     assert_close,
     every,
     inputs,
-    randomised,
+    randomized,
     tokens_like,
 )
 from torch import Tensor
@@ -35,7 +35,7 @@ def influence(call, tokens: Tensor) -> Tensor:
 @every(LANGUAGE_MODELS)
 @torch.no_grad()
 def test_a_later_token_cannot_change_an_earlier_output(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     moved = influence(model, tokens_like(1, 12, device=device))
     assert not moved.triu(1).any()
     assert moved.any(0).all()  # and each token is heard somewhere
@@ -44,7 +44,7 @@ def test_a_later_token_cannot_change_an_earlier_output(config, device):
 @every(LANGUAGE_MODELS)
 @torch.no_grad()
 def test_the_start_of_a_text_is_read_without_its_end(config, device, unchecked):
-    model = randomised(config, device)
+    model = randomized(config, device)
     tokens = tokens_like(2, 12, device=device)
     whole = model(tokens)
     for t in (0, 1, 2, 5, 11):
@@ -54,7 +54,7 @@ def test_the_start_of_a_text_is_read_without_its_end(config, device, unchecked):
 @every(TRANSLATORS)
 @torch.no_grad()
 def test_a_decoder_does_not_see_ahead_but_sees_all_of_the_source(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     source, target = inputs(config, device, batch=1, length=9)
     target = target % 8
     memory = model.encode(source)
@@ -70,7 +70,7 @@ def test_a_decoder_does_not_see_ahead_but_sees_all_of_the_source(config, device)
 def test_a_source_is_read_in_order(position, device):
     """What the encoder makes of the first word depends on the order of the words after it."""
     sizes = {key: value for key, value in ONE_LAYER.items() if key != "layers"}
-    model = randomised(Seq2SeqConfig(**sizes, encoder_layers=1, position=position), device)
+    model = randomized(Seq2SeqConfig(**sizes, encoder_layers=1, position=position), device)
     source = torch.tensor([[1, 2, 3, 4, 5], [1, 5, 3, 4, 2]], device=device)
     first, swapped = model.encode(source)[:, 0]
     assert (first - swapped).abs().max() > 1e-6
@@ -85,7 +85,7 @@ def test_a_source_is_read_in_order(position, device):
 )
 @torch.no_grad()
 def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window, device):
-    model = randomised(GPTConfig(**ONE_LAYER, sliding_window=window, **choice), device)
+    model = randomized(GPTConfig(**ONE_LAYER, sliding_window=window, **choice), device)
     expected = torch.tensor([[0 <= i - j < window for j in range(10)] for i in range(10)])
     assert torch.equal(influence(model, tokens_like(1, 10, device=device)), expected)
 
@@ -93,7 +93,7 @@ def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window
 @pytest.mark.parametrize(("layers", "window"), [(2, 2), (2, 3), (3, 2), (3, 4)])
 @torch.no_grad()
 def test_windows_of_several_layers_add_up(layers, window, device):
-    model = randomised(GPTConfig(**{**SMALL, "layers": layers}, sliding_window=window), device)
+    model = randomized(GPTConfig(**{**SMALL, "layers": layers}, sliding_window=window), device)
     reach = layers * (window - 1)
     expected = torch.tensor([[0 <= i - j <= reach for j in range(14)] for i in range(14)])
     assert torch.equal(influence(model, tokens_like(1, 14, device=device)), expected)
@@ -102,7 +102,9 @@ def test_windows_of_several_layers_add_up(layers, window, device):
 @torch.no_grad()
 def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(device):
     """Its window bounds what it may attend to; the weights before it reach further back, but never ahead."""
-    model = randomised(GPTConfig(**ONE_LAYER, sliding_window=3, score=LocationAware(5, filters=2, kernel=3)), device)
+    model = randomized(
+        GPTConfig(**ONE_LAYER, sliding_window=3, score=LocationAware(5, filters=2, kernel_size=3)), device
+    )
     moved = influence(model, tokens_like(1, 10, device=device))
     assert not moved.triu(1).any()
     assert all(moved[i, j] for i in range(10) for j in range(max(0, i - 2), i + 1))
@@ -115,7 +117,7 @@ def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(devic
 @torch.no_grad()
 def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks, position, device):
     config = EncoderConfig(**ONE_LAYER, chunk_size=chunk, left_chunks=left_chunks, position=position)
-    model = randomised(config, device)
+    model = randomized(config, device)
 
     def heard(i: int, j: int) -> bool:
         if chunk is None:
@@ -131,20 +133,20 @@ def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks
 @every(PERCEIVERS)
 @torch.no_grad()
 def test_a_perceiver_of_any_length_does_not_see_ahead(config, length, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     moved = influence(model, tokens_like(1, length, device=device))
     assert not moved.triu(1).any()
     assert moved.diagonal().all()
 
 
 @pytest.mark.parametrize("latents", [1, 3, 4, 8])
-@pytest.mark.parametrize("coverage", ["even", "course"])
+@pytest.mark.parametrize("coverage", ["even", "prefix"])
 @torch.no_grad()
 def test_a_token_hears_through_latents_exactly_what_they_have_read(coverage, latents, device):
     """A token hears itself and, through the latents that stand at or before it, the tokens up to the last of them."""
-    config = PerceiverConfig(VOCAB, max_length=8, dim=8, layers=4, heads=2, latents=latents, coverage=coverage)
-    model = randomised(config, device)
-    places = range(latents) if coverage == "course" else [8 * (k + 1) // latents - 1 for k in range(latents)]
+    config = PerceiverConfig(VOCAB, max_length=8, dim=8, layers=4, heads=2, num_latents=latents, coverage=coverage)
+    model = randomized(config, device)
+    places = range(latents) if coverage == "prefix" else [8 * (k + 1) // latents - 1 for k in range(latents)]
 
     def heard(i: int, j: int) -> bool:
         return i == j or j <= max((place for place in places if place <= i), default=-1)

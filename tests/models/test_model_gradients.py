@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_zoo import (
+from model_cases import (
     ENCODERS,
     EVERY_MODEL,
     LANGUAGE_MODELS,
@@ -11,7 +11,7 @@ from model_zoo import (
     every,
     inputs,
     padded,
-    randomised,
+    randomized,
     tokens_like,
 )
 
@@ -32,7 +32,7 @@ def without_effect(model, name: str) -> bool:
 
 @every({name: config for name, config in EVERY_MODEL.items() if name != "window of one"})  # one key: nothing to choose
 def test_every_parameter_learns(config, device):
-    model = randomised(config, device).train()
+    model = randomized(config, device).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -50,7 +50,7 @@ def test_every_parameter_learns(config, device):
 
 @every(SINGLE_FILE)
 def test_a_row_without_any_token_does_no_harm(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     (given,) = inputs(config, device, batch=3, length=6)
     token_mask = padded("xxxxxx", "......", "..x.xx", device=device)
     out = model(given, token_mask)
@@ -62,7 +62,7 @@ def test_a_row_without_any_token_does_no_harm(config, device):
 
 @every(TRANSLATORS)
 def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     source, target = inputs(config, device, batch=4, length=6)
     heard = padded("xxxxxx", "......", "xx.x..", "......", device=device)
     token_mask = padded("xxxx", "xxxx", "....", "....", device=device)
@@ -78,17 +78,19 @@ def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
 @every(SINGLE_FILE)
 @torch.no_grad()
 def test_a_text_without_tokens_and_a_batch_without_texts_give_nothing(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     (given,) = inputs(config, device, batch=2, length=4)
     wide = model(given).shape[-1]
     assert model(given[:, :0]).shape == (2, 0, wide)
     assert model(given[:0]).shape == (0, 4, wide)
 
 
-@every({name: LANGUAGE_MODELS[name] for name in ("rope", "window", "location-aware", "random synthesizer", "lstm")})
+@every(
+    {name: LANGUAGE_MODELS[name] for name in ("rope", "sliding window", "location-aware", "random synthesizer", "lstm")}
+)
 @torch.no_grad()
 def test_a_cache_may_begin_with_nothing(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     tokens = tokens_like(2, 6, device=device)
     cache = model.new_cache()
     assert model(tokens[:, :0], None, cache).shape[1] == 0
@@ -97,11 +99,11 @@ def test_a_cache_may_begin_with_nothing(config, device):
     assert_close(model(tokens, None, cache), model(tokens))
 
 
-@pytest.mark.parametrize("name", ["learned", "grouped heads", "additive", "perceiver, even, pre", "seq2seq, t5", "gru"])
+@pytest.mark.parametrize("name", ["learned", "grouped-query", "additive", "perceiver, even, pre", "seq2seq, t5", "gru"])
 def test_gradients_are_the_slope_of_the_loss(name, device):
     """The gradient along a random direction, against the difference of two losses."""
     config = EVERY_MODEL[name]
-    model = randomised(config, device)
+    model = randomized(config, device)
     given = inputs(config, device, batch=2, length=6)
     weights = torch.randn_like(model(*given))
     (model(*given) * weights).sum().backward()
@@ -126,7 +128,7 @@ def test_gradients_are_the_slope_of_the_loss(name, device):
     ids=["gpt", "seq2seq", "cnn"],
 )
 def test_dropout_acts_in_training_only(config, device):
-    model = randomised(config, device)
+    model = randomized(config, device)
     given = inputs(config, device)
     assert torch.equal(model(*given), model(*given))
     model.train()
@@ -136,7 +138,7 @@ def test_dropout_acts_in_training_only(config, device):
 @every(EVERY_MODEL)
 @torch.no_grad()
 def test_coarser_numbers_give_the_same_within_their_precision(config, device, unchecked):
-    model = randomised(config, device)
+    model = randomized(config, device)
     given = inputs(config, device)
     exact = model(*given)
     for dtype, error in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):

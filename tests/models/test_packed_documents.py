@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_zoo import GPTS, VOCAB
+from model_cases import GPTS, VOCAB
 
 from qkv.models import GPT
 from qkv.nn import KVCache
@@ -57,11 +57,11 @@ def test_a_number_used_again_is_another_text(device):
 def test_what_does_not_go_with_packing_is_refused():
     model = GPT(GPTS["learned"])
     _, row, documents = packed_row("cpu")
-    with pytest.raises(ValueError, match="no present= and no cache="):
+    with pytest.raises(ValueError, match="no token_mask= and no cache="):
         model(row, documents=documents, cache=KVCache())
-    with pytest.raises(ValueError, match="no present= and no cache="):
+    with pytest.raises(ValueError, match="no token_mask= and no cache="):
         model(row, documents=documents, token_mask=documents >= 0)
-    with pytest.raises(ValueError, match=r"whole numbers of shape \(batch, tokens\) = \(1, 18\)"):
+    with pytest.raises(ValueError, match=r"integers of shape \(batch, tokens\) = \(1, 18\)"):
         model(row, documents=documents[:, 1:])
     with pytest.raises(ValueError, match="location-aware"):
         GPT(GPTS["location-aware"])(row, documents=documents)

@@ -20,10 +20,10 @@ from qkv.nn import DenseSynthesizer
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("course-vit", 3_217_764),
-        ("course-gpt", 3_323_392),
-        ("course-gpt-synthesizer", 3_076_988),
-        ("course-gpt-rope", 3_290_624),
+        ("nyu-hw4-vit", 3_217_764),
+        ("cs224n-a5-gpt", 3_323_392),
+        ("cs224n-a5-gpt-synthesizer", 3_076_988),
+        ("cs224n-a5-gpt-rope", 3_290_624),
     ],
 )
 def test_a_preset_has_exactly_the_published_number_of_parameters(name, size):
@@ -31,15 +31,18 @@ def test_a_preset_has_exactly_the_published_number_of_parameters(name, size):
 
 
 def test_the_rope_preset_lacks_exactly_the_table_of_positions():
-    assert build(PRESETS["course-gpt"]).num_parameters - build(PRESETS["course-gpt-rope"]).num_parameters == 128 * 256
+    assert (
+        build(PRESETS["cs224n-a5-gpt"]).num_parameters - build(PRESETS["cs224n-a5-gpt-rope"]).num_parameters
+        == 128 * 256
+    )
 
 
 def test_every_preset_reads_what_its_course_feeds_it(device):
     for name, config in PRESETS.items():
         model: Any = build(config).to(device).eval()
-        if name == "course-vit":
+        if name == "nyu-hw4-vit":
             assert model(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 100)
-            assert model.hidden(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 65, 256)
+            assert model.hidden_states(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 65, 256)
         else:
             assert model(torch.zeros(1, 127, dtype=torch.long, device=device)).shape == (1, 127, 256)
 

@@ -15,8 +15,8 @@ def peak():
 torch.set_num_threads(1)
 n = 32768
 q = torch.randn(1, 1, n, 4)
-attention(q[:, :, :600], q[:, :, :600], q[:, :, :600], allowed=masks.window(600, 600, 9, 0))
-window = masks.window(n, n, 256, 0)
+attention(q[:, :, :600], q[:, :, :600], q[:, :, :600], mask=masks.sliding_window(600, 600, 9, 0))
+window = masks.sliding_window(n, n, 256, 0)
 for values, options in ((q, {"causal": True}), (q[..., :2], {"causal": True}), (q, {"mask": window})):
     before = peak()
     out = attention(q, q, values, **options)

@@ -71,7 +71,7 @@ def test_queries_taken_in_blocks_are_the_formula(randn, device, name, t, s, smal
     q, k, v, numbers = randn(2, 4, t, 3), randn(2, 1, s, 3), randn(2, 1, s, 2), randn(4, t + s)
     given, mask = mask_case(name, t, s, device)
     for bias in (None, lazy_bias(numbers, t, s)):
-        expected, _ = attend_by_loops(q, k, v, mask=mask, bias=None if bias is None else bias.dense())
+        expected, _ = attend_by_loops(q, k, v, mask=mask, bias=None if bias is None else bias.to_dense())
         close(attention(q, k, v, mask=given, bias=bias), expected)
 
 
@@ -81,7 +81,7 @@ def test_more_queries_than_a_block_are_pytorchs_kernel(randn, device, name, t, s
     q, k, v = randn(2, 1, t, 4), randn(2, 1, s, 4), randn(2, 1, s, 4)
     given = MASKS[name][0](t, s)
     assert isinstance(given, masks.Mask)
-    mask = given.dense(device)  # proven elsewhere
+    mask = given.to_dense(device)  # proven elsewhere
     somewhere = mask.any(-1).expand(2, 1, t)
     out = attention(q, k, v, mask=given)
     close(out[somewhere], F.scaled_dot_product_attention(q, k, v, mask)[somewhere])

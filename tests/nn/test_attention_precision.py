@@ -25,7 +25,7 @@ def errors(q, k, v, **options):
     scores = (q @ k.mT) * options.get("scale", q.shape[-1] ** -0.5)
     scores = scores.to(q.dtype) + options["bias"].to(q) if "bias" in options else scores.to(q.dtype)
     mask = masks.causal(300) if options.get("causal") else options.get("mask", masks.sliding_window(300, right=None))
-    naive = scores.masked_fill(~mask.dense(q.device), -torch.inf).softmax(-1) @ v
+    naive = scores.masked_fill(~mask.to_dense(q.device), -torch.inf).softmax(-1) @ v
     fused, (plain, _) = attention(q, k, v, **options), attention(q, k, v, **options, return_weights=True)
     assert fused.dtype == plain.dtype == q.dtype
     return [(out.double() - exact).abs().mean().item() for out in (fused, plain, naive)]
@@ -51,8 +51,8 @@ def test_a_large_bias_keeps_its_small_differences(randn, dtype):
 @HALVES
 def test_alibi_counts_far_distances_exactly(randn, device, dtype):
     places = torch.arange(1000, device=device)
-    ours = Alibi().bias(randn(1, 3, 1000, 2, dtype=torch.float32).to(dtype), places, places).dense()
-    exact = Alibi().bias(randn(1, 3, 1000, 2), places, places).dense()
+    ours = Alibi().bias(randn(1, 3, 1000, 2, dtype=torch.float32).to(dtype), places, places).to_dense()
+    exact = Alibi().bias(randn(1, 3, 1000, 2), places, places).to_dense()
     close(ours.double(), exact, 1e-4)  # bfloat16 rounds a distance of 999 to 1000: an error of 0.25
 
 

@@ -62,7 +62,9 @@ def test_a_block_with_a_memory_is_pytorchs_decoder_layer(randn, device, pre, act
 
 @ORDERS
 def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
-    config = BlockConfig(12, 3, 20, norm_order="pre" if pre else "post", cross=True, position=Alibi(), norm="rms")
+    config = BlockConfig(
+        12, 3, 20, norm_order="pre" if pre else "post", cross_attention=True, position=Alibi(), norm="rms"
+    )
     block, x, memory = shaken(Block(config), device), randn(2, 6, 12), randn(2, 7, 12)
     whole = block(x, memory, mask=masks.causal(6))
     cache, read, outs = LayerKVCache(), LayerKVCache(fixed=True), []
@@ -73,7 +75,9 @@ def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
 
 
 def test_gradients_reach_every_parameter_of_a_block(randn, device):
-    block = shaken(Block(BlockConfig(12, 4, 20, kv_heads=2, activation="swiglu", norm="rms", cross=True)), device)
+    block = shaken(
+        Block(BlockConfig(12, 4, 20, kv_heads=2, activation="swiglu", norm="rms", cross_attention=True)), device
+    )
     block(randn(2, 5, 12), randn(2, 3, 12), mask=masks.causal(5)).square().sum().backward()
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None and (parameter.grad.any() or name.endswith("to_k.bias")), name
@@ -110,7 +114,7 @@ def test_the_feed_forward_network_is_its_formula(randn, device, activation, bias
 
 
 def test_a_layer_norm_has_mean_zero_and_deviation_one_before_scale_and_shift(randn, device):
-    norm, x = shaken(make_norm("layer", 6, epsilon=1e-3), device), 3 * randn(2, 4, 6) + 5
+    norm, x = shaken(make_norm("layer", 6, eps=1e-3), device), 3 * randn(2, 4, 6) + 5
     mean = x.mean(-1, keepdim=True)
     deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-3).sqrt()
     close(norm(x), (x - mean) / deviation * norm.weight + norm.bias)
@@ -118,7 +122,7 @@ def test_a_layer_norm_has_mean_zero_and_deviation_one_before_scale_and_shift(ran
 
 
 def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
-    norm, x = shaken(make_norm("rms", 6, epsilon=1e-3), device), 3 * randn(2, 4, 6) + 5
+    norm, x = shaken(make_norm("rms", 6, eps=1e-3), device), 3 * randn(2, 4, 6) + 5
     close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight)
 
 
@@ -126,18 +130,18 @@ def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BlockConfig(12, 3, 20, norm_order="both"), "normalises 'pre' or 'post'; got order='both'"),  # pyright: ignore[reportArgumentType]
-        (lambda: Block(BlockConfig(12, 3, 20, norm="batch")), "a norm is 'layer' or 'rms'; got 'batch'"),  # pyright: ignore[reportArgumentType]
-        (lambda: Block(BlockConfig(12, 5, 20)), "width=12 does not split into heads=5"),
-        (lambda: FeedForward(6, 0), "hidden is at least 1; got 0"),
-        (lambda: FeedForward(6, 9, activation="tanh"), "'relu', 'gelu', 'gelu-tanh' or 'swiglu'; got 'tanh'"),  # pyright: ignore[reportArgumentType]
+        (lambda: BlockConfig(12, 3, 20, norm_order="both"), "norm_order must be 'pre' or 'post', got 'both'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Block(BlockConfig(12, 3, 20, norm="batch")), "norm must be 'layer' or 'rms', got 'batch'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Block(BlockConfig(12, 5, 20)), "dim=12 is not divisible by heads=5"),
+        (lambda: FeedForward(6, 0), "mlp_dim must be at least 1, got 0"),
+        (lambda: FeedForward(6, 9, activation="tanh"), "'relu', 'gelu', 'gelu-tanh' or 'swiglu', got 'tanh'"),  # pyright: ignore[reportArgumentType]
         (
-            lambda: Block(BlockConfig(12, 3, 20, cross=True))(torch.zeros(1, 2, 12)),
-            "attends to a memory; none was given",
+            lambda: Block(BlockConfig(12, 3, 20, cross_attention=True))(torch.zeros(1, 2, 12)),
+            "needs a memory: pass memory=",
         ),
         (
             lambda: Block(BlockConfig(12, 3, 20))(torch.zeros(1, 2, 12), torch.zeros(1, 2, 12)),
-            "attends to no memory.*cross=True",
+            "takes no memory.*cross_attention=True",
         ),
     ],
 )

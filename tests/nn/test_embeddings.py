@@ -7,7 +7,7 @@ from reference import close
 from qkv.models import GPTConfig
 from qkv.nn import LearnedPositions, LearnedPositions2D, PatchEmbedding, Positions, SinusoidalPositions, TokenEmbedding
 from qkv.nn.block import BlockConfig
-from qkv.nn.placement import Placement, named_position
+from qkv.nn.embeddings import PositionEmbedding, get_position
 from qkv.nn.positions import Alibi, sinusoidal
 from qkv.nn.rope import Rope
 from qkv.positions import Shaw, T5Bias
@@ -62,7 +62,7 @@ def test_sinusoids_come_in_the_modules_dtype(device, dtype):
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("name", ["learned", "sinusoidal", "none", "rope"])
 def test_placing_tokens_adds_the_vectors_of_absolute_positions(randn, device, name, scale):
-    place = Placement(named_position(name, causal=True), 9, 16, scale=scale).double().to(device)
+    place = PositionEmbedding(get_position(name, causal=True), 9, 16, scale_embeddings=scale).double().to(device)
     x, positions = randn(2, 4, 16), Positions(torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device))
     expected = x * 4 if scale else x
     if name == "learned":
@@ -75,11 +75,11 @@ def test_placing_tokens_adds_the_vectors_of_absolute_positions(randn, device, na
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_schemes_are_known_by_name(causal):
-    made = {name: named_position(name, causal=causal) for name in ("rope", "alibi", "t5", "shaw")}  # pyright: ignore[reportArgumentType]
+    made = {name: get_position(name, causal=causal) for name in ("rope", "alibi", "t5", "shaw")}  # pyright: ignore[reportArgumentType]
     assert made == {"rope": Rope(), "alibi": Alibi(), "t5": T5Bias(bidirectional=not causal), "shaw": Shaw()}
-    assert named_position(Rope(base=7.0), causal=causal) == Rope(base=7.0)
-    assert BlockConfig.of(GPTConfig(vocab_size=3, position="learned")).position is None
-    assert BlockConfig.of(GPTConfig(vocab_size=3, position=Rope())).position == Rope()
+    assert get_position(Rope(base=7.0), causal=causal) == Rope(base=7.0)
+    assert BlockConfig.from_model_config(GPTConfig(vocab_size=3, position="learned")).position is None
+    assert BlockConfig.from_model_config(GPTConfig(vocab_size=3, position=Rope())).position == Rope()
 
 
 T = torch.zeros(2, 3, dtype=torch.long)
@@ -89,23 +89,23 @@ T = torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TokenEmbedding(0, 3), "at least 1; got vocab=0, width=3"),
-        (lambda: TokenEmbedding(5, 3)(T[0]), r"tokens are \(batch, tokens\); got shape \(3,\)"),
-        (lambda: TokenEmbedding(5, 3)(T.float()), r"whole numbers \(int64 or int32\); got torch.float32"),
-        (lambda: TokenEmbedding(5, 3)(T + 5), "tokens are from 0 to 4, the model's vocabulary; got from 5 to 5"),
-        (lambda: TokenEmbedding(5, 3)(T - 1), "from 0 to 4.*got from -1 to -1"),
-        (lambda: LearnedPositions(0, 3), "at least 1; got length=0"),
+        (lambda: TokenEmbedding(0, 3), "at least 1, got vocab_size=0, dim=3"),
+        (lambda: TokenEmbedding(5, 3)(T[0]), r"tokens must be \(batch, tokens\), got shape \(3,\)"),
+        (lambda: TokenEmbedding(5, 3)(T.float()), r"integers \(int64 or int32\), got torch.float32"),
+        (lambda: TokenEmbedding(5, 3)(T + 5), "tokens must be from 0 to 4 .the vocabulary., got 5 to 5"),
+        (lambda: TokenEmbedding(5, 3)(T - 1), "from 0 to 4.*got -1 to -1"),
+        (lambda: LearnedPositions(0, 3), "at least 1, got max_length=0"),
         (
             lambda: LearnedPositions(4, 3)(torch.arange(6)),
-            "learned 4 positions; got a sequence of 6 tokens. Shorten it",
+            "learned 4 positions, got a sequence of 6 tokens; shorten it",
         ),
-        (lambda: PatchEmbedding(3, 0, 7), "at least 1; got 3, 0 and 7"),
+        (lambda: PatchEmbedding(3, 0, 7), "at least 1, got 3, 0 and 7"),
         (
             lambda: PatchEmbedding(3, 4, 7)(torch.zeros(1, 3, 8, 6)),
-            r"8×6 do not cut into patches of 4×4; patches that fit.*\[1, 2\]",
+            r"8×6 cannot be cut into patches of 4×4; try patch_size in.*\[1, 2\]",
         ),
-        (lambda: PatchEmbedding(3, 4, 7)(torch.zeros(1, 1, 8, 8)), r"\(b, 3, height, width\); got \(1, 1, 8, 8\)"),
-        (lambda: PatchEmbedding(3, 4, 7)(torch.zeros(3, 8, 8)), r"\(b, 3, height, width\); got \(3, 8, 8\)"),
+        (lambda: PatchEmbedding(3, 4, 7)(torch.zeros(1, 1, 8, 8)), r"\(b, 3, height, width\), got \(1, 1, 8, 8\)"),
+        (lambda: PatchEmbedding(3, 4, 7)(torch.zeros(3, 8, 8)), r"\(b, 3, height, width\), got \(3, 8, 8\)"),
     ],
 )
 def test_what_has_no_vector_is_refused(make, message):

@@ -31,9 +31,9 @@ def batch(randn, device):
 def test_the_loss_is_the_mean_cost_of_the_scored_tokens(batch, smoothing):
     logits, targets, scored = batch
     expected = summed_by_hand(logits, targets, scored, smoothing) / int(scored.sum())
-    assert abs(token_loss(logits, targets, scored, smoothing=smoothing).item() - expected) < 1e-12
+    assert abs(token_loss(logits, targets, scored, label_smoothing=smoothing).item() - expected) < 1e-12
     expected = summed_by_hand(logits, targets, torch.ones_like(scored), smoothing) / 10
-    assert abs(token_loss(logits, targets, smoothing=smoothing).item() - expected) < 1e-12
+    assert abs(token_loss(logits, targets, label_smoothing=smoothing).item() - expected) < 1e-12
 
 
 def test_batches_accumulated_by_count_are_one_batch(batch):
@@ -44,12 +44,12 @@ def test_batches_accumulated_by_count_are_one_batch(batch):
     parts = logits.clone().requires_grad_()
     total = 0.0
     for row in range(2):  # three tokens count in one, four in the other
-        loss = token_loss(parts[row : row + 1], targets[row : row + 1], scored[row : row + 1], count=count)
+        loss = token_loss(parts[row : row + 1], targets[row : row + 1], scored[row : row + 1], divisor=count)
         loss.backward()
         total += loss.item()
     assert abs(total - token_loss(logits, targets, scored).item()) < 1e-12
     close(parts.grad, whole.grad)
-    close(token_loss(logits, targets, scored, count=14.0), token_loss(logits, targets, scored) / 2)
+    close(token_loss(logits, targets, scored, divisor=14.0), token_loss(logits, targets, scored) / 2)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (0, 5), (2, 0)])
@@ -64,9 +64,9 @@ def test_without_scored_tokens_the_loss_is_zero(randn, device, shape):
 def test_unscored_logits_do_no_harm_even_if_they_are_not_numbers(batch):
     logits, targets, scored = batch
     spoiled = torch.where(scored[..., None], logits, torch.nan).requires_grad_()
-    loss = token_loss(spoiled, targets, scored, smoothing=0.1)
+    loss = token_loss(spoiled, targets, scored, label_smoothing=0.1)
     loss.backward()
-    close(loss, token_loss(logits, targets, scored, smoothing=0.1), 0.0)
+    close(loss, token_loss(logits, targets, scored, label_smoothing=0.1), 0.0)
     assert spoiled.grad is not None and spoiled.grad.isfinite().all() and not spoiled.grad[~scored].any()
 
 
@@ -116,14 +116,14 @@ def test_the_loss_of_half_precision_is_computed_in_float32(randn, device):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_classes_and_shares_of_classes_are_scored_alike(randn, device, smoothing):
     logits, targets = randn(6, 4), torch.tensor([0, 3, 1, 1, 2, 0], device=device)
-    loss = class_loss(logits, targets, smoothing=smoothing)
+    loss = class_loss(logits, targets, label_smoothing=smoothing)
     assert abs(loss.item() - summed_by_hand(logits, targets, torch.ones(6), smoothing) / 6) < 1e-12
     shares = torch.nn.functional.one_hot(targets, 4)
     for dtype in (torch.float64, torch.float32):
-        close(class_loss(logits, shares.to(dtype), smoothing=smoothing), loss)
+        close(class_loss(logits, shares.to(dtype), label_smoothing=smoothing), loss)
     mixed = 0.3 * shares + 0.7 * shares.roll(1, 0)
-    expected = 0.3 * loss + 0.7 * class_loss(logits, targets.roll(1), smoothing=smoothing)
-    close(class_loss(logits, mixed, smoothing=smoothing), expected, 1e-6)
+    expected = 0.3 * loss + 0.7 * class_loss(logits, targets.roll(1), label_smoothing=smoothing)
+    close(class_loss(logits, mixed, label_smoothing=smoothing), expected, 1e-6)
 
 
 L = torch.zeros(2, 3, 5)
@@ -134,21 +134,21 @@ T = torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: token_loss(L, T + 5), "from 0 to 4; got from 5 to 5.*scored="),
-        (lambda: token_loss(L, T - 1), "from 0 to 4; got from -1 to -1"),
-        (lambda: token_loss(L, T.float()), "targets are whole numbers; got torch.float32"),
-        (lambda: token_loss(L, T.bool()), "targets are whole numbers; got torch.bool"),
-        (lambda: token_loss(L, T[:, :2]), r"logits \(2, 3, 5\) want targets \(2, 3\); got \(2, 2\)"),
-        (lambda: token_loss(L, T, T[:1].bool()), r"the targets \(2, 3\) count; got torch.bool of \(1, 3\)"),
-        (lambda: token_loss(L, T, T), r"scored is boolean.*got torch.int64 of \(2, 3\)"),
-        (lambda: token_loss(L, T, smoothing=2.0), "from 0 to 1; got 2.0"),
-        (lambda: class_loss(L[0], T[0], smoothing=-0.1), "from 0 to 1; got -0.1"),
-        (lambda: token_loss(L, T - 100, T == 0), "from 0 to 4; got from -100 to -100"),
-        (lambda: next_token_loss(L, T + 9), "from 0 to 4; got from 9 to 9"),
-        (lambda: class_loss(L[0], torch.zeros(3, 4)), r"the logits' shape \(3, 5\); got torch.float32 of \(3, 4\)"),
-        (lambda: class_loss(L[0], torch.zeros(3, 5).long()), "shares of classes are floating.*got torch.int64"),
-        (lambda: class_loss(L[0], T[0] + 7), "from 0 to 4; got from 7 to 7"),
-        (lambda: class_loss(L[0], T[0, :2]), r"want targets \(3,\); got \(2,\)"),
+        (lambda: token_loss(L, T + 5), "from 0 to 4, got 5 to 5.*loss_mask="),
+        (lambda: token_loss(L, T - 1), "from 0 to 4, got -1 to -1"),
+        (lambda: token_loss(L, T.float()), "targets must be integers, got torch.float32"),
+        (lambda: token_loss(L, T.bool()), "targets must be integers, got torch.bool"),
+        (lambda: token_loss(L, T[:, :2]), r"logits \(2, 3, 5\) need targets \(2, 3\), got \(2, 2\)"),
+        (lambda: token_loss(L, T, T[:1].bool()), r"the targets' shape \(2, 3\), got torch.bool of \(1, 3\)"),
+        (lambda: token_loss(L, T, T), r"loss_mask must be boolean.*got torch.int64 of \(2, 3\)"),
+        (lambda: token_loss(L, T, label_smoothing=2.0), "label_smoothing must be in \\[0, 1\\], got 2.0"),
+        (lambda: class_loss(L[0], T[0], label_smoothing=-0.1), "label_smoothing must be in \\[0, 1\\], got -0.1"),
+        (lambda: token_loss(L, T - 100, T == 0), "from 0 to 4, got -100 to -100"),
+        (lambda: next_token_loss(L, T + 9), "from 0 to 4, got 9 to 9"),
+        (lambda: class_loss(L[0], torch.zeros(3, 4)), r"the logits' shape \(3, 5\), got torch.float32 of \(3, 4\)"),
+        (lambda: class_loss(L[0], torch.zeros(3, 5).long()), "class probabilities must be floating.*got torch.int64"),
+        (lambda: class_loss(L[0], T[0] + 7), "from 0 to 4, got 7 to 7"),
+        (lambda: class_loss(L[0], T[0, :2]), r"need targets \(3,\), got \(2,\)"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused(call, message):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reference import BATCH, HEADS, MASKS, SIZES, table
 
 from qkv import masks
-from qkv.nn.masks import Both, Mask, as_mask, band_over_positions
+from qkv.nn.masks import AndMask, Mask, as_mask, position_band
 
 
 def lazy(name: str, t: int, s: int) -> Mask | None:
@@ -46,7 +46,7 @@ def tensor(t, s, left, right, seed):
 
 
 def positions(t, s, left, right, seed):
-    return band_over_positions(torch.arange(t) // 2, torch.arange(s) // 2, left, right)
+    return position_band(torch.arange(t) // 2, torch.arange(s) // 2, left, right)
 
 
 def flags(seed, *shape):
@@ -60,11 +60,11 @@ RECIPES = st.lists(st.tuples(st.sampled_from(KINDS), BOUND, BOUND, st.integers(0
 def made(recipe, t: int, s: int) -> Mask:
     """Any mask of t queries and s keys, or several of them together."""
     parts = [make(t, s, left, right, seed) for make, left, right, seed in recipe]
-    return parts[0] if len(parts) == 1 else Both.of(*parts)
+    return parts[0] if len(parts) == 1 else AndMask.of(*parts)
 
 
 def written_out(mask: Mask, t: int, s: int) -> torch.Tensor:
-    dense = mask.dense()
+    dense = mask.to_dense()
     return dense.expand(*dense.shape[:-2], t, s)
 
 
@@ -80,7 +80,7 @@ CUTS = st.tuples(st.integers(0, 9), st.integers(0, 9))
 def test_a_mask_is_its_rule(name, t, s):
     mask = lazy(name, t, s)
     assert mask is not None
-    assert torch.equal(mask.dense().expand(BATCH, HEADS, t, s), table(MASKS[name][1], t, s))
+    assert torch.equal(mask.to_dense().expand(BATCH, HEADS, t, s), table(MASKS[name][1], t, s))
 
 
 @QUICK
@@ -96,7 +96,7 @@ def test_any_rectangle_of_a_mask_is_that_rectangle_of_the_whole(recipe, t, s, cu
 @given(RECIPES, LENGTH, LENGTH, CUTS)
 def test_no_key_beyond_the_reach_of_a_query_is_allowed(recipe, t, s, cuts):
     mask, rows = made(recipe, t, s), run(cuts, t)
-    reach = mask.reach(rows) if mask.shape[1] == s else range(s)
+    reach = mask.key_range(rows) if mask.shape[1] == s else range(s)
     assert 0 <= reach.start <= reach.stop <= s
     beyond = written_out(mask, t, s)[..., rows.start : rows.stop, :].clone()
     beyond[..., reach.start : reach.stop] = False
@@ -107,8 +107,8 @@ def test_no_key_beyond_the_reach_of_a_query_is_allowed(recipe, t, s, cuts):
 @given(RECIPES, LENGTH, LENGTH, CUTS)
 def test_an_open_run_of_queries_sees_all_within_its_reach(recipe, t, s, cuts):
     mask, rows = made(recipe, t, s), run(cuts, t)
-    if mask.open(rows) and rows:
-        reach = mask.reach(rows)
+    if mask.is_full(rows) and rows:
+        reach = mask.key_range(rows)
         assert written_out(mask, t, s)[..., rows.start : rows.stop, reach.start : reach.stop].all()
 
 
@@ -117,42 +117,42 @@ def test_an_open_run_of_queries_sees_all_within_its_reach(recipe, t, s, cuts):
 def test_masks_together_allow_what_each_allows(recipe, other_recipe, t, s):
     one, other = made(recipe, t, s), made(other_recipe, t, s)
     expected = written_out(one, t, s) & written_out(other, t, s)
-    for both in (one & other, other & one, Both.of(one, other)):
+    for both in (one & other, other & one, AndMask.of(one, other)):
         assert torch.equal(written_out(both, t, s).expand(expected.shape), expected)
 
 
 def test_the_reach_of_a_band_and_of_chunks_is_no_wider_than_it_must_be():
-    assert masks.causal(4, 6).reach(range(1, 3)) == range(5)
-    assert masks.sliding_window(9, 9, 2, 1).reach(range(4, 6)) == range(2, 7)
-    assert masks.chunked(9, 9, 3, 1).reach(range(6, 8)) == range(3, 9)
-    assert masks.prefix(9, 9, 5).reach(range(2)) == range(5)
-    assert (masks.causal(9) & masks.sliding_window(9, 9, 2, 2)).reach(range(4, 6)) == range(2, 6)
+    assert masks.causal(4, 6).key_range(range(1, 3)) == range(5)
+    assert masks.sliding_window(9, 9, 2, 1).key_range(range(4, 6)) == range(2, 7)
+    assert masks.chunked(9, 9, 3, 1).key_range(range(6, 8)) == range(3, 9)
+    assert masks.prefix(9, 9, 5).key_range(range(2)) == range(5)
+    assert (masks.causal(9) & masks.sliding_window(9, 9, 2, 2)).key_range(range(4, 6)) == range(2, 6)
 
 
 def test_open_is_known_where_it_saves_writing_the_mask():
-    assert masks.causal(1, 9).open(range(1)) and masks.causal(9).open(range(3, 4))
-    assert masks.sliding_window(9, 9, None, None).open(range(9))
-    assert masks.chunked(9, 9, 3, 1).open(range(3, 6)) and not masks.chunked(9, 9, 3, 1).open(range(3, 7))
-    assert not masks.causal(9).open(range(3, 5))
+    assert masks.causal(1, 9).is_full(range(1)) and masks.causal(9).is_full(range(3, 4))
+    assert masks.sliding_window(9, 9, None, None).is_full(range(9))
+    assert masks.chunked(9, 9, 3, 1).is_full(range(3, 6)) and not masks.chunked(9, 9, 3, 1).is_full(range(3, 7))
+    assert not masks.causal(9).is_full(range(3, 5))
 
 
 def test_a_tensor_and_a_mask_combine_from_either_side():
     tensor = torch.tensor([[True, False], [True, True]])
     for both in (tensor & masks.causal(2), masks.causal(2) & tensor):  # pyright: ignore[reportOperatorIssue]
         assert isinstance(both, Mask)
-        assert both.dense().tolist() == [[True, False], [True, True]]
+        assert both.to_dense().tolist() == [[True, False], [True, True]]
 
 
 def test_a_window_over_positions_counts_tokens_and_not_places():
     positions = torch.tensor([[0, 0, 0, 1, 1, 2]])  # two of padding, then a hole before the last
-    dense = band_over_positions(positions, positions, left=1, right=0).dense()[0, 0]
+    dense = position_band(positions, positions, left=1, right=0).to_dense()[0, 0]
     for i, p in enumerate(positions[0].tolist()):
         assert dense[i].tolist() == [p - 1 <= other <= p for other in positions[0].tolist()]
 
 
 def test_chunks_over_positions_are_cut_by_tokens():
     positions = torch.tensor([0, 0, 1, 2, 3, 4])
-    dense = band_over_positions(positions, positions, left=1, right=0, size=2).dense()[0, 0]
+    dense = position_band(positions, positions, left=1, right=0, size=2).to_dense()[0, 0]
     for i, p in enumerate(positions.tolist()):
         assert dense[i].tolist() == [0 <= p // 2 - other // 2 <= 1 for other in positions.tolist()]
 
@@ -166,26 +166,26 @@ def test_a_causal_mask_is_recognised_however_it_was_made():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: masks.causal(-1), "0 or more; got t=-1, s=-1"),
-        (lambda: masks.chunked(3, -2), "0 or more; got t=3, s=-2"),
+        (lambda: masks.causal(-1), "0 or more, got t=-1, s=-1"),
+        (lambda: masks.chunked(3, -2), "0 or more, got t=3, s=-2"),
         (
             lambda: masks.sliding_window(3, 3, -1),
-            "a window's left is a number of keys, 0 or more, or None for all; got -1",
+            "left of a sliding window must be 0 or more, or None for all keys, got -1",
         ),
-        (lambda: masks.sliding_window(3, 3, 0, -2), "a window's right is .* got -2"),
-        (lambda: masks.chunked(3, 3, 0), "at least 1 key; got size=0"),
-        (lambda: masks.chunked(3, 3, 2, -1), "left_chunks is .* 0 or more, or None for all; got -1"),
-        (lambda: masks.prefix(3, 3, -1), "a prefix is a number of keys, 0 or more; got -1"),
-        (lambda: masks.prefix(3, 3, torch.zeros(2)), r"whole number.*got torch.float32 of \(2,\)"),
-        (lambda: masks.prefix(3, 3, torch.zeros(2, 2).long()), r"tensor \(b,\) of them; got torch.int64 of \(2, 2\)"),
-        (lambda: masks.prefix(3, 3, torch.zeros(2).bool()), r"tensor \(b,\) of them; got torch.bool of \(2,\)"),
+        (lambda: masks.sliding_window(3, 3, 0, -2), "right of a sliding window must be .* got -2"),
+        (lambda: masks.chunked(3, 3, 0), "chunk size must be at least 1, got size=0"),
+        (lambda: masks.chunked(3, 3, 2, -1), "left_chunks must be 0 or more, or None for all chunks, got -1"),
+        (lambda: masks.prefix(3, 3, -1), "the prefix must be 0 keys or more, got -1"),
+        (lambda: masks.prefix(3, 3, torch.zeros(2)), r"an integer or .*got torch.float32 of \(2,\)"),
+        (lambda: masks.prefix(3, 3, torch.zeros(2, 2).long()), r"tensor \(b,\), got torch.int64 of \(2, 2\)"),
+        (lambda: masks.prefix(3, 3, torch.zeros(2).bool()), r"tensor \(b,\), got torch.bool of \(2,\)"),
         (lambda: masks.padding(torch.ones(2, 3)), r"boolean tensor \(b, s\).*got torch.float32 of shape \(2, 3\)"),
         (lambda: masks.padding(torch.ones(3).bool()), r"got torch.bool of shape \(3,\)"),
-        (lambda: masks.causal(3) & masks.causal(4), r"different numbers of queries do not combine: \[3, 4\]"),
-        (lambda: masks.causal(3) & masks.padding(torch.ones(1, 5).bool()), r"numbers of keys do not combine: \[3, 5\]"),
-        (lambda: masks.causal(3, 1) & masks.causal(3), r"different numbers of keys do not combine: \[1, 3\]"),
-        (lambda: masks.causal(3) & torch.ones(3, 3), "a mask is boolean, True = may attend; got torch.float32"),
-        (lambda: masks.causal(3) & 5, "a mask is a boolean tensor or a Mask; got int"),  # pyright: ignore[reportOperatorIssue]
+        (lambda: masks.causal(3) & masks.causal(4), r"cannot combine masks for different numbers of queries: \[3, 4\]"),
+        (lambda: masks.causal(3) & masks.padding(torch.ones(1, 5).bool()), r"different numbers of keys: \[3, 5\]"),
+        (lambda: masks.causal(3, 1) & masks.causal(3), r"cannot combine masks for different numbers of keys: \[1, 3\]"),
+        (lambda: masks.causal(3) & torch.ones(3, 3), "mask must be boolean .True = may attend., got torch.float32"),
+        (lambda: masks.causal(3) & 5, "mask must be a boolean tensor or a Mask, got int"),  # pyright: ignore[reportOperatorIssue]
     ],
 )
 def test_a_mask_that_cannot_be_says_why(make, message):

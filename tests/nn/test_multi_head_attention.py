@@ -8,9 +8,9 @@ from torch import nn
 from qkv import masks
 from qkv.checkpoints import from_torch
 from qkv.nn import Additive, DenseSynthesizer, Dot, LocationAware, MultiHeadAttention, Positions, RandomSynthesizer
-from qkv.nn.heads import merge_heads, split_heads
 from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.rope import Rope
+from qkv.nn.shapes import merge_heads, split_heads
 from qkv.positions import Alibi
 
 
@@ -157,26 +157,35 @@ X = torch.zeros(2, 5, 12)
     [
         (
             lambda: MultiHeadAttention(12, 5),
-            r"width=12 does not split into heads=5; heads that fit: \[1, 2, 3, 4, 6, 12\]",
+            r"dim=12 is not divisible by heads=5; try heads in \[1, 2, 3, 4, 6, 12\]",
         ),
-        (lambda: MultiHeadAttention(0, 1), "at least 1; got width=0, heads=1"),
-        (lambda: MultiHeadAttention(12, 0), "at least 1; got width=12, heads=0"),
-        (lambda: MultiHeadAttention(12, 4, kv_heads=3), r"heads=4 do not share kv_heads=3 evenly.*\[1, 2, 4\]"),
+        (lambda: MultiHeadAttention(0, 1), "at least 1, got dim=0, heads=1"),
+        (lambda: MultiHeadAttention(12, 0), "at least 1, got dim=12, heads=0"),
+        (
+            lambda: MultiHeadAttention(12, 4, kv_heads=3),
+            r"heads=4 is not divisible by kv_heads=3; try kv_heads in \[1, 2, 4\]",
+        ),
         (lambda: MultiHeadAttention(12, 4, kv_heads=0), "kv_heads=0"),
-        (lambda: MultiHeadAttention(12, 4, head_dim=0), "head_width is at least 1; got 0"),
-        (lambda: MultiHeadAttention(12, 4, dropout=1.0), "from 0 to below 1; got 1.0"),
+        (lambda: MultiHeadAttention(12, 4, head_dim=0), "head_dim must be at least 1, got 0"),
+        (lambda: MultiHeadAttention(12, 4, dropout=1.0), "the dropout probability must be in \\[0, 1\\), got 1.0"),
         (
             lambda: MultiHeadAttention(12, 4, score=Additive(), position=Alibi()),
             "Alibi acts on the dot product.*Additive",
         ),
-        (lambda: MultiHeadAttention(12, 4, position=Rope()), r"got 3 of 3; the nearest that fits: Rope\(width=2\)"),
-        (lambda: MultiHeadAttention(12, 3)(X[0]), r"x is \(batch, tokens, width=12\); got \(5, 12\)"),
+        (lambda: MultiHeadAttention(12, 4, position=Rope()), r"head_dim=3, got 3; try Rope\(rotary_dim=2\)"),
+        (lambda: MultiHeadAttention(12, 3)(X[0]), r"x must be \(batch, tokens, dim=12\), got \(5, 12\)"),
         (lambda: MultiHeadAttention(12, 3)(X[..., :8]), r"got \(2, 5, 8\)"),
-        (lambda: MultiHeadAttention(12, 3)(X, X[..., :8]), r"memory is \(batch, tokens, width=12\); got \(2, 5, 8\)"),
-        (lambda: MultiHeadAttention(12, 3)(X.double()), "one dtype; got torch.float64 for a layer of torch.float32"),
-        (lambda: MultiHeadAttention(12, 3)(X, X[:1]), "one batch size; got 2 and 1"),
-        (lambda: MultiHeadAttention(12, 3)(X, mask=X[0, :, :5]), "a mask is boolean"),
-        (lambda: MultiHeadAttention(12, 3)(X, mask=masks.causal(4)), "for 4 queries and 4 keys; there are 5"),
+        (
+            lambda: MultiHeadAttention(12, 3)(X, X[..., :8]),
+            r"memory must be \(batch, tokens, dim=12\), got \(2, 5, 8\)",
+        ),
+        (
+            lambda: MultiHeadAttention(12, 3)(X.double()),
+            "x must have the layer.s dtype torch.float32, got torch.float64",
+        ),
+        (lambda: MultiHeadAttention(12, 3)(X, X[:1]), "the same batch size, got 2 and 1"),
+        (lambda: MultiHeadAttention(12, 3)(X, mask=X[0, :, :5]), "mask must be boolean"),
+        (lambda: MultiHeadAttention(12, 3)(X, mask=masks.causal(4)), "for 4 queries and 4 keys, got 5"),
         (lambda: MultiHeadAttention(12, 3, score=Additive())(X, mask=masks.causal(4)), "for 4 queries and 4 keys"),
         (
             lambda: MultiHeadAttention(12, 3)(X, token_mask=X[..., 0]),
@@ -194,9 +203,9 @@ X = torch.zeros(2, 5, 12)
         (lambda: MultiHeadAttention(12, 2, position=Rope())(X, token_mask=torch.ones(3, 5).bool()), r"shape \(3, 5\)"),
         (
             lambda: MultiHeadAttention(12, 2, position=Rope())(X, positions=Positions(torch.arange(4))),
-            "of 5 queries and of 5 keys, those in the cache included; got 4 and 4",
+            "of 5 queries and 5 keys, including cached ones, got 4 and 4",
         ),
-        (lambda: LayerKVCache().held(), "this cache is empty; it fills when the layer is called with it"),
+        (lambda: LayerKVCache().get(), "the cache is empty; call the layer with it first"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
@@ -206,5 +215,5 @@ def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
 
 def test_a_mask_of_three_axes_is_refused_because_it_could_mean_two_things(unchecked):
     layer, x = MultiHeadAttention(16, 4), torch.randn(4, 5, 16)
-    with pytest.raises(ValueError, match=r"could be one for each row or one for each head; give it four"):
+    with pytest.raises(ValueError, match="ambiguous: one per row or one per head; give it four axes"):
         layer(x, mask=torch.ones(4, 5, 5, dtype=torch.bool))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import close
 
-from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
+from qkv.nn.rope import LinearScaling, Llama3Scaling, NtkScaling, Rope, RopeScaling, YarnScaling
 
 PAIRINGS = pytest.mark.parametrize("pairing", ["interleaved", "halves"])
 
@@ -83,13 +83,13 @@ def test_rows_may_stand_at_different_positions(randn, device, shape):
 
 def test_a_table_turns_as_the_call_does(randn, device):
     rope, x, positions = Rope(), randn(2, 3, 4, 8), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device)
-    assert torch.equal(rope.turn(x, rope.rotation(positions, 8, x.dtype)), rope(x, positions))
+    assert torch.equal(rope.rotate(x, rope.rotation(positions, 8, x.dtype)), rope(x, positions))
 
 
 def test_no_scaling_is_the_published_frequencies():
     expected = [10.0 ** (-2 * i / 6) for i in range(3)]
-    close(Scaling().frequencies(6, 10.0), torch.tensor(expected, dtype=torch.float64))
-    assert Scaling().amplitude == 1.0
+    close(RopeScaling().frequencies(6, 10.0), torch.tensor(expected, dtype=torch.float64))
+    assert RopeScaling().amplitude == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -113,19 +113,22 @@ def test_gradients_are_turned_back(randn):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Rope(pairing="thirds"), "'interleaved' or 'halves'; got 'thirds'"),  # pyright: ignore[reportArgumentType]
-        (lambda: Rope(base=0.0), "base is a positive number; got 0.0"),
-        (lambda: Rope(rotary_dim=3), "an even number from 2; got 3"),
-        (lambda: Rope(rotary_dim=0), "an even number from 2; got 0"),
-        (lambda: Rope()(torch.zeros(2, 5)), r"got 5 of 5; the nearest that fits: Rope\(width=4\)"),
-        (lambda: Rope(rotary_dim=8).build(2, 6), r"got 8 of 6; the nearest that fits: Rope\(width=6\)"),
-        (lambda: Rope()(torch.zeros(4, 8), torch.arange(1)), "4 tokens stand at as many positions; got 1 of them"),
-        (lambda: Linear(0.0), "Linear's factor is a positive number; got 0.0"),
-        (lambda: Ntk(-2.0), "Ntk's factor is a positive number; got -2.0"),
-        (lambda: Llama3(original_max_length=0), "Llama3's length is a positive number; got 0"),
-        (lambda: Llama3(low=4.0, high=4.0), "a higher number of turns; got low=4.0, high=4.0"),
-        (lambda: Yarn(2.0, 0), "Yarn's length is a positive number; got 0"),
-        (lambda: Rope().turn(torch.zeros(2, 4), None), "by a table of angles: rope.rotation"),
+        (lambda: Rope(pairing="thirds"), "'interleaved' or 'halves', got 'thirds'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Rope(base=0.0), "base of Rope must be positive, got 0.0"),
+        (lambda: Rope(rotary_dim=3), "an even number of at least 2, got 3"),
+        (lambda: Rope(rotary_dim=0), "an even number of at least 2, got 0"),
+        (lambda: Rope()(torch.zeros(2, 5)), r"head_dim=5, got 5; try Rope\(rotary_dim=4\)"),
+        (lambda: Rope(rotary_dim=8).build(2, 6), r"head_dim=6, got 8; try Rope\(rotary_dim=6\)"),
+        (lambda: Rope()(torch.zeros(4, 8), torch.arange(1)), "one position per token, got 1 for 4"),
+        (lambda: LinearScaling(0.0), "factor of LinearScaling must be positive, got 0.0"),
+        (lambda: NtkScaling(-2.0), "factor of NtkScaling must be positive, got -2.0"),
+        (lambda: Llama3Scaling(original_max_length=0), "original_max_length of Llama3Scaling must be positive, got 0"),
+        (
+            lambda: Llama3Scaling(low_freq_factor=4.0, high_freq_factor=4.0),
+            "low_freq_factor of Llama3Scaling must be below high_freq_factor, got 4.0 and 4.0",
+        ),
+        (lambda: YarnScaling(2.0, 0), "original_max_length of YarnScaling must be positive, got 0"),
+        (lambda: Rope().rotate(torch.zeros(2, 4), None), "needs a table of angles: rope.rotation"),
     ],
 )
 def test_a_rope_that_cannot_be_says_why(make, message):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import close
 
-from qkv.nn.rope import Linear, Llama3, Ntk, Rope, Scaling, Yarn
+from qkv.nn.rope import LinearScaling, Llama3Scaling, NtkScaling, Rope, RopeScaling, YarnScaling
 
 WIDTHS = pytest.mark.parametrize("dim", [4, 8, 64, 128])
 
@@ -50,34 +50,34 @@ def check(scaling, dim, base, formula):
 
 @WIDTHS
 def test_linear_scaling_divides_every_frequency(dim):
-    check(Linear(4.0), dim, 1e4, lambda i: plain(i, dim, 1e4) / 4.0)
+    check(LinearScaling(4.0), dim, 1e4, lambda i: plain(i, dim, 1e4) / 4.0)
 
 
 def test_linear_scaling_presses_positions_together(randn, device):
     x, positions = randn(6, 8), torch.arange(6, device=device)
-    close(Rope(scaling=Linear(3.0))(x, 3 * positions), Rope()(x, positions))
+    close(Rope(scaling=LinearScaling(3.0))(x, 3 * positions), Rope()(x, positions))
 
 
 @WIDTHS
 def test_ntk_scaling_raises_the_base(dim):
     base = 1e4 * 4.0 ** (dim / (dim - 2))
-    check(Ntk(4.0), dim, 1e4, lambda i: plain(i, dim, base))
+    check(NtkScaling(4.0), dim, 1e4, lambda i: plain(i, dim, base))
 
 
 @WIDTHS
 def test_ntk_scaling_keeps_the_fastest_pair_and_stretches_the_slowest_by_the_factor(dim):
-    ratio = Ntk(4.0).frequencies(dim, 1e4) / Scaling().frequencies(dim, 1e4)
+    ratio = NtkScaling(4.0).frequencies(dim, 1e4) / RopeScaling().frequencies(dim, 1e4)
     close(ratio[[0, -1]], torch.tensor([1.0, 0.25]))
 
 
 @WIDTHS
 @pytest.mark.parametrize("settings", [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.0, 2.0, 7.5, 100)])
 def test_llama3_scaling_is_metas_code(dim, settings):
-    check(Llama3(*settings), dim, 5e5, lambda i: llama3(i, dim, 5e5, *settings))
+    check(Llama3Scaling(*settings), dim, 5e5, lambda i: llama3(i, dim, 5e5, *settings))
 
 
 def test_llama3_scaling_blends_somewhere_in_between():
-    ratio = Llama3().frequencies(128, 5e5) * 5e5 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    ratio = Llama3Scaling().frequencies(128, 5e5) * 5e5 ** (torch.arange(0, 128, 2, dtype=torch.float64) / 128)
     assert (ratio == 1).any() and (ratio == 1 / 8).any() and ((ratio > 0.13) & (ratio < 0.99)).any()
 
 
@@ -86,7 +86,7 @@ def test_llama3_scaling_blends_somewhere_in_between():
 @pytest.mark.parametrize("settings", [(4.0, 4096, 32.0, 1.0), (40.0, 4096, 32.0, 1.0), (2.0, 64, 8.0, 2.0)])
 def test_yarn_scaling_is_the_authors_code(dim, settings, truncate):
     factor, length, fast, slow = settings
-    scaling = Yarn(factor, length, fast, slow, truncate=truncate)
+    scaling = YarnScaling(factor, length, fast, slow, truncate=truncate)
     check(scaling, dim, 1e4, lambda i: yarn(i, dim, 1e4, factor, length, fast, slow, truncate))
 
 
@@ -100,14 +100,18 @@ def test_yarn_scaling_is_the_authors_code(dim, settings, truncate):
     ],
 )
 def test_yarn_sharpens_scores_by_the_square_of_its_amplitude(randn, factor, attention, amplitude):
-    scaling = Yarn(factor, 64, attention=attention)
+    scaling = YarnScaling(factor, 64, attention_factor=attention)
     assert scaling.amplitude == amplitude
     x = randn(3, 8)
     turned = Rope(scaling=scaling)(x)
     close((turned * turned).sum(-1), amplitude**2 * (x * x).sum(-1))
 
 
-@pytest.mark.parametrize("scaling", [Linear(2.0), Ntk(2.0), Llama3(), Yarn(2.0, 64)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "scaling",
+    [LinearScaling(2.0), NtkScaling(2.0), Llama3Scaling(), YarnScaling(2.0, 64)],
+    ids=lambda s: type(s).__name__,
+)
 def test_a_rope_turns_by_its_scaled_frequencies(randn, device, scaling):
     x, positions = randn(4, 8), torch.tensor([0, 3, 50, 900], device=device)
     angles = positions.cpu()[:, None] * scaling.frequencies(8, 1e4)

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import close
 
-from qkv.nn.sampling import greedy, keep_min_p, keep_top_k, keep_top_p, kept_probabilities, sample
+from qkv.nn.sampling import choose_greedy, keep_min_p, keep_top_k, keep_top_p, sample, sampling_probabilities
 
 INF = float("inf")
 
 
 def test_greedy_takes_the_first_of_the_likeliest(device):
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, -INF, 0.0, 0.0]], device=device)
-    assert greedy(logits).tolist() == [1, 0]
+    assert choose_greedy(logits).tolist() == [1, 0]
 
 
 def test_a_temperature_of_zero_is_greedy(randn):
@@ -24,8 +24,8 @@ def test_a_temperature_of_zero_is_greedy(randn):
 
 def test_temperature_divides_the_logits(randn):
     logits = randn(3, 9)
-    close(kept_probabilities(logits, temperature=0.5), (2 * logits).softmax(-1))
-    flat = kept_probabilities(logits, temperature=1e6)
+    close(sampling_probabilities(logits, temperature=0.5), (2 * logits).softmax(-1))
+    flat = sampling_probabilities(logits, temperature=1e6)
     close(flat, torch.full((3, 9), 1 / 9), 1e-5)
 
 
@@ -85,15 +85,15 @@ def test_min_p_keeps_what_is_at_least_p_times_as_likely_as_the_likeliest(device,
 def test_cuts_are_made_in_the_order_top_k_min_p_top_p(device):
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64, device=device).log()
     # top-k leaves 4/9, 3/9, 2/9; min-p of a half those three; of them the first two reach 0.75
-    close(kept_probabilities(logits, top_k=3, min_p=0.5, top_p=0.75), torch.tensor([[4, 3, 0, 0]]) / 7, 1e-7)
+    close(sampling_probabilities(logits, top_k=3, min_p=0.5, top_p=0.75), torch.tensor([[4, 3, 0, 0]]) / 7, 1e-7)
     # all of v: 0.4 and 0.3 do not reach 0.75, the third is needed
-    close(kept_probabilities(logits, top_p=0.75), torch.tensor([[4, 3, 2, 0]]) / 9, 1e-7)
+    close(sampling_probabilities(logits, top_p=0.75), torch.tensor([[4, 3, 2, 0]]) / 9, 1e-7)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.4}], ids=str)
 def test_draws_are_as_frequent_as_they_are_probable(randn, device, options):
     row = randn(1, 6)
-    probabilities = kept_probabilities(row, **options)[0]
+    probabilities = sampling_probabilities(row, **options)[0]
     generator = torch.Generator(device).manual_seed(1)
     draws = sample(row.expand(20_000, -1), generator=generator, **options)
     frequencies = torch.bincount(draws, minlength=6) / 20_000
@@ -110,19 +110,19 @@ def test_the_same_generator_draws_the_same_tokens(randn, device):
 
 
 def test_logits_in_half_precision_are_drawn_from_in_float32(randn):
-    assert kept_probabilities(randn(2, 9).bfloat16()).dtype == torch.float32
+    assert sampling_probabilities(randn(2, 9).bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, r"temperature is 0 \(greedy\) or a positive number; got -1.0"),
-        ({"top_k": 0}, "at least 1 token; got 0"),
-        ({"top_p": 0.0}, "above 0 and up to 1; got 0.0"),
-        ({"top_p": 1.5}, "above 0 and up to 1; got 1.5"),
-        ({"min_p": -0.1}, "from 0 to 1; got -0.1"),
-        ({"min_p": 1.1}, "from 0 to 1; got 1.1"),
+        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive, got -1.0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, "top_p must be in \\(0, 1\\], got 0.0"),
+        ({"top_p": 1.5}, "top_p must be in \\(0, 1\\], got 1.5"),
+        ({"min_p": -0.1}, "min_p must be in \\[0, 1\\], got -0.1"),
+        ({"min_p": 1.1}, "min_p must be in \\[0, 1\\], got 1.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):

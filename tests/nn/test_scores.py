@@ -8,14 +8,14 @@ import torch
 from reference import choose, close
 
 from qkv.nn import Additive, DenseSynthesizer, LocationAware, MultiHeadAttention, Positions, RandomSynthesizer
-from qkv.nn.heads import merge_heads, repeat_heads, split_heads
 from qkv.nn.positions import count_positions
+from qkv.nn.shapes import merge_heads, repeat_heads, split_heads
 
 WIDTH, HEADS, LENGTH = 8, 2, 9
 SCORES = {
     "additive": Additive(5),
-    "location-aware": LocationAware(5, filters=3, kernel=5),
-    "location-aware, narrow": LocationAware(4, filters=2, kernel=1),
+    "location-aware": LocationAware(5, filters=3, kernel_size=5),
+    "location-aware, narrow": LocationAware(4, filters=2, kernel_size=1),
     "dense synthesizer": DenseSynthesizer(LENGTH),
     "dense synthesizer of each head": DenseSynthesizer(LENGTH, shared=False),
     "random synthesizer": RandomSynthesizer(LENGTH),
@@ -44,7 +44,7 @@ def score_by_loops(layer, q, k, row, head, i, last, queries, keys):
             if isinstance(score, LocationAware):
                 for n in range(score.filters):
                     kernel = scorer.filters[head * score.filters + n, 0].tolist()
-                    places = [j + m - score.kernel // 2 for m in range(score.kernel)]
+                    places = [j + m - score.kernel_size // 2 for m in range(score.kernel_size)]
                     feature = sum(w * last[p] for w, p in zip(kernel, places, strict=True) if 0 <= p < len(last))
                     inner += feature * float(scorer.to_hidden[head, n, c])
             number += float(scorer.weight[head, c]) * math.tanh(inner)
@@ -124,7 +124,7 @@ def test_gradients_reach_every_parameter(randn, make, name):
 
 
 def test_a_fixed_random_synthesizer_is_not_trained(randn, make):
-    layer = make(RandomSynthesizer(LENGTH, learned=False))
+    layer = make(RandomSynthesizer(LENGTH, trainable=False))
     layer(randn(2, 5, WIDTH)).sum().backward()
     assert layer.scorer.table.grad is None
     assert [name for name, _ in layer.named_parameters() if "table" in name] == ["scorer.table"]
@@ -154,13 +154,13 @@ def test_no_queries_give_no_outputs(randn, make, name):
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: Additive(0), "Additive takes hidden of at least 1; got 0"),
-        (lambda: LocationAware(0), "LocationAware takes hidden of at least 1; got 0"),
-        (lambda: LocationAware(4, filters=0), "takes filters of at least 1; got 0"),
-        (lambda: LocationAware(4, kernel=4), "kernel is an odd number, so that it has a centre; got 4"),
-        (lambda: LocationAware(4, kernel=-1), "odd number.*got -1"),
-        (lambda: DenseSynthesizer(0), "DenseSynthesizer takes length of at least 1; got 0"),
-        (lambda: RandomSynthesizer(0), "RandomSynthesizer takes length of at least 1; got 0"),
+        (lambda: Additive(0), "hidden_dim of Additive must be at least 1, got 0"),
+        (lambda: LocationAware(0), "hidden_dim of LocationAware must be at least 1, got 0"),
+        (lambda: LocationAware(4, filters=0), "filters of LocationAware must be at least 1, got 0"),
+        (lambda: LocationAware(4, kernel_size=4), "kernel_size of LocationAware must be odd .*, got 4"),
+        (lambda: LocationAware(4, kernel_size=-1), "odd.*got -1"),
+        (lambda: DenseSynthesizer(0), "max_length of DenseSynthesizer must be at least 1, got 0"),
+        (lambda: RandomSynthesizer(0), "max_length of RandomSynthesizer must be at least 1, got 0"),
     ],
 )
 def test_scores_that_cannot_be_say_why(make_it, message):
@@ -171,14 +171,14 @@ def test_scores_that_cannot_be_say_why(make_it, message):
 @pytest.mark.parametrize("kind", ["dense", "random"])
 def test_a_synthesizer_refuses_what_its_table_does_not_hold(randn, make, kind):
     layer = make(DenseSynthesizer(4) if kind == "dense" else RandomSynthesizer(4))
-    with pytest.raises(ValueError, match=f"this {kind} synthesizer has scores for 4 positions; got a sequence of 6"):
+    with pytest.raises(ValueError, match=f"this {kind} synthesizer has scores for 4 positions, got a sequence of 6"):
         layer(randn(1, 6, WIDTH))
-    with pytest.raises(ValueError, match="for 4 positions; got a sequence of 5"):
+    with pytest.raises(ValueError, match="for 4 positions, got a sequence of 5"):
         layer(randn(1, 2, WIDTH), randn(1, 5, WIDTH))
 
 
 def test_a_random_synthesizer_refuses_queries_beyond_its_table(randn, make):
-    with pytest.raises(ValueError, match="this random synthesizer has scores for 4 positions; got a sequence of 6"):
+    with pytest.raises(ValueError, match="this random synthesizer has scores for 4 positions, got a sequence of 6"):
         make(RandomSynthesizer(4))(randn(1, 6, WIDTH), randn(1, 3, WIDTH))
 
 

@@ -1,10 +1,10 @@
-// What is wrong with how a room stands, as sentences; and what has the focus. Read by test_everywhere.py.
+// Layout and accessibility problems of a page, as sentences; and the focused element. Used by test_layout.py.
 (() => {
   const said = (element) =>
     `${element.tagName.toLowerCase()}.${element.getAttribute("class") ?? ""} “${(element.textContent ?? "").trim().slice(0, 40)}”`;
   const seen = (element) =>
     element.getClientRects().length > 0 && getComputedStyle(element).visibility !== "hidden" && !element.closest(".hidden, [hidden]");
-  const sections = () => [...document.querySelectorAll("main .room > section")];
+  const sections = () => [...document.querySelectorAll("main .page > section")];
 
   // everything that can be used has a name, and stands in the order of the page
   function unnamed() {
@@ -49,7 +49,7 @@
   }
 
   function overlapping() {
-    const cards = [...document.querySelectorAll("main .card, main .waiting, main .notice")].filter(seen);
+    const cards = [...document.querySelectorAll("main .card, main .status, main .notice")].filter(seen);
     const boxes = cards.map((card) => card.getBoundingClientRect());
     const found = [];
     for (let i = 0; i < cards.length; i++)

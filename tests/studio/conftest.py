@@ -1,4 +1,4 @@
-"""A studio that is open while a test runs, and browsers that were let into it."""
+"""Fixtures: studios that run during a test, and browsers that are logged in."""
 
 import json
 import threading
@@ -15,60 +15,59 @@ import pytest
 from browser import chromium
 from starlette.routing import Route
 
-from qkv.studio import app as studio_app
-from qkv.studio.serve import Open, opened
-from qkv.studio.state import Studio
+from qkv.studio import server as studio_server
+from qkv.studio.server import OpenServer, Studio, open_server
 
 
 @dataclass
 class Visitor:
-    """A page of the studio in a browser, and what it complained of or asked of the world."""
+    """A page of the studio in a browser, with its console errors and requests to other hosts."""
 
     page: Any
     address: str
-    complaints: list[str] = field(default_factory=list)
-    strayed: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    foreign_requests: list[str] = field(default_factory=list)
 
     def go(self, place: str) -> Any:
-        """Open a room: `playground`, or `claims?name=copying`."""
+        """Open a page: `playground`, or `claims?name=copy`."""
         self.page.goto(f"{self.address}/#/{place}")
         return self.page
 
 
 @pytest.fixture(scope="module")
-def serving() -> Iterator[Callable[..., Open]]:
-    """Opens studios: serving(runs=…, models=…, allow_code=…)."""
+def serving() -> Iterator[Callable[..., OpenServer]]:
+    """Starts studios: serving(runs=..., models=..., allow_code=...)."""
     with ExitStack() as ending:
-        yield lambda **state: ending.enter_context(running(opened(Studio(**{"runs": Path("no-runs"), **state}))))
+        yield lambda **state: ending.enter_context(running(open_server(Studio(**{"runs": Path("no-runs"), **state}))))
 
 
 @pytest.fixture(scope="module")
-def place(serving: Callable[..., Open]) -> Open:
-    """A studio as it comes."""
+def place(serving: Callable[..., OpenServer]) -> OpenServer:
+    """A studio with default options."""
     return serving()
 
 
 @pytest.fixture(scope="module")
-def serving_rooms() -> Iterator[Callable[..., Open]]:
-    """Opens studios with no rooms but these: serving_rooms(routes, studio=…, largest=…)."""
+def serving_routes() -> Iterator[Callable[..., OpenServer]]:
+    """Starts studios with only these routes: serving_routes(routes, studio=..., max_body=...)."""
     with ExitStack() as ending:
 
-        def serve(routes: list[Route], studio: Studio | None = None, **options: Any) -> Open:
+        def serve(routes: list[Route], studio: Studio | None = None, **options: Any) -> OpenServer:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(studio_app, "rooms", lambda: [lambda studio: routes])
-                door = opened(studio or Studio(runs=Path("no-runs")), **options)
-                return ending.enter_context(running(door))
+                patch.setattr(studio_server, "page_apis", lambda: [lambda studio: routes])
+                opening = open_server(studio or Studio(runs=Path("no-runs")), **options)
+                return ending.enter_context(running(opening))
 
         yield serve
 
 
 @contextmanager
-def running(door: AbstractContextManager[Open]) -> Iterator[Open]:
-    """A studio that answers, in a thread of its own."""
-    with door as place:
+def running(opening: AbstractContextManager[OpenServer]) -> Iterator[OpenServer]:
+    """A studio that answers in a thread."""
+    with opening as place:
         thread = threading.Thread(target=place.run, daemon=True)
         thread.start()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while not place.server.started and time.monotonic() < until:
             time.sleep(0.02)
         yield place
@@ -78,48 +77,52 @@ def running(door: AbstractContextManager[Open]) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One chromium for the tests of a file; skipped where there is none."""
+    """One chromium for the tests of a file; skips them where none is installed."""
     with chromium() as found:
         yield found
 
 
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[[Open], Visitor]]:
-    """Lets a browser into a studio; fails the test if the page complained or asked anything outside this machine."""
+def visit(browser: Any) -> Iterator[Callable[[OpenServer], Visitor]]:
+    """Logs a browser into a studio; fails the test if the page logs an error or sends a request to another host."""
     visitors: list[Visitor] = []
 
-    def enter(place: Open, **options: Any) -> Visitor:
+    def log_in(place: OpenServer, **options: Any) -> Visitor:
         page = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}).new_page()
+        page.set_default_timeout(60_000)
         visitor = Visitor(page, place.address)
         visitors.append(visitor)
-        page.on("console", lambda said: said.type == "error" and visitor.complaints.append(said.text))
-        page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
-        page.on("request", lambda asked: _outside(asked.url, place.address) and visitor.strayed.append(asked.url))
-        page.goto(place.entry.file.as_uri())
+        page.on("console", lambda message: message.type == "error" and visitor.errors.append(message.text))
+        page.on("pageerror", lambda error: visitor.errors.append(str(error)))
+        page.on(
+            "request",
+            lambda request: _is_foreign(request.url, place.address) and visitor.foreign_requests.append(request.url),
+        )
+        page.goto(place.login.file.as_uri())
         page.wait_for_url(f"{place.address}/**")
         page.wait_for_selector("nav")
         return visitor
 
-    yield enter
+    yield log_in
     for visitor in visitors:
         visitor.page.context.close()
-        assert visitor.complaints == []
-        assert visitor.strayed == []
+        assert visitor.errors == []
+        assert visitor.foreign_requests == []
 
 
-def _outside(url: str, address: str) -> bool:
+def _is_foreign(url: str, address: str) -> bool:
     return not url.startswith((address, "file:", "data:", "blob:", "about:"))
 
 
 @pytest.fixture(scope="module")
-def post() -> Callable[[Open, str, Any], tuple[int, Any]]:
-    """Asks a studio something as its page does: post(place, path, body) is the status and the JSON of the answer."""
+def post() -> Callable[[OpenServer, str, Any], tuple[int, Any]]:
+    """Sends a POST request like the page: post(server, path, body) returns the status and the JSON of the answer."""
     sessions: dict[str, str | None] = {}
 
-    def send(place: Open, path: str, body: Any) -> tuple[int, Any]:
+    def send(place: OpenServer, path: str, body: Any) -> tuple[int, Any]:
         request = urllib.request.Request(place.address + path, json.dumps(body).encode(), {"Origin": place.address})
         if place.address not in sessions:
-            sessions[place.address] = place.entry.exchange(place.entry._token)
+            sessions[place.address] = place.login.exchange(place.login._token)
         request.add_header("Cookie", f"qkv-{place.address.rpartition(':')[2]}={sessions[place.address]}")
         try:
             with urllib.request.urlopen(request) as answer:

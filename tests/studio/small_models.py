@@ -1,4 +1,4 @@
-"""Tiny models whose tokens are markup, and what a test reads off the Models room."""
+"""Tiny models whose tokens are markup, and reading the large map of the Models page."""
 
 from typing import Any
 
@@ -6,41 +6,41 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from qkv.studio.models.looks import Looks
+from qkv.studio.models.looks import LookStore
 
 HOSTILE = "<img/src=x/onerror=document.title='owned'>"
 WORDS = [HOSTILE, "the", "cat", "sat", "on", "mat", "{@html}", "<script>alert(1)</script>", "</pre>", "a"]
 TEXT = f"the cat sat on the mat {HOSTILE} the cat"
 
 
-def reader() -> bytes:
-    """A tokenizer of these words."""
+def make_tokenizer() -> bytes:
+    """A tokenizer of these words, as a file."""
     made = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="a"))
     made.pre_tokenizer = WhitespaceSplit()
     return made.to_str().encode()
 
 
-def named(looks: Looks, title: str) -> str:
+def find_id(looks: LookStore, title: str) -> str:
     """The id of a model by its title."""
-    return next(source.id for source in looks.shelf.sources() if source.title == title)
+    return next(source.id for source in looks.models.sources() if source.title == title)
 
 
-def place_of(page: Any, query: int, key: int) -> dict[str, float]:
-    """Where a cell of the large map stands in it."""
+def cell_position(page: Any, query: int, key: int) -> dict[str, float]:
+    """The position of a cell in the large map."""
     drawing = page.get_by_test_id("map")
     cell, left, top = (float(drawing.get_attribute(f"data-{name}")) for name in ("cell", "left", "top"))
     return {"x": left + (key + 0.5) * cell, "y": top + (query + 0.5) * cell}
 
 
-def at(page: Any, query: int, key: int) -> str:
-    """The number that the page says of a cell of the large map."""
-    box, place = _settled(page), place_of(page, query, key)
+def read_weight(page: Any, query: int, key: int) -> str:
+    """Point at a cell of the large map and return the readout."""
+    box, place = _wait_until_still(page), cell_position(page, query, key)
     page.mouse.move(box["x"] + place["x"], box["y"] + place["y"])
     return page.get_by_test_id("weight").inner_text()
 
 
-def _settled(page: Any) -> dict[str, float]:
-    """Where the large map stands, once what is above it has stopped growing."""
+def _wait_until_still(page: Any) -> dict[str, float]:
+    """The box of the large map, once what is above it has stopped growing."""
     before, box = None, page.get_by_test_id("map").bounding_box()
     while box != before:
         page.wait_for_timeout(50)
@@ -48,6 +48,6 @@ def _settled(page: Any) -> dict[str, float]:
     return box
 
 
-def shows(page: Any, layer: int, head: int) -> None:
-    """Until a head's map is there."""
+def wait_for_head(page: Any, layer: int, head: int) -> None:
+    """Wait until a head's map is shown."""
     page.wait_for_selector(f'[data-testid="map"][data-window^="{layer}.{head} "]')

@@ -1,20 +1,19 @@
-"""The Models room by hand: a recording, two models, the rollout, a zoom, β and cuts by keys; the library's digits."""
+"""The Models page in use: a recording, two models, rollout, zoom, scale and masked edges; numbers of the library."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_models import TEXT, WORDS, at, named, place_of, reader, shows
+from small_models import TEXT, WORDS, cell_position, find_id, make_tokenizer, read_weight, wait_for_head
 
 from qkv.checkpoints import bundled as shipped
-from qkv.data.wav import read_sound
-from qkv.interp import change, compare, effect, rollout, subject, sweep
-from qkv.interp.ablation import beta_of
+from qkv.data.speech.wav import read_audio
+from qkv.interp import ablation_sweep, compare, intervene, measure_effect, prepare_input, rollout
 from qkv.models import GPT, GPTConfig
-from qkv.models.transcriber import read_out
-from qkv.studio.models.looks import Looks
-from qkv.studio.models.shelf import Shelf
+from qkv.models.transcriber import ctc_greedy_decode
+from qkv.studio.models.looks import LookStore
+from qkv.studio.models.store import ModelStore
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 SPOKEN = "qkv:spoken-digits"
@@ -31,15 +30,15 @@ def folders(tmp_path_factory) -> Path:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3)  # attention that is far from even
-        model.files["tokenizer.json"] = reader()
+        model.extra_files["tokenizer.json"] = make_tokenizer()
         model.save(home / name)
     return home
 
 
 @pytest.fixture(scope="module")
 def ids(folders) -> dict[str, str]:
-    looks = Looks(Shelf(folders / "no-runs", tuple(folders / name for name in ("gpt", "<i>other"))))
-    return {name: named(looks, name) for name in ("gpt", "<i>other")}
+    looks = LookStore(ModelStore(folders / "no-runs", tuple(folders / name for name in ("gpt", "<i>other"))))
+    return {name: find_id(looks, name) for name in ("gpt", "<i>other")}
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +50,27 @@ def place(serving, folders):
 def page(place, visit, ids) -> Any:
     """The first model on the text, its head 1.3 shown."""
     found = visit(place).go(f"models?model={ids['gpt']}&layer=1&head=3&query=8&key=4&text={TEXT}")
-    found.set_default_timeout(20_000)
-    shows(found, 1, 3)
+    found.set_default_timeout(120_000)
+    wait_for_head(found, 1, 3)
     return found
 
 
-def test_a_recording_that_is_dropped_is_played_and_its_words_stand_where_they_were_said(place, visit):
-    file = shipped.place(SPOKEN) / "sample.wav"
+def test_a_dropped_recording_is_played_and_its_transcript_is_aligned(place, visit):
+    file = shipped.folder(SPOKEN) / "sample.wav"
     page = visit(place).go(f"models?model={SPOKEN}")
-    page.get_by_test_id("heard").wait_for()
+    page.get_by_test_id("transcript").wait_for()
     page.locator("input[type=file]").set_input_files(file)
     page.get_by_text("sample.wav", exact=True).wait_for()
-    seen = subject.open(SPOKEN, str(file))
+    seen = prepare_input(SPOKEN, str(file))
     with torch.no_grad():
         logits = seen.model(seen.inputs)
-    words = [seen.token(label) for label in read_out(logits)[0]]
-    expect(page.get_by_test_id("heard")).to_have_text(f"heard: {' '.join(words)}")
+    words = [seen.token(label) for label in ctc_greedy_decode(logits)[0]]
+    expect(page.get_by_test_id("transcript")).to_have_text(f"transcript: {' '.join(words)}")
     player = page.get_by_label("The recording", exact=True)
     page.wait_for_function("() => document.querySelector('audio').readyState === 4")
-    sound = read_sound(file)
+    sound = read_audio(file)
     assert player.get_attribute("src").startswith("blob:")
-    assert player.evaluate("each => each.duration") == pytest.approx(len(sound.samples) / sound.rate, abs=0.01)
+    assert player.evaluate("each => each.duration") == pytest.approx(len(sound.samples) / sound.sample_rate, abs=0.01)
     line = page.get_by_test_id("recording")
     best = logits[0].argmax(-1).tolist()
     first = best.index(next(label for label in best if label))
@@ -86,11 +85,11 @@ def test_a_recording_that_is_dropped_is_played_and_its_words_stand_where_they_we
     page.get_by_test_id("weight").filter(has_text="query 1 “0.04 s”").wait_for()
 
 
-def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids):
-    page.get_by_label("beside it").select_option(ids["<i>other"])
+def test_comparing_two_models_shows_the_numbers_of_the_library(page, folders, ids):
+    page.get_by_label("compare with").select_option(ids["<i>other"])
     card = page.get_by_test_id("comparison")
-    card.get_by_text("best matched").wait_for()
-    one, two = (subject.open(folders / name, TEXT).trace() for name in ("gpt", "<i>other"))
+    card.get_by_text("best matching").wait_for()
+    one, two = (prepare_input(folders / name, TEXT).trace() for name in ("gpt", "<i>other"))
     found = compare(one, two)
     assert card.locator("dd").all_inner_texts() == [
         f"{number:.4f}" for number in (found.mean, found.matched, found.table[1][3])
@@ -98,75 +97,75 @@ def test_two_models_are_compared_as_the_library_compares_them(page, folders, ids
     assert page.locator("h2", has_text="<i>other").count() == 1  # text, never HTML
     assert page.get_by_test_id("map").count() == 2
     reproduce = page.get_by_test_id("reproduce")
-    expect(reproduce).to_contain_text(f"--against '{folders / '<i>other'}'")
+    expect(reproduce).to_contain_text(f"--compare '{folders / '<i>other'}'")
     expect(reproduce).to_contain_text("print(qkv.interp.compare(trace, other.trace()))")
     page.get_by_test_id("map").first.focus()
     page.keyboard.press("x")
-    seen = subject.open(folders / "gpt", TEXT)
-    with change(seen.model, cut=[(1, 3, 8, 4)]):
+    seen = prepare_input(folders / "gpt", TEXT)
+    with intervene(seen.model, mask_edges=[(1, 3, 8, 4)]):
         found = compare(seen.trace(), two)
     numbers = [f"{number:.4f}" for number in (found.mean, found.matched, found.table[1][3])]
     expect(card.locator("dd")).to_have_text(numbers)  # what is shown is compared
     expect(reproduce).to_contain_text("with qkv.interp.change(seen.model, **changes):")
 
 
-def test_the_rollout_is_reached_by_the_keys_and_shows_the_librarys_numbers(page, folders):
+def test_the_rollout_is_reached_by_keys_and_shows_the_numbers_of_the_library(page, folders):
     page.locator('[data-head="rollout"]').wait_for()  # it comes after the map
     page.locator('[data-head="1.3"]').focus()
     page.keyboard.press("ArrowDown")
-    shows(page, -1, 0)
-    found = rollout(subject.open(folders / "gpt", TEXT).trace()).weights
-    assert at(page, 8, 2).endswith(f"{found[8, 2].item():.6f}")
+    wait_for_head(page, -1, 0)
+    found = rollout(prepare_input(folders / "gpt", TEXT).trace()).weights
+    assert read_weight(page, 8, 2).endswith(f"{found[8, 2].item():.6f}")
     expect(page.get_by_test_id("reproduce")).to_contain_text("--rollout")
 
 
-def test_a_link_restores_the_window_that_was_zoomed_to(page):
+def test_a_link_restores_the_zoomed_window(page):
     page.get_by_test_id("map").press("+")
     page.wait_for_selector('[data-testid="map"][data-window="1.3 4,9 2,7"]')
     page.wait_for_url("**view=4.9.2.7**")
     page.reload()
     page.wait_for_selector('[data-testid="map"][data-window="1.3 4,9 2,7"]')
-    page.evaluate("location.hash = location.hash.replace(/&text=[^&]*/, '&lost=a+long+text')")
-    page.get_by_text("It was a long text; give it once more on the left.").wait_for()  # and no sample in its place
+    page.evaluate("location.hash = location.hash.replace(/&text=[^&]*/, '&missing=a+long+text')")
+    page.get_by_text("It was a long text; enter it again on the left.").wait_for()  # and no sample instead
 
 
-def test_beta_and_a_cut_by_the_keys_change_the_answer_as_the_library_says(page, folders):
-    seen = subject.open(folders / "gpt", TEXT)
-    own = beta_of(seen.trace().layers[1])
-    page.get_by_label("β as a multiple of its own").focus()
+def test_scale_and_a_masked_edge_by_keys_have_the_effect_of_the_library(page, folders):
+    seen = prepare_input(folders / "gpt", TEXT)
+    own = seen.trace().layers[1].scale
+    page.get_by_label("Scale β as a multiple of the model's").focus()
     for _ in range(4):
         page.keyboard.press("ArrowRight")  # a quarter of a doubling each
-    turned = effect(seen.model, seen.inputs, beta={(1, 3): 2 * own})
+    turned = measure_effect(seen.model, seen.inputs, scale={(1, 3): 2 * own})
     expect(page.get_by_test_id("effect")).to_contain_text(f"{turned.kl:.6f} nats")
     page.get_by_test_id("map").focus()
     page.keyboard.press("x")
-    both = effect(seen.model, seen.inputs, beta={(1, 3): 2 * own}, cut=[(1, 3, 8, 4)])
+    both = measure_effect(seen.model, seen.inputs, scale={(1, 3): 2 * own}, mask_edges=[(1, 3, 8, 4)])
     expect(page.get_by_test_id("effect")).to_contain_text(f"{both.kl:.6f} nats")
-    expect(page.get_by_test_id("reproduce")).to_contain_text("--beta 1.3=x2 --cut 1.3:8:4")
+    expect(page.get_by_test_id("reproduce")).to_contain_text("--scale 1.3=x2 --mask-edge 1.3:8:4")
     page.get_by_role("button", name="undo all").click()
     expect(page.get_by_test_id("effect")).to_have_count(0)
 
 
-def test_which_heads_matter_is_told_with_the_numbers_of_the_sweep(page, folders):
-    page.get_by_role("button", name="silence each in turn").click()
-    seen = subject.open(folders / "gpt", TEXT)
-    found = sweep(seen.model, seen.inputs)
+def test_ablation_sweep_shows_the_numbers_of_the_library(page, folders):
+    page.get_by_role("button", name="ablate each head in turn").click()
+    seen = prepare_input(folders / "gpt", TEXT)
+    found = ablation_sweep(seen.model, seen.inputs)
     costs = sorted((cost for row in found.table for cost in row if cost is not None), reverse=True)
     listed = page.locator("ol li .number")
     expect(listed).to_have_text([f"{cost:.4f}" for cost in costs[:5]])
 
 
-def test_a_long_text_is_pooled_and_zoomed_to_its_own_weights(place, visit, folders, ids):
+def test_a_long_text_is_pooled_and_zoomed_to_single_weights(place, visit, folders, ids):
     page = visit(place).go(f"models?model={ids['gpt']}&layer=1&head=2&query=420&key=300&text={LONG[:1500]}")
-    page.set_default_timeout(30_000)
-    shows(page, 1, 2)
+    page.set_default_timeout(120_000)
+    wait_for_head(page, 1, 2)
     page.locator("textarea").fill(LONG)
     page.get_by_role("button", name="Look", exact=True).click()
     page.wait_for_selector('[data-testid="map"][data-step="2"]')
-    weights = subject.open(folders / "gpt", LONG).trace().weights(1, 2)
+    weights = prepare_input(folders / "gpt", LONG).trace().weights(1, 2)
     largest = weights[500:502, 200:202].max().item()
-    assert f"at most {largest:.6f}; zoom in" in at(page, 500 // 2, 200 // 2)
-    page.get_by_test_id("map").click(position=place_of(page, 210, 150))  # query 420, key 300
+    assert f"at most {largest:.6f}; zoom in" in read_weight(page, 500 // 2, 200 // 2)
+    page.get_by_test_id("map").click(position=cell_position(page, 210, 150))  # query 420, key 300
     page.get_by_test_id("map").press("+")
     page.wait_for_selector('[data-testid="map"][data-step="1"]')
     page.mouse.move(0, 0)

@@ -1,6 +1,7 @@
 import { mount } from "svelte";
 
 import App from "./App.svelte";
+import "./viewer/theme.css";
 import "./style.css";
 
 export default mount(App, { target: document.getElementById("page")! });

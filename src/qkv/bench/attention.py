@@ -1,18 +1,25 @@
-"""Attention: ours, PyTorch's kernel and the written formula, over lengths; time, memory, and how both grow.
+"""Benchmark of attention: qkv, PyTorch's kernel and the plain formula over lengths; time, memory and their growth.
 
-Axes: b batch · h heads · t tokens · d head width.
+Axes: b batch · h heads · t tokens · d head dim.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.bench.measure import Note, fitted_exponent, interleaved, speed_ratio
-from qkv.bench.peak import in_child
-from qkv.bench.result import Column, Result, Table
+from qkv.bench import OnNote
+from qkv.bench.measure import (
+    Timing,
+    fit_exponent,
+    measure_memory,
+    run_in_fresh_process,
+    speed_ratio,
+    time_interleaved,
+)
+from qkv.bench.report import BenchmarkResult, Column, Table
 from qkv.nn.attention import attention
 
-HEADS, WIDTH = 4, 64
+HEADS, HEAD_DIM = 4, 64
 
 
 def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -26,48 +33,52 @@ def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q kᵀ / √d) v as a textbook writes it."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
-    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
-    return scores.masked_fill(later, float("-inf")).softmax(-1) @ v
+    future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, float("-inf")).softmax(-1) @ v
 
 
-COMPETITORS = {"qkv.attention": ours, "PyTorch's kernel": kernel, "the formula": formula}
+IMPLEMENTATIONS = {"qkv.attention": ours, "PyTorch's kernel": kernel, "the formula": formula}
 
 
-def inputs(length: int) -> tuple[Tensor, Tensor, Tensor]:
+def random_inputs(length: int) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, HEADS, length, WIDTH)
+    q, k, v = torch.randn(3, 1, HEADS, length, HEAD_DIM)
     return q, k, v
 
 
-def run(quick: bool, note: Note) -> Result:
+def benchmark_attention(quick: bool, on_note: OnNote) -> BenchmarkResult:
     lengths = (256, 512, 1024) if quick else (256, 512, 1024, 2048, 4096)
-    long = (1024, 4096) if quick else (1024, 2048, 4096, 8192)
-    times: dict[str, list[float]] = {name: [] for name in COMPETITORS}
+    long_lengths = (1024, 4096) if quick else (1024, 2048, 4096, 8192)
+    times: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
     rows = []
     for length in lengths:
-        note(f"{length} tokens")
-        found = _timed(length, rounds=9 if quick else 15)
-        us, them = found["qkv.attention"], found["PyTorch's kernel"]
+        on_note(f"{length} tokens")
+        found = _time_length(length, rounds=9 if quick else 15)
         for name, timing in found.items():
             times[name].append(timing.median)
         medians = [timing.median * 1e3 for timing in found.values()]
-        rows.append((length, *medians, str(speed_ratio(us, them)), str(speed_ratio(us, found["the formula"]))))
+        ratios = [str(speed_ratio(found["qkv.attention"], found[name])) for name in ("PyTorch's kernel", "the formula")]
+        rows.append((length, *medians, *ratios))
     peaks = {}
-    for name in COMPETITORS:
-        note(f"memory of {name}")
-        peaks[name] = [in_child(name, length) for length in long]
-    columns = tuple(Column(name, "ms", 3) for name in COMPETITORS)
+    for name in IMPLEMENTATIONS:
+        on_note(f"memory of {name}")
+        peaks[name] = [call_memory(name, length) for length in long_lengths]
+    columns = tuple(Column(name, "ms", 3) for name in IMPLEMENTATIONS)
     speed = (Column("as fast as the kernel", "×"), Column("as fast as the formula", "×"))
-    memory = tuple(Column(f"{length:,} tokens", "MiB", 1) for length in long)
+    memory = tuple(Column(f"{length:,} tokens", "MiB", 1) for length in long_lengths)
     growth = tuple(
-        (name, *(_mib(peak) for peak in peaks[name]), fitted_exponent(long, [peak or 0 for peak in peaks[name]]))
-        for name in COMPETITORS
+        (
+            name,
+            *(None if peak is None else peak / 2**20 for peak in peaks[name]),
+            fit_exponent(long_lengths, [peak or 0 for peak in peaks[name]]),
+        )
+        for name in IMPLEMENTATIONS
     )
-    powers = tuple((name, fitted_exponent(lengths, times[name])) for name in COMPETITORS)
-    return Result(
+    powers = tuple((name, fit_exponent(lengths, times[name])) for name in IMPLEMENTATIONS)
+    return BenchmarkResult(
         "attention",
-        f"Causal attention of {HEADS} heads, {WIDTH} wide, float32, batch 1, forward; every peak of memory is that of "
-        "one call in a process of its own.",
+        f"Causal attention, forward pass: {HEADS} heads of dimension {HEAD_DIM}, float32, batch 1. Each memory peak is "
+        "that of one call in a fresh process.",
         (
             Table("Time", (Column("tokens"), *columns, *speed), tuple(rows)),
             Table("Time grows as n to the power", (Column("", ""), Column("power")), powers),
@@ -77,10 +88,23 @@ def run(quick: bool, note: Note) -> Result:
 
 
 @torch.inference_mode()
-def _timed(length: int, rounds: int):
-    q, k, v = inputs(length)
-    return interleaved({name: lambda call=call: call(q, k, v) for name, call in COMPETITORS.items()}, rounds, warm=2)
+def _time_length(length: int, rounds: int) -> dict[str, Timing]:
+    q, k, v = random_inputs(length)
+    calls = {name: lambda call=call: call(q, k, v) for name, call in IMPLEMENTATIONS.items()}
+    return time_interleaved(calls, rounds, warmup=2)
 
 
-def _mib(peak: int | None) -> float | None:
-    return None if peak is None else peak / 2**20
+def call_memory(name: str, length: int) -> int | None:
+    """The bytes that one call adds to the peak memory of a fresh process; None if it failed."""
+    try:
+        return run_in_fresh_process("qkv.bench.attention:measure_call_memory", name, length)
+    except RuntimeError:
+        return None
+
+
+@torch.inference_mode()
+def measure_call_memory(name: str, length: int) -> int:
+    call = IMPLEMENTATIONS[name]
+    call(*random_inputs(64))  # what the first call sets up does not count
+    inputs = random_inputs(length)
+    return measure_memory(lambda: call(*inputs))

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it multiplies matrices in each dtype."""
+"""The machine: processor, memory, and measured speed of matrix products and memory reads."""
 
 import os
 import platform
@@ -12,8 +12,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
-class Speed:
-    """How fast one dtype is multiplied: 10⁹ operations a second, best of the repeats, for square matrices of `size`."""
+class MatrixSpeed:
+    """The speed of matrix products in one dtype: 10⁹ operations a second, best of several, for square matrices."""
 
     dtype: str
     gigaflops: float
@@ -22,7 +22,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Machine:
-    """What computations run on here."""
+    """The hardware and software that computations run on here."""
 
     python: str
     torch: str
@@ -31,24 +31,23 @@ class Machine:
     cores: int
     threads: int
     memory_gib: float
-    speeds: list[Speed]
+    speeds: list[MatrixSpeed]
 
     @property
     def best_dtype(self) -> str:
-        """The fastest dtype to train in: a shorter one only where it is really faster than float32."""
+        """The dtype to train in: bfloat16 if it is at least 20 % faster than float32."""
         known = {speed.dtype: speed.gigaflops for speed in self.speeds}
-        shorter = known.get("bfloat16", 0.0)
-        return "bfloat16" if shorter > 1.2 * known.get("float32", 0.0) else "float32"
+        return "bfloat16" if known.get("bfloat16", 0.0) > 1.2 * known.get("float32", 0.0) else "float32"
 
-    def as_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return {**asdict(self), "best_dtype": self.best_dtype}
 
 
-def describe(device: torch.device, note: Callable[[str], None] = lambda _: None) -> Machine:
-    """Look at the machine and measure it; `note` is told what is being measured."""
+def measure_machine(device: torch.device, on_note: Callable[[str], None] = lambda _: None) -> Machine:
+    """Describe the machine and measure its speed; `on_note` is told what is being measured."""
     speeds = []
     for name in DTYPES:
-        note(f"measuring {name}")
+        on_note(f"measuring {name}")
         speed = matrix_speed(getattr(torch, name), device)
         if speed is not None:
             speeds.append(speed)
@@ -56,16 +55,16 @@ def describe(device: torch.device, note: Callable[[str], None] = lambda _: None)
         python=platform.python_version(),
         torch=torch.__version__,
         device=str(device),
-        processor=_processor(),
+        processor=_processor_name(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
-        memory_gib=round(_memory() / 2**30, 1),
+        memory_gib=round(_total_memory() / 2**30, 1),
         speeds=speeds,
     )
 
 
-def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0.4) -> Speed | None:
-    """The speed of a matrix product, grown until one takes a measurable time; None where the device cannot do it."""
+def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0.4) -> MatrixSpeed | None:
+    """The speed of a matrix product large enough to time; None if the device does not support the dtype."""
     size, best = 64, 0.0
     try:
         while True:
@@ -77,12 +76,12 @@ def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0
         while time.perf_counter() < until:
             took = min(took, _time_product(size, dtype, device))
         best = 2 * size**3 / took / 1e9
-    except (RuntimeError, TypeError):  # a dtype that this device has no kernel for
+    except (RuntimeError, TypeError):  # this device has no kernel for the dtype
         return None
-    return Speed(str(dtype).removeprefix("torch."), round(best, 1), size)
+    return MatrixSpeed(str(dtype).removeprefix("torch."), round(best, 1), size)
 
 
-def pick_device() -> torch.device:
+def default_device() -> torch.device:
     """The accelerator if there is one, otherwise the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -91,27 +90,27 @@ def pick_device() -> torch.device:
 
 def _time_product(size: int, dtype: torch.dtype, device: torch.device) -> float:
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    _wait(device)
+    _synchronize(device)
     start = time.perf_counter()
     _ = a @ b
-    _wait(device)
+    _synchronize(device)
     return time.perf_counter() - start
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type in ("cuda", "mps"):
         getattr(torch, device.type).synchronize()
 
 
-def _memory() -> int:
+def _total_memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
 
 
-def _processor() -> str:
-    """The processor's name, where the system tells it."""
+def _processor_name() -> str:
+    """The processor's name, if the system reports it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -120,32 +119,32 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def for_report() -> dict[str, object]:
-    """The machine as a report of benchmarks describes it: no names of hosts, measured peak and bandwidth."""
-    return {**about(), "peak_gigaflops": peak_gigaflops(), "bandwidth": round(memory_bandwidth() / 1e9, 1)}
+def describe_for_report() -> dict[str, object]:
+    """The machine for a benchmark report: without host names, with measured peak and bandwidth."""
+    return {**describe_hardware(), "peak_gigaflops": peak_gigaflops(), "bandwidth": round(memory_bandwidth() / 1e9, 1)}
 
 
-def about() -> dict[str, object]:
-    """What the machine is, nothing measured."""
+def describe_hardware() -> dict[str, object]:
+    """Hardware and versions; nothing is measured."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "processor": _processor(),
-        "instructions": _instructions(),
+        "processor": _processor_name(),
+        "instructions": _vector_instructions(),
         "cores": os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
-        "memory_gib": round(_memory() / 2**30, 1),
+        "memory_gib": round(_total_memory() / 2**30, 1),
     }
 
 
 def peak_gigaflops(seconds: float = 1.0) -> float:
-    """The speed of a large matrix product in float32 with the threads in use, best of the repeats."""
+    """The speed of a large float32 matrix product with the threads in use, best of several."""
     speed = matrix_speed(torch.float32, torch.device("cpu"), seconds=seconds)
     return 0.0 if speed is None else speed.gigaflops
 
 
 def memory_bandwidth(size: int = 2**28, seconds: float = 0.6) -> float:
-    """Bytes read a second by a sum over `size` bytes, which no cache holds; best of the repeats."""
+    """Bytes read a second by a sum over `size` bytes, too many for any cache; best of several."""
     numbers = torch.ones(size // 4)
     best, until = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -155,8 +154,8 @@ def memory_bandwidth(size: int = 2**28, seconds: float = 0.6) -> float:
     return size / best
 
 
-def _instructions() -> list[str]:
-    """The processor's vector instructions, where the system tells them."""
+def _vector_instructions() -> list[str]:
+    """The processor's vector instructions, if the system reports them."""
     known = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "asimd", "sve")
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:

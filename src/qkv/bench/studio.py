@@ -1,6 +1,6 @@
-"""The studio as a person meets it: how soon the page is there, how soon a slider shows, how much is sent.
+"""Benchmark of the studio web app: first paint, slider latency and page size, in headless chromium.
 
-The command itself is started (`qkv studio --json`) and a real chromium is let in; what cannot be measured says why.
+The command itself is started (`qkv studio --json`). Whatever cannot be measured is noted with the reason.
 """
 
 import contextlib
@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from qkv.bench.measure import Note, Timing
-from qkv.bench.result import Column, Result, Table, Value
+from qkv.bench import OnNote
+from qkv.bench.measure import Timing
+from qkv.bench.report import BenchmarkResult, Column, Table, Value
 
-TOKENS, WIDTH = 64, 8
-WARM = 20  # moves before those that count: the browser compiles what is called often
-PAINT, SLIDE, SIZE = 1000.0, 50.0, 500.0  # what is aimed at: ms, ms, kB
-PATIENCE = 60_000  # ms
-PICTURE = '[data-testid="weights"]'
+TOKENS, DIM = 64, 8
+WARMUP_MOVES = 20  # before those that count: the browser compiles code that is called often
+PAINT_TARGET, SLIDER_TARGET, SIZE_TARGET = 1000.0, 50.0, 500.0  # ms, ms, kB
+TIMEOUT = 60_000  # ms
+MAP = '[data-testid="weights"]'
 SLIDER = 'input[type="range"][aria-label="β, the inverse temperature"]'
-ARGUMENTS = (
+CHROMIUM_ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
     "--no-first-run",
@@ -35,7 +36,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-# the first picture of weights, and the moments at which new ones stand on the screen
+# records the moments at which a new attention map is painted
 WATCH = """
 window.qkvShown = [];
 new MutationObserver(() => {
@@ -66,61 +67,60 @@ MOVE = """
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One row: what, its times in ms, and what is aimed at."""
+class Latency:
+    """One row: what was timed, its times in ms, and the target."""
 
     what: str
     milliseconds: tuple[float, ...]
-    aim: float
+    target: float
 
     def row(self) -> tuple[Value, ...]:
         timing = Timing(self.what, self.milliseconds)
         low, high = timing.quartiles
-        return (self.what, len(self.milliseconds), timing.median, f"{low:.1f}–{high:.1f}", self.aim)
+        return (self.what, len(self.milliseconds), timing.median, f"{low:.1f}–{high:.1f}", self.target)
 
 
-def run(quick: bool, note: Note) -> Result:
-    """The benchmark."""
-    note("sizes")
-    tables, notes = [sizes_table(sizes())], []
-    note("a browser")
-    found, skipped = in_browser(3 if quick else 9, 10 if quick else 40, note)
+def benchmark_studio(quick: bool, on_note: OnNote) -> BenchmarkResult:
+    on_note("sizes")
+    tables = [make_size_table(measure_sizes())]
+    on_note("a browser")
+    found, skipped = measure_in_browser(3 if quick else 9, 10 if quick else 40, on_note)
     if found:
         columns = (
             Column("what"),
             Column("rounds"),
             Column("median", "ms", 1),
             Column("quartiles", "ms"),
-            Column("aim, below", "ms", 0),
+            Column("target, below", "ms", 0),
         )
-        tables.insert(0, Table("What a person waits for", columns, tuple(each.row() for each in found)))
-    notes += [f"Not measured: {why}." for why in skipped]
+        tables.insert(0, Table("Waiting times", columns, tuple(latency.row() for latency in found)))
+    notes = tuple(f"Not measured: {reason}." for reason in skipped)
     about = (
-        "The page of `qkv studio` in headless chromium on the same machine. First paint: from the request for it, "
-        "with nothing cached, to the first content on the screen. A slider: from the moment β is moved to the new "
-        f"picture of {TOKENS} × {TOKENS} weights on the screen, the server's work included, after "
-        f"{WARM} moves that do not count."
+        "The page of `qkv studio` in headless chromium on the same machine. First paint: from the request, with an "
+        "empty cache, to the first content on the screen. Slider: from a move of the scale β to the new map of "
+        f"{TOKENS} × {TOKENS} weights on the screen, including the server's work, after {WARMUP_MOVES} moves that do "
+        "not count."
     )
-    return Result("studio", about, tuple(tables), notes=tuple(notes))
+    return BenchmarkResult("studio", about, tuple(tables), notes=notes)
 
 
-def sizes(page: Path | None = None) -> dict[str, tuple[int, int]]:
-    """The files of the page: bytes as they are, and gzipped."""
+def measure_sizes(page: Path | None = None) -> dict[str, tuple[int, int]]:
+    """The size of each file of the page in bytes, plain and gzipped."""
     home = Path(str(importlib.resources.files("qkv"))) / "studio" / "page" if page is None else page
     files = sorted(path for path in home.rglob("*") if path.is_file())
     contents = {path.relative_to(home).as_posix(): path.read_bytes() for path in files}
     return {name: (len(data), len(gzip.compress(data, 9, mtime=0))) for name, data in contents.items()}
 
 
-def sizes_table(found: dict[str, tuple[int, int]]) -> Table:
+def make_size_table(found: dict[str, tuple[int, int]]) -> Table:
     total = tuple(sum(size[i] for size in found.values()) for i in (0, 1))
     rows = [(name, size / 1e3, packed / 1e3, None) for name, (size, packed) in found.items()]
-    columns = (Column("file"), Column("size", "kB", 1), Column("gzipped", "kB", 1), Column("aim, below", "kB", 0))
-    return Table("What the page is made of", columns, (*rows, ("all of it", total[0] / 1e3, total[1] / 1e3, SIZE)))
+    columns = (Column("file"), Column("size", "kB", 1), Column("gzipped", "kB", 1), Column("target, below", "kB", 0))
+    return Table("Size of the page", columns, (*rows, ("total", total[0] / 1e3, total[1] / 1e3, SIZE_TARGET)))
 
 
-def in_browser(visits: int, moves: int, note: Note) -> tuple[list[Measured], list[str]]:
-    """What was measured in a browser, and why the rest was not."""
+def measure_in_browser(visits: int, moves: int, on_note: OnNote) -> tuple[list[Latency], list[str]]:
+    """The latencies measured in a browser, and the reasons why others were not."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -128,113 +128,113 @@ def in_browser(visits: int, moves: int, note: Note) -> tuple[list[Measured], lis
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         return [], ["first paint and the slider, because there is no chromium"]
-    with serving() as place, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+    with serve_studio() as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(CHROMIUM_ARGUMENTS))
         try:
-            return _visited(browser, place, visits, moves, note)
+            return _visit_page(browser, server, visits, moves, on_note)
         finally:
             browser.close()
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[dict[str, str]]:
-    """The studio as its command opens it: its address, and the file that lets a browser in."""
+def serve_studio() -> Iterator[dict[str, str]]:
+    """Start `qkv studio`; gives its address and the file that logs a browser in."""
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-m", "qkv", "studio", "--json", "--runs", runs]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
             try:
-                told = ""
-                while not told.endswith("}\n"):
+                output = ""
+                while not output.endswith("}\n"):
                     line = process.stdout.readline()
                     if not line:
-                        raise ValueError("qkv studio did not begin; `qkv studio` says why")
-                    told += line
-                yield json.loads(told)
+                        raise ValueError("qkv studio did not start; run `qkv studio` to see why")
+                    output += line
+                yield json.loads(output)
             finally:
                 process.terminate()
 
 
-def _visited(
-    browser: Any, place: dict[str, str], visits: int, moves: int, note: Note
-) -> tuple[list[Measured], list[str]]:
-    painted, drawn, skipped = [], [], []
-    for number in range(visits + 1):  # the first visit warms the server up
-        note(f"visit {number} of {visits}")
-        with _entered(browser, place) as page:
+def _visit_page(
+    browser: Any, server: dict[str, str], visits: int, moves: int, on_note: OnNote
+) -> tuple[list[Latency], list[str]]:
+    paints, maps, skipped = [], [], []
+    for number in range(visits + 1):  # the first visit warms up the server
+        on_note(f"visit {number} of {visits}")
+        with _open_page(browser, server) as page:
             if number:
-                painted.append(_painted(page))
-                drawn += page.evaluate("window.qkvShown.slice(0, 1)")
-    found = [Measured("first paint", tuple(painted), PAINT)]
-    if drawn:
-        found.append(Measured("first picture of weights", tuple(drawn), PAINT))
-    with _entered(browser, place) as page:
-        note("moving the slider")
-        page.goto(f"{place['address']}/#/playground?{link()}")
+                paints.append(_first_paint(page))
+                maps += page.evaluate("window.qkvShown.slice(0, 1)")
+    found = [Latency("first paint", tuple(paints), PAINT_TARGET)]
+    if maps:
+        found.append(Latency("first attention map", tuple(maps), PAINT_TARGET))
+    with _open_page(browser, server) as page:
+        on_note("moving the slider")
+        page.goto(f"{server['address']}/#/playground?{playground_link()}")
         page.reload()
-        times, why = slid(page, moves)
+        times, reason = time_slider(page, moves)
     if times:
-        found.append(Measured(f"a slider, {TOKENS} tokens", tuple(times), SLIDE))
+        found.append(Latency(f"slider, {TOKENS} tokens", tuple(times), SLIDER_TARGET))
     else:
-        skipped.append(f"the slider, because {why}")
+        skipped.append(f"the slider, because {reason}")
     return found, skipped
 
 
 @contextlib.contextmanager
-def _entered(browser: Any, place: dict[str, str]) -> Iterator[Any]:
-    """A page in a browser that has never seen the studio; it stands in the first room, drawn."""
+def _open_page(browser: Any, server: dict[str, str]) -> Iterator[Any]:
+    """The first page of the studio in a browser with an empty cache, fully drawn."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     try:
         page = context.new_page()
         page.add_init_script(WATCH)
-        page.goto(Path(place["open"]).as_uri())
-        page.wait_for_url(f"{place['address']}/", timeout=PATIENCE)
-        page.wait_for_selector("nav", timeout=PATIENCE)
-        _settled(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=5000))
+        page.goto(Path(server["open"]).as_uri())
+        page.wait_for_url(f"{server['address']}/", timeout=TIMEOUT)
+        page.wait_for_selector("nav", timeout=TIMEOUT)
+        _wait_for_map(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=5000))
         yield page
     finally:
         context.close()
 
 
-def _settled(page: Any, wait: Callable[[], object]) -> bool:
-    """Whether what was waited for came; there is nothing to wait for without a picture."""
-    from playwright.sync_api import TimeoutError as TooLateError
+def _wait_for_map(page: Any, wait: Callable[[], object]) -> bool:
+    """Whether the wait succeeded; False at once if the page has no attention map."""
+    from playwright.sync_api import TimeoutError as BrowserTimeoutError
 
-    if page.locator(PICTURE).count() == 0:
+    if page.locator(MAP).count() == 0:
         page.wait_for_timeout(300)
-    if page.locator(PICTURE).count() == 0:
+    if page.locator(MAP).count() == 0:
         return False
     try:
         wait()
-    except TooLateError:
+    except BrowserTimeoutError:
         return False
     return True
 
 
-def _painted(page: Any) -> float:
-    """Milliseconds from the request for the page to its first content."""
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0", timeout=PATIENCE)
+def _first_paint(page: Any) -> float:
+    """Milliseconds from the request to the first content."""
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0", timeout=TIMEOUT)
     return float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
 
 
-def slid(page: Any, moves: int, patience: int = 10_000) -> tuple[list[float], str]:
-    """Milliseconds from each move of the slider to its picture; or why there are none."""
-    _settled(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=patience))
+def time_slider(page: Any, moves: int, timeout: int = 10_000) -> tuple[list[float], str]:
+    """Milliseconds from each move of the slider to the new map; or the reason why there are none."""
+    _wait_for_map(page, lambda: page.wait_for_function("window.qkvShown.length > 0", timeout=timeout))
     if page.locator(SLIDER).count() == 0:
-        return [], "the Playground has no slider of β"
-    if page.locator(f"{PICTURE}[data-shown]").count() == 0:
-        return [], "the Playground does not tell when its picture is drawn"
-    places = [(7 * number % 41 + 1) / 43 for number in range(moves + WARM)]  # no two neighbours alike
-    times = [page.evaluate(MOVE, [SLIDER, place]) for place in places][WARM:]
-    seen = [float(time) for time in times if time is not None]
-    return seen, "" if seen else "no new picture came when the slider was moved"
+        return [], "the Playground has no slider for β"
+    if page.locator(f"{MAP}[data-shown]").count() == 0:
+        return [], "the Playground does not report when its map is drawn"
+    places = [(7 * number % 41 + 1) / 43 for number in range(moves + WARMUP_MOVES)]  # no two in a row are equal
+    times = [page.evaluate(MOVE, [SLIDER, place]) for place in places][WARMUP_MOVES:]
+    known = [float(time) for time in times if time is not None]
+    return known, "" if known else "no new map was drawn when the slider moved"
 
 
-def link(tokens: int = TOKENS, width: int = WIDTH) -> str:
-    """The Playground with this many random queries, keys and values, as its links say it."""
-    chance = random.Random(0)
+def playground_link(tokens: int = TOKENS, dim: int = DIM) -> str:
+    """The parameters of a Playground link with random queries, keys and values."""
+    generator = random.Random(0)
 
     def matrix() -> str:
-        return ";".join(",".join(f"{chance.uniform(-1, 1):.1f}" for _ in range(width)) for _ in range(tokens))
+        return ";".join(",".join(f"{generator.uniform(-1, 1):.1f}" for _ in range(dim)) for _ in range(tokens))
 
     return urlencode({"form": "qkv", "q": matrix(), "k": matrix(), "v": matrix()})

@@ -1,7 +1,18 @@
-"""The conformance suite of attention: judges any implementation by what it does."""
+"""Conformance checks for attention: what an implementation does, which promises hold, and the likely bug."""
 
-from qkv.check.contract import CONTRACTS, COURSE, NOTHING, Contract, named_contract
-from qkv.check.finding import Finding, Report
+from qkv.check.contract import CONTRACTS, ENCODER, NO_PROMISES, TEXTBOOK, Contract, make_contract
+from qkv.check.report import Finding, Report
 from qkv.check.run import assert_sound, run
 
-__all__ = ["CONTRACTS", "COURSE", "NOTHING", "Contract", "Finding", "Report", "assert_sound", "named_contract", "run"]
+__all__ = [
+    "CONTRACTS",
+    "ENCODER",
+    "NO_PROMISES",
+    "TEXTBOOK",
+    "Contract",
+    "Finding",
+    "Report",
+    "assert_sound",
+    "make_contract",
+    "run",
+]

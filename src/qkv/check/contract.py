@@ -1,5 +1,6 @@
-"""What an implementation promises. What is promised is judged, what is not is described."""
+"""Contracts: what an implementation promises. A promise is judged; everything else is only described."""
 
+import difflib
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -8,20 +9,22 @@ Kind = Literal["causal", "bidirectional", "window", "prefix", "chunked"]
 
 @dataclass(frozen=True)
 class Contract:
-    """The promises; None is none.
+    """The promises of an implementation; None means that nothing is promised.
 
-    kind: who sees whom. window: how many tokens a query of a causal window sees, itself included.
-    scale: what q·k is multiplied by: "head" is d^-½ of a head's width; or a number.
-    softmax: the axis that weights sum to one over.
-    grouped: how heads of queries share heads of keys: "repeated" (0 0 1 1) or "tiled" (0 1 0 1).
-    mask: what True means in a mask that is handed in, or that it is added.
-    alignment: where a causal mask stands if there are more keys than queries.
-    padding: whether padding, wherever it stands, must not matter.
-    loss: what a place is asked for: the "next" token of those handed in, or the "same" place of shifted labels.
-    cache: whether it can be called piece by piece with the same result.
-    position: "relative" if only distances between tokens may matter, not where they stand; "rotary": relative, by
-        turning all widths of queries and keys; "alibi": relative, by a bias whose slopes are 2^(−8/h), 2^(−16/h), …;
-        "none": the order of the tokens must not matter at all.
+    Args:
+        kind: which tokens a token may attend to.
+        window: with kind="window", how many tokens a query sees, itself included.
+        scale: the factor on q·k: "head" for d^-½ with d the head dim, or a number.
+        softmax: the axis over which weights sum to 1.
+        grouped: how query heads share key heads (GQA): "repeated" (0 0 1 1) or "tiled" (0 1 0 1).
+        mask: what True means in a mask argument, or "added" for a mask that is added to the scores.
+        alignment: where a causal mask sits when there are more keys than queries.
+        padding: padding must not change the outputs, wherever it is.
+        cache: the implementation has a KV cache, and pieces give the same outputs as the whole.
+        position: "relative": only distances between tokens matter. "rotary": relative, by rotating all of the head dim
+            of queries and keys (RoPE). "alibi": relative, by a bias with slopes 2^(−8/h), 2^(−16/h), …. "none": the
+            order of the tokens does not matter.
+        loss: what a position is scored on: the "next" token of its input, or the "same" position of shifted labels.
     """
 
     kind: Kind | None = None
@@ -38,7 +41,7 @@ class Contract:
 
     def __post_init__(self) -> None:
         if self.kind == "window" and self.window is None:
-            raise ValueError("a contract of kind 'window' says how wide it is: window=…")
+            raise ValueError("a contract with kind='window' needs a width: window=128")
 
     @property
     def relative(self) -> bool:
@@ -50,25 +53,42 @@ class Contract:
         """Whether the formula is promised: a scale and a softmax over keys."""
         return self.scale is not None and self.softmax is not None
 
+    def scale_for(self, head_dim: int) -> float | None:
+        """The promised factor on q·k as a number; None if no scale is promised."""
+        if self.scale is None:
+            return None
+        return head_dim**-0.5 if self.scale == "head" else float(self.scale)
+
     def __str__(self) -> str:
-        said = [f"{f.name} {getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
-        return ", ".join(said) if said else "nothing promised"
+        promises = [f"{f.name} {getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
+        return ", ".join(promises) if promises else "nothing promised"
 
 
-NOTHING = Contract()
+NO_PROMISES = Contract()
+TEXTBOOK = Contract(kind="causal", scale="head", softmax="keys")
+ENCODER = Contract(kind="bidirectional", scale="head", softmax="keys")
 
-# The plain textbook: causal, 1/√d, softmax over keys.
-COURSE = Contract(kind="causal", scale="head", softmax="keys")
-
-CONTRACTS = {
-    "none": NOTHING,
-    "course": COURSE,
-    "encoder": Contract(kind="bidirectional", scale="head", softmax="keys"),
-}
+CONTRACTS = {"none": NO_PROMISES, "textbook": TEXTBOOK, "encoder": ENCODER}
 
 
-def named_contract(name: str, **promises: object) -> Contract:
-    """A contract by its name, with further promises."""
-    if name not in CONTRACTS:
-        raise ValueError(f"contracts are {', '.join(CONTRACTS)}; got {name!r}")
-    return replace(CONTRACTS[name], **{key: value for key, value in promises.items() if value is not None})
+def make_contract(contract: Contract | str | None = None, **promises: object) -> Contract:
+    """A contract from a contract, its name or None, with further promises; `causal=True` is short for kind="causal".
+
+    >>> str(make_contract("textbook", padding=True))
+    'kind causal, scale head, softmax keys, padding True'
+    """
+    if contract is None:
+        contract = NO_PROMISES
+    if isinstance(contract, str):
+        if contract not in CONTRACTS:
+            raise ValueError(f"contract must be one of {', '.join(CONTRACTS)}; got {contract!r}")
+        contract = CONTRACTS[contract]
+    if promises.pop("causal", False):
+        promises["kind"] = "causal"
+    names = [field.name for field in fields(Contract)]
+    for name in promises:
+        if name not in names:
+            near = difflib.get_close_matches(name, ["causal", *names], n=1)
+            offered = f"did you mean {near[0]}?" if near else f"promises are causal, {', '.join(names)}"
+            raise ValueError(f"a contract has no promise {name!r}; {offered}")
+    return replace(contract, **{name: value for name, value in promises.items() if value is not None})

@@ -1,203 +1,125 @@
-"""Judge an implementation: find out how to call it, measure, compare with what it promises."""
+"""Check an implementation: load it, find out how to call it, run the registry of checks, and name the bug."""
 
-import inspect
+from __future__ import annotations
+
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
-from qkv import checkpoints as hub
-from qkv.check import build, hugging_face, influence
-from qkv.check.checks.always import check_always, determinism
-from qkv.check.checks.cache import check_cache
-from qkv.check.checks.cross import check_source
-from qkv.check.checks.gradient import check_gradient
-from qkv.check.checks.inside import check_inside
-from qkv.check.checks.kind import check_kind
-from qkv.check.checks.layout import check_layout
-from qkv.check.checks.length import check_truncation
-from qkv.check.checks.loss import check_own_loss
-from qkv.check.checks.masked import check_masked
-from qkv.check.checks.packing import check_packing
-from qkv.check.checks.padding import check_padding
-from qkv.check.checks.paths import check_paths
-from qkv.check.checks.positions import check_positions
-from qkv.check.checks.precision import check_precision
-from qkv.check.checks.saved import check_saved
-from qkv.check.checks.weights import check_weights
-from qkv.check.contract import NOTHING, Contract
-from qkv.check.declared import declared, declared_subject
-from qkv.check.diagnosis import Diagnosis
-from qkv.check.explain import diagnose
-from qkv.check.finding import Finding, Report, told
-from qkv.check.functions import function_subject, is_attention_function
-from qkv.check.inside.read import readings
-from qkv.check.like import compared, measured
-from qkv.check.like import torch_reference as like_torch
-from qkv.check.modules import module_subject
-from qkv.check.subject import Subject
-from qkv.check.training import Call, guess, judge_training
-
-WORDS = get_args(Call)  # what a target may be said to be; another --call is how it is called
+from qkv.check.calling import TargetLoader, make_implementation, target_name
+from qkv.check.calling.hugging_face import family_contract
+from qkv.check.checks.basics import check_determinism
+from qkv.check.checks.training_code import guess_part
+from qkv.check.contract import Contract, make_contract
+from qkv.check.explain import explain_findings
+from qkv.check.implementation import Implementation
+from qkv.check.influence import measure_influence, name_kind
+from qkv.check.reference import compare_with_reference, measure_contract, torch_reference
+from qkv.check.registry import CHECKS, TRAINING_CHECKS, Measurements, TrainingCheck
+from qkv.check.report import Diagnosis, Finding, Report, describe_error
+from qkv.check.tracing.readings import read_attentions
 
 
 def run(
     target: Any,
-    contract: Contract | None = None,
+    contract: Contract | str | None = None,
     *,
     arguments: dict[str, Any] | None = None,
     call: str | None = None,
     like: Any = None,
     seed: int = 0,
+    **promises: Any,
 ) -> Report:
-    """Check a function, a class, a module, or `file.py:Name` / `package.module:Name`.
+    """Check a function, a class, a module, or the target of a name.
 
-    >>> from qkv.check.contract import COURSE
+    Args:
+        target: an object, or `file.py:Name`, `package.module:Name`, a checkpoint folder, or `hf:Architecture`.
+        contract: what it promises: a Contract, or the name "textbook" or "encoder".
+        arguments: for the constructor of a class; sizes that are not given are guessed.
+        call: what the target is ("attention", "loss", "accumulate", "split"), or its call: "f(x, mask=blocked)[0]".
+        like: a reference: "torch", an object or a name. What it does is promised, and with its weights the outputs and
+            gradients must be equal.
+        seed: of the inputs of the influence map.
+        promises: further promises, fields of Contract; causal=True is short for kind="causal".
+
     >>> import qkv
-    >>> run(qkv.attention, COURSE).ok
+    >>> run(qkv.attention, "textbook").ok
     True
+    >>> run(qkv.MultiHeadAttention(32, 4), causal=True, padding=True).kind
+    'causal'
     """
-    contract = _promised(target) if contract is None else contract
-    word: Any = call if call in WORDS or call is None else "attention"
-    part = _part_of_training(target, contract, word)
-    if part is not None:
-        return part
-    written = None if call in WORDS else call
+    promised = make_contract(contract, **promises)
+    if isinstance(target, str) and target.startswith("hf:") and not isinstance(contract, Contract):
+        promised = family_contract(target, promised)
+    loader = TargetLoader()
+    found, name = _load(target, loader), target_name(target)
+    part = guess_part(found) if call is None else call
+    if part in TRAINING_CHECKS:
+        return _check_training_code(found, name, TRAINING_CHECKS[part], promised)
+    declared = None if call == "attention" else call
+    make = partial(make_implementation, found, name, arguments=arguments, call=declared)
     if like is None:
-        subject, how = subject_of(target, contract, arguments, written)
-        return judge(subject, how, contract, seed)
-    return _beside(target, contract, arguments, like, seed, written)
+        return check_implementation(make(promised), promised, seed)
+    if isinstance(like, str) and like == "torch":
+        reference, like_arguments = torch_reference(make(promised).module), None
+    else:
+        reference = _load(like, loader)
+        like_arguments = None if isinstance(reference, nn.Module) else arguments
+    make_reference = partial(make_implementation, reference, target_name(like), arguments=like_arguments)
+    return _check_like(make, make_reference, promised, seed)
 
 
-def _beside(
-    target: Any, contract: Contract, arguments: dict[str, Any] | None, like: Any, seed: int, call: str | None
-) -> Report:
-    """Judge under the contract that a reference keeps, and compare with it number by number."""
-    subject, _ = subject_of(target, contract, arguments, call)
-    model = like_torch(subject.module) if like == "torch" else like
-    given = None if isinstance(model, nn.Module) or like == "torch" else arguments
-    reference, _ = subject_of(model, contract, given)
-    with torch.no_grad():
-        kind = influence.name_kind(influence.measure(reference, seed=seed))
-        promised = measured(reference, kind, contract)
-    subject, how = subject_of(target, promised, arguments, call)
-    reference, _ = subject_of(model, promised, given)
-    name = "torch" if like == "torch" else reference.name
-    return judge(subject, f"{how}; like {name}", promised, seed, lambda: compared(subject, reference))
+def assert_sound(target: Any, contract: Contract | str | None = None, **options: Any) -> None:
+    """For tests: raise an AssertionError that says what failed. Takes the arguments of `run`.
+
+    >>> import torch
+    >>> assert_sound(torch.nn.functional.scaled_dot_product_attention, causal=True)
+    """
+    report = run(target, contract, **options)
+    if not report.ok:
+        lines = [f"{f.check}: {f.evidence}{f' ({f.hint})' if f.hint else ''}" for f in report.failed]
+        raise AssertionError(f"{report.target} is not sound under {report.contract}:\n  " + "\n  ".join(lines))
 
 
-def judge(
-    subject: Subject,
-    how: str,
+def check_implementation(
+    impl: Implementation,
     contract: Contract,
     seed: int = 0,
-    beside: Callable[[], list[Finding]] = list,
+    compare: Callable[[], list[Finding]] = list,
 ) -> Report:
-    """All checks of a subject; `beside`: a comparison with a reference."""
+    """Run every check that applies; `compare` gives the findings of a comparison with a reference."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.no_grad():
-            steady = determinism(subject)
-            if steady.verdict == "fail":  # what differs from call to call can be compared with nothing
-                cause = Diagnosis(str(steady.family), steady.hint or "")
-                return Report(subject.name, how, "random", contract, (steady,), diagnosis=cause)
-            felt = influence.measure(subject, seed=seed)
-            kind = influence.name_kind(felt)
-            findings = [*check_kind(felt, contract), steady]
-            leaks = any(finding.verdict == "fail" for finding in findings)
-            found, refused = readings(subject) if subject.module is not None else ([], None)
-            inside = partial(check_inside, subject, contract, found, refused, leaks=leaks)
-            findings += _all(subject, contract, kind, inside)
-        findings += _guarded("mask", lambda: check_masked(subject, contract))
-        findings += _guarded("paths", lambda: check_paths(subject))
-        findings += _guarded("loss alignment", lambda: check_own_loss(subject, contract))
-        findings += _guarded("packing", lambda: check_packing(subject, contract))
-        findings += _guarded("gradient", lambda: check_gradient(subject))
+            determinism = check_determinism(impl)
+            if determinism.verdict == "fail":  # outputs that differ from call to call cannot be compared
+                cause = Diagnosis(str(determinism.family), determinism.hint or "")
+                return Report(impl.name, impl.how, "random", contract, (determinism,), diagnosis=cause)
+            influence = measure_influence(impl, seed=seed)
+            readings, refused = read_attentions(impl) if impl.module is not None else ([], None)
+        measured = Measurements(impl, contract, determinism, influence, name_kind(influence), readings, refused)
+        findings: list[Finding] = []
+        for check in CHECKS:
+            if check.applies_to(impl):
+                with torch.set_grad_enabled(check.gradients):
+                    findings += _guarded(check.name, lambda check=check: check.function(measured))
         with torch.no_grad():
-            findings += _guarded("like", beside)
-            findings, cause = diagnose(subject, contract, findings, found)
-    rows = tuple(tuple(row) for row in felt.moves.tolist())
-    return Report(subject.name, how, kind, contract, tuple(findings), rows, cause)
+            findings += _guarded("like", compare)
+            findings, cause = explain_findings(impl, contract, findings, readings)
+    rows = tuple(tuple(row) for row in influence.effects.tolist())
+    return Report(impl.name, impl.how, measured.kind, contract, tuple(findings), rows, cause)
 
 
-def _all(subject: Subject, contract: Contract, kind: str, inside: Callable[[], list[Finding]]) -> list[Finding]:
-    """The checks that need no gradients."""
-    checks: dict[str, Callable[[], list[Finding]]] = {
-        "always": lambda: check_always(subject),
-        "truncation": lambda: check_truncation(subject, contract),
-        "padding": lambda: check_padding(subject, contract),
-        "source": lambda: check_source(subject, contract),
-        "cache": lambda: check_cache(subject, contract, kind),
-        "weights": lambda: check_weights(subject, contract),
-        "dtype": lambda: check_precision(subject),
-        "layout": lambda: check_layout(subject, contract),
-        "inside": inside,
-        "positions": lambda: check_positions(subject, contract, kind),
-        "saved": lambda: check_saved(subject),
-    }
-    return [finding for name, check in checks.items() for finding in _guarded(name, check)]
-
-
-def _part_of_training(target: Any, contract: Contract, call: Call | None) -> Report | None:
-    """The report of a loss, an accumulation or a split; None if the target is none."""
-    if call == "attention" or (isinstance(target, str) and (target.startswith("hf:") or ":" not in target)):
-        return None
-    found = build.find(target) if isinstance(target, str) else target
-    call = guess(found) if call is None else call
-    if call is None or call == "attention":
-        return None
-    name = target.rpartition(":")[2] if isinstance(target, str) else getattr(found, "__name__", type(found).__name__)
-    return judge_training(found, name, call, contract)
-
-
-def subject_of(
-    target: Any, contract: Contract, arguments: dict[str, Any] | None = None, call: str | None = None
-) -> tuple[Subject, str]:
-    """The target as a subject, and how it is called, in words; `call` declares how (see `qkv.check.declared`)."""
-    declaration = None if call is None else declared(call)
-    name = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
-    if isinstance(target, str) and target.startswith("hf:"):
-        subject = hugging_face.subject(target.removeprefix("hf:"), contract, arguments)
-        return subject, subject.how
-    if isinstance(target, str) and Path(target).is_dir():
-        subject = module_subject(hub.load(target), target, contract, drawn=False)
-        return subject, f"{subject.how}, with the weights of {target}"
-    found = build.find(target) if isinstance(target, str) else target
-    if declaration is not None and "q" in declaration.words:
-        found, _ = build.built(found, arguments)
-        subject = declared_subject(found, name.rpartition(":")[2], contract, declaration)
-        return subject, subject.how
-    if is_attention_function(found):
-        subject = function_subject(found, name.rpartition(":")[2], contract)
-        return subject, subject.how
-    made, built_as = build.built(found, arguments)
-    if not isinstance(made, nn.Module):
-        kind = "class" if inspect.isclass(found) else type(made).__name__
-        raise ValueError(f"{name} is neither a function of q, k, v nor a torch.nn.Module; got a {kind}")
-    if declaration is not None:
-        subject = declared_subject(made, name.rpartition(":")[2], contract, declaration)
-    else:
-        subject = module_subject(made, name.rpartition(":")[2], contract)
-    return subject, f"{subject.how}{f', built as {built_as}' if built_as else ''}"
-
-
-def assert_sound(target: Any, *, contract: Contract | None = None, **promises: Any) -> None:
-    """For tests: raise an AssertionError that tells what failed. `causal=True` promises a causal implementation."""
-    if promises.pop("causal", False):
-        promises["kind"] = "causal"
-    contract = Contract(**promises) if contract is None else contract
-    report = run(target, contract)
-    if not report.ok:
-        lines = [f"{f.check}: {f.evidence}{f' ({f.hint})' if f.hint else ''}" for f in report.failed]
-        raise AssertionError(f"{report.target} is not sound under {contract}:\n  " + "\n  ".join(lines))
-
-
-def _promised(target: Any) -> Contract:
-    """What a target promises by its name."""
-    return hugging_face.contract_of(target) if isinstance(target, str) and target.startswith("hf:") else NOTHING
+def _load(target: Any, loader: TargetLoader) -> Any:
+    """The object behind a name; hf: names and folders stay names."""
+    if not isinstance(target, str) or target.startswith("hf:") or Path(target).is_dir():
+        return target
+    return loader.find(target)
 
 
 def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
@@ -205,4 +127,28 @@ def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except Exception as error:
-        return [Finding(name, "inconclusive", None, f"the call failed: {told(error)}")]
+        return [Finding(name, "inconclusive", None, f"the call failed: {describe_error(error)}")]
+
+
+def _check_training_code(found: Any, name: str, check: TrainingCheck, contract: Contract) -> Report:
+    """Check a loss, an accumulation or a split."""
+    how, findings = check.function(found, contract)
+    failed = [finding for finding in findings if finding.verdict == "fail" and finding.family is not None]
+    cause = Diagnosis(str(failed[0].family), failed[0].hint or failed[0].evidence) if failed else None
+    return Report(name, how, check.kind, contract, tuple(findings), diagnosis=cause)
+
+
+def _check_like(
+    make: Callable[[Contract], Implementation],
+    make_reference: Callable[[Contract], Implementation],
+    contract: Contract,
+    seed: int,
+) -> Report:
+    """Check under the contract that a reference keeps, and compare with it number by number."""
+    reference = make_reference(contract)
+    with torch.no_grad():
+        kind = name_kind(measure_influence(reference, seed=seed))
+        promised = measure_contract(reference, kind, contract)
+    impl, reference = make(promised), make_reference(promised)
+    report = check_implementation(impl, promised, seed, lambda: compare_with_reference(impl, reference))
+    return replace(report, how=f"{impl.how}; like {reference.name}")

@@ -1,29 +1,38 @@
-"""Every architecture of the installed transformers, in parallel processes; an interrupted sweep goes on."""
+"""Check every architecture of the installed transformers in worker processes; an interrupted sweep resumes."""
 
 from __future__ import annotations
 
 import json
-import os
 import queue
-import select
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from qkv import __version__
+from qkv._workers import CancelledError, Worker, WorkerDiedError, WorkerError, WorkerTimeoutError
+from qkv.check.calling.hugging_face import build_small, import_transformers
+from qkv.check.run import run
+
 Outcome = Literal["sound", "alarm", "not built", "not called", "too slow", "died"]
+
+TASK = "qkv.check.sweep:check_architecture"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was found about one architecture.
+class SweepRow:
+    """The result of one architecture.
 
-    findings: by verdict (fail, warn, inconclusive), the check and its evidence. said: why it could not be judged.
+    Args:
+        passed: the number of findings that pass.
+        findings: by verdict (fail, warn, inconclusive), each check with its evidence.
+        reason: why it could not be checked.
     """
 
     name: str
@@ -33,25 +42,26 @@ class Row:
     how: str = ""
     passed: int = 0
     findings: dict[str, list[str]] = field(default_factory=dict)
-    said: str = ""
+    reason: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """All rows, by name; `versions` are those of what was judged and what judged it."""
+class SweepResult:
+    """All rows, sorted by name, and the versions of transformers, torch and qkv."""
 
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
 
     @property
     def ok(self) -> bool:
+        """Whether no architecture fails a check."""
         return all(row.outcome != "alarm" for row in self.rows)
 
     def count(self, outcome: Outcome) -> int:
         return sum(row.outcome == outcome for row in self.rows)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"ok": self.ok, "versions": self.versions, "rows": [asdict(row) for row in self.rows]}
 
 
@@ -59,159 +69,150 @@ def sweep(
     names: dict[str, str],
     folder: Path,
     *,
-    workers: int = 2,
-    seconds: float = 60.0,
-    told: Callable[[Row, int, int], None] = lambda row, done, of: None,
-) -> Sweep:
-    """Judge the architectures `names` (name: family) and keep each result in `folder` as it comes.
+    num_workers: int = 2,
+    time_limit: float = 60.0,
+    on_result: Callable[[SweepRow, int, int], None] = lambda row, done, count: None,
+) -> SweepResult:
+    """Check the architectures `names` (name: family); each result is saved in `folder` as it comes.
 
-    workers: processes. seconds: the most that one architecture may take. told: hears of every result.
+    Args:
+        num_workers: the number of processes.
+        time_limit: seconds that one architecture may take.
+        on_result: called with each result, the number of results so far and the number of architectures.
     """
-    if workers < 1:
-        raise ValueError(f"a sweep needs a worker at least; got {workers}")
-    versions = _versions()
+    if num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    versions = installed_versions()
     file = folder / f"transformers-{versions['transformers']}.jsonl"
-    rows = {name: row for name, row in kept(file, versions).items() if name in names}
-    waiting: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    for name, family in names.items():
-        if name not in rows:
-            waiting.put((name, family))
+    rows = {name: row for name, row in load_results(file, versions).items() if name in names}
+    waiting = [(name, family) for name, family in names.items() if name not in rows]
     folder.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         if file.stat().st_size == 0:
             lines.write(json.dumps(versions) + "\n")
-        for row in _results(waiting, workers, seconds):
+        for row in _check_in_workers(waiting, num_workers, time_limit):
             lines.write(json.dumps(asdict(row)) + "\n")
             lines.flush()
             rows[row.name] = row
-            told(row, len(rows), len(names))
-    return Sweep(versions, tuple(rows[name] for name in sorted(rows)))
+            on_result(row, len(rows), len(names))
+    return SweepResult(versions, tuple(rows[name] for name in sorted(rows)))
 
 
-def kept(file: Path, versions: dict[str, str]) -> dict[str, Row]:
-    """The results of an earlier sweep of the same versions; a file of other versions is put aside."""
+def installed_versions() -> dict[str, str]:
+    """The versions of what is checked and what checks it."""
+    return {
+        "transformers": import_transformers().__version__,
+        "torch": torch.__version__,
+        "qkv": __version__,
+    }
+
+
+def load_results(file: Path, versions: dict[str, str]) -> dict[str, SweepRow]:
+    """The results of an earlier sweep of the same versions; a file of other versions is renamed to .old.jsonl."""
     if not file.is_file():
         return {}
-    known = {part.name for part in fields(Row)}
-    rows: dict[str, Row] = {}
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    if not lines or _parsed(lines[0]) != versions:
+    if not lines or _parse(lines[0]) != versions:
         file.replace(file.with_suffix(".old.jsonl"))
         return {}
-    whole = [line for line in lines if line.endswith("\n") and _parsed(line) is not None]
-    if len(whole) < len(lines):  # a line that was cut off when the sweep was stopped
-        scratch = file.with_suffix(".part")
-        scratch.write_text("".join(whole), encoding="utf-8")
-        scratch.replace(file)
-    for line in whole[1:]:
-        row = Row(**{name: value for name, value in json.loads(line).items() if name in known})
-        rows[row.name] = row
-    return rows
+    whole = [line for line in lines if line.endswith("\n") and _parse(line) is not None]
+    if len(whole) < len(lines):  # the last line was cut off when the sweep was interrupted
+        part = file.with_suffix(".part")
+        part.write_text("".join(whole), encoding="utf-8")
+        part.replace(file)
+    known = {part.name for part in fields(SweepRow)}
+    rows = [SweepRow(**{name: value for name, value in _parse(line).items() if name in known}) for line in whole[1:]]
+    return {row.name: row for row in rows}
 
 
-def _parsed(line: str) -> Any:
+def _parse(line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError:
         return None
 
 
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
+def _check_in_workers(waiting: list[tuple[str, str]], num_workers: int, time_limit: float) -> Iterator[SweepRow]:
+    """Results as they come; a worker that hangs or dies is replaced, and costs one result."""
+    tasks: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[SweepRow | None] = queue.SimpleQueue()
+    for task in waiting:
+        tasks.put(task)
+    workers = [Worker(TASK, env=ENVIRONMENT) for _ in range(num_workers)]
 
-    from qkv import __version__
-
-    return {"transformers": transformers.__version__, "torch": torch.__version__, "qkv": __version__}
-
-
-def _results(waiting: queue.SimpleQueue[tuple[str, str]], workers: int, seconds: float) -> Iterator[Row]:
-    """Results as they come, from processes that are replaced when they hang or die."""
-    done: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
-    posts = [_Post(seconds) for _ in range(workers)]
-    threads = [threading.Thread(target=post.serve, args=(waiting, done), daemon=True) for post in posts]
-    for thread in threads:
-        thread.start()
-    try:
-        yield from _until_all_end(done, workers)
-    finally:
-        for post in posts:
-            post.over = True
-            post.end()
-
-
-def _until_all_end(done: queue.SimpleQueue[Row | None], workers: int) -> Iterable[Row]:
-    ended = 0
-    while ended < workers:
-        row = done.get()
-        if row is None:
-            ended += 1
-        else:
-            yield row
-
-
-class _Post:
-    """A worker process and who talks to it."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.process: subprocess.Popen[str] | None = None
-        self.over = False
-
-    def serve(self, waiting: queue.SimpleQueue[tuple[str, str]], done: queue.SimpleQueue[Row | None]) -> None:
+    def serve(worker: Worker) -> None:
         try:
-            while not self.over:
-                try:
-                    name, family = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                done.put(self.ask(name, family))
+            while True:
+                results.put(_request(worker, *tasks.get_nowait(), time_limit))
+        except (queue.Empty, CancelledError):
+            pass
         finally:
-            self.end()
-            done.put(None)
+            worker.close()
+            results.put(None)
 
-    def ask(self, name: str, family: str) -> Row:
-        if self.process is None or self.process.poll() is not None:
-            self.process = _started()
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps([name, family]) + "\n")
-            self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], self.seconds)
-            answer = self.process.stdout.readline() if ready else None
-        except BrokenPipeError:
-            answer = ""
-        if answer is None:
-            self.end()
-            return Row(name, family, "too slow", said=f"no answer within {self.seconds:g} s", seconds=self.seconds)
-        if not answer:
-            code = self.process.wait()
-            self.end()
-            return Row(name, family, "died", said=f"its process ended with code {code}")
-        return Row(**json.loads(answer))
-
-    def end(self) -> None:
-        """End the process, which is its own group."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):  # what was not read any more
-                    pipe.close()
+    for worker in workers:
+        threading.Thread(target=serve, args=(worker,), daemon=True).start()
+    try:
+        running = num_workers
+        while running:
+            row = results.get()
+            if row is None:
+                running -= 1
+            else:
+                yield row
+    finally:
+        for worker in workers:
+            worker.close()
 
 
-def _started() -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "qkv.check.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
+def _request(worker: Worker, name: str, family: str, time_limit: float) -> SweepRow:
+    row: SweepRow | None = None
+    try:
+        for message in worker.request([name, family], time_limit=time_limit):
+            if "row" in message:
+                row = SweepRow(**message["row"])
+    except WorkerTimeoutError:
+        return SweepRow(name, family, "too slow", reason=f"no answer within {time_limit:g} s", seconds=time_limit)
+    except WorkerDiedError as error:
+        return SweepRow(name, family, "died", reason=f"its process ended with exit code {error.exit_code}")
+    except WorkerError as error:
+        return SweepRow(name, family, "died", reason=str(error))
+    return row or SweepRow(name, family, "died", reason="its process sent no result")
+
+
+def check_architecture(request: list[str], send: Callable[..., None]) -> None:
+    """The task of a worker: check one architecture, given as [name, family], and send its row."""
+    torch.set_num_threads(1)
+    name, family = request
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = _check_one(name, family)
+    send(row={**row, "seconds": time.perf_counter() - start})
+
+
+def _check_one(name: str, family: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "family": family}
+    try:
+        build_small(name)
+    except Exception as error:
+        return row | {"outcome": "not built", "reason": _reason(error)}
+    try:
+        report = run(f"hf:{name}")
+    except Exception as error:
+        return row | {"outcome": "not called", "reason": _reason(error)}
+    findings: dict[str, list[str]] = {}
+    for finding in report.findings:
+        if finding.verdict in ("fail", "warn", "inconclusive"):
+            findings.setdefault(finding.verdict, []).append(f"{finding.check}: {finding.evidence}")
+    return row | {
+        "outcome": "sound" if report.ok else "alarm",
+        "kind": report.kind,
+        "how": report.how,
+        "passed": sum(finding.verdict == "pass" for finding in report.findings),
+        "findings": findings,
+    }
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]

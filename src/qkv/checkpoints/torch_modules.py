@@ -1,6 +1,6 @@
-"""PyTorch's own attention layers and transformers, brought into qkv with their weights.
+"""Convert torch.nn modules to qkv with their weights: MultiheadAttention, TransformerEncoder, TransformerDecoderLayer …
 
-The tables say which of PyTorch's names is which of ours.
+The tables map PyTorch's names to ours.
 """
 
 from functools import singledispatch
@@ -21,8 +21,9 @@ FEED_FORWARD = {"linear1": "to_hidden", "linear2": "to_out"}
 
 @singledispatch
 def from_torch(module: nn.Module) -> nn.Module:
-    """Our equal of a module of torch.nn: MultiheadAttention, TransformerEncoderLayer, TransformerDecoderLayer or
-    TransformerEncoder. It computes the same, in eval mode and in the same dtype.
+    """Convert a MultiheadAttention, TransformerEncoderLayer, TransformerDecoderLayer or TransformerEncoder of torch.nn.
+
+    Our module computes the same outputs, in the same dtype and mode.
 
     >>> theirs = nn.MultiheadAttention(16, 4, batch_first=True)
     >>> x = torch.randn(1, 5, 16)
@@ -30,8 +31,8 @@ def from_torch(module: nn.Module) -> nn.Module:
     True
     """
     raise ValueError(
-        f"from_torch takes torch.nn's MultiheadAttention, TransformerEncoderLayer, TransformerDecoderLayer or "
-        f"TransformerEncoder; got {type(module).__name__}"
+        f"from_torch converts torch.nn's MultiheadAttention, TransformerEncoderLayer, TransformerDecoderLayer or "
+        f"TransformerEncoder, got {type(module).__name__}"
     )
 
 
@@ -39,27 +40,27 @@ def from_torch(module: nn.Module) -> nn.Module:
 def _(module: nn.MultiheadAttention) -> MultiHeadAttention:
     if module.bias_k is not None or module.add_zero_attn or not module._qkv_same_embed_dim:
         raise ValueError(
-            "add_bias_kv, add_zero_attn, kdim and vdim of torch.nn.MultiheadAttention have no equal in qkv"
+            "add_bias_kv, add_zero_attn, kdim and vdim of torch.nn.MultiheadAttention are not supported by qkv"
         )
     ours = MultiHeadAttention(
         module.embed_dim, module.num_heads, dropout=module.dropout, bias=module.in_proj_bias is not None
     )
-    return _like(ours, module, fill_attention)
+    return _convert(ours, module, fill_attention)
 
 
 @from_torch.register
 def _(module: nn.TransformerEncoderLayer) -> Block:
-    return _like(Block(_block_config(module)), module, fill_block)
+    return _convert(Block(_block_config(module)), module, fill_block)
 
 
 @from_torch.register
 def _(module: nn.TransformerDecoderLayer) -> Block:
-    return _like(Block(_block_config(module)), module, fill_block)
+    return _convert(Block(_block_config(module)), module, fill_block)
 
 
 @from_torch.register
 def _(module: nn.TransformerEncoder) -> Encoder:
-    """PyTorch's encoder reads vectors as they are, so ours gets an input projection that leaves them so."""
+    """PyTorch's encoder takes vectors, so ours gets an identity as input projection."""
     first = module.layers[0]
     assert isinstance(first, nn.TransformerEncoderLayer)
     block = _block_config(first)
@@ -71,7 +72,7 @@ def _(module: nn.TransformerEncoder) -> Encoder:
         mlp_dim=block.mlp_dim,
         activation=block.activation,
         norm_order=block.norm_order,
-        norm_eps=_epsilon(module),
+        norm_eps=_norm_eps(module),
         position="none",
         final_norm=module.norm is not None,
         dropout=block.dropout,
@@ -82,11 +83,11 @@ def _(module: nn.TransformerEncoder) -> Encoder:
     with torch.no_grad():
         nn.init.eye_(ours.tokens.weight)
         nn.init.zeros_(ours.tokens.bias)
-    return _like(ours, module, fill_encoder)
+    return _convert(ours, module, fill_encoder)
 
 
 def fill_seq2seq(ours: Seq2Seq, theirs: nn.Transformer) -> None:
-    """Copy the layers of torch.nn.Transformer, which has no token vectors of its own, into a Seq2Seq of its shape."""
+    """Copy the layers of torch.nn.Transformer, which has no token embeddings, into a Seq2Seq of its shape."""
     _fill_stack(ours.encoder, ours.encoder_norm, theirs.encoder)
     _fill_stack(ours.decoder, ours.decoder_norm, theirs.decoder)
 
@@ -99,9 +100,9 @@ def fill_encoder(ours: Encoder, theirs: nn.TransformerEncoder) -> None:
 def _fill_stack(blocks: nn.ModuleList, norm: nn.Module, theirs: nn.Module) -> None:
     assert isinstance(theirs, nn.TransformerEncoder | nn.TransformerDecoder)
     if len(blocks) != len(theirs.layers):
-        raise ValueError(f"a stack of {len(blocks)} layers cannot take the weights of {len(theirs.layers)}")
+        raise ValueError(f"a stack of {len(blocks)} layers cannot take the weights of {len(theirs.layers)} layers")
     if isinstance(norm, nn.Identity) != (theirs.norm is None):
-        raise ValueError("of the two stacks one ends in a norm and the other does not; final_norm= of the config says")
+        raise ValueError("one of the two stacks ends in a norm and the other does not; set final_norm= of the config")
     for block, layer in zip(blocks, theirs.layers, strict=True):
         fill_block(block, layer)
     if theirs.norm is not None:
@@ -122,7 +123,7 @@ def fill_block(ours: nn.Module, theirs: nn.Module) -> None:
 
 
 def fill_attention(ours: MultiHeadAttention | None, theirs: nn.MultiheadAttention) -> None:
-    """Copy torch.nn.MultiheadAttention, whose three projections are one matrix, into ours."""
+    """Copy torch.nn.MultiheadAttention, whose three projections are fused, into ours."""
     assert ours is not None and ours.to_q is not None and ours.to_k is not None
     projections = (ours.to_q, ours.to_k, ours.to_v)
     with torch.no_grad():
@@ -141,10 +142,10 @@ def _block_config(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
         mlp_dim=layer.linear1.out_features,
         activation=_activation(layer.activation),
         norm_order="pre" if layer.norm_first else "post",
-        norm_eps=_epsilon(layer),
+        norm_eps=_norm_eps(layer),
         dropout=layer.dropout.p,
         bias=layer.linear1.bias is not None,
-        cross=isinstance(layer, nn.TransformerDecoderLayer),
+        cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
     )
 
 
@@ -154,17 +155,17 @@ def _activation(theirs: object) -> Activation:
     if theirs is F.gelu or isinstance(theirs, nn.GELU):
         return "gelu-tanh" if getattr(theirs, "approximate", "none") == "tanh" else "gelu"
     name = getattr(theirs, "__name__", type(theirs).__name__)
-    raise ValueError(f"a layer with the activation {name!r} has no equal in qkv; 'relu' and 'gelu' have")
+    raise ValueError(f"the activation {name!r} is not supported by qkv; expected 'relu' or 'gelu'")
 
 
-def _epsilon(theirs: nn.Module) -> float:
+def _norm_eps(theirs: nn.Module) -> float:
     found = {norm.eps for norm in theirs.modules() if isinstance(norm, nn.LayerNorm)}
     if len(found) > 1:
-        raise ValueError(f"all norms of a model have one epsilon in qkv; got {sorted(found)}")
+        raise ValueError(f"all norms of a qkv model have one norm_eps, got {sorted(found)}")
     return found.pop()
 
 
-def _like(ours, theirs: nn.Module, fill):
+def _convert(ours, theirs: nn.Module, fill):
     parameter: Tensor = next(theirs.parameters())
     ours = ours.to(parameter.device, parameter.dtype)
     fill(ours, theirs)

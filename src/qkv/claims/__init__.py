@@ -1,4 +1,4 @@
-"""The textbook run: statements of the theory, tried by experiment, with measured verdicts.
+"""Textbook claims about attention and transformers, tested by experiments with measured verdicts.
 
 >>> from qkv import claims
 >>> result = claims.run("diffuse", seed=1)
@@ -6,7 +6,8 @@
 'holds'
 """
 
-from qkv.claims.claim import Claim, ClaimResult, Knob, Lab, Measured
-from qkv.claims.registry import CLAIMS, find, names, run
+from qkv.claims.claim import Claim, ClaimResult, ExperimentResult, Knob
+from qkv.claims.experiment import Lab
+from qkv.claims.registry import CLAIMS, claim_names, find_claim, run
 
-__all__ = ["CLAIMS", "Claim", "ClaimResult", "Knob", "Lab", "Measured", "find", "names", "run"]
+__all__ = ["CLAIMS", "Claim", "ClaimResult", "ExperimentResult", "Knob", "Lab", "claim_names", "find_claim", "run"]

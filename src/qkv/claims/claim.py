@@ -1,34 +1,113 @@
-"""What a claim is, what an experiment is given, and what it hands back."""
+"""What a claim is: its statement, its knobs, the comparisons that decide it, and the result of a run.
+
+A predicate compares a measured value with a bound and plays one of three parts:
+
+- claim: the statement itself, under its conditions. If it is false, the statement fails.
+- beyond: the statement with a condition dropped. If it is false, "holds" becomes "holds-if".
+- control: the instrument, for example that a known wrong answer is recognized. If it is false, nothing is
+  decided.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from qkv._figures import FigurePanel, draw_svg
 
-from qkv._figures import Panel
-from qkv.claims.predicates import Predicate, Real, Verdict
-from qkv.nn import multi_head_attention as attention_layer
-from qkv.nn.attention import attention as library_attention
-
-Number = Real | dict[str, float]  # a dict has value, low and high, where chance plays
+Real = float | int
+Verdict = Literal["holds", "holds-if", "fails", "undecided"]
+Part = Literal["claim", "beyond", "control"]
+Number = Real | dict[str, float]  # a dict has value, low and high, where chance plays a part
 Cost = Literal["instant", "seconds", "minutes"]
-Attention = Callable[..., Any]
 
-_swap = threading.RLock()
+EQUAL = 1e-12  # what "equal" means in float64: summation order differs
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """One comparison of a measured value with a bound; `ok` is None where the scale of the run cannot decide it."""
+
+    name: str
+    value: Real
+    bound: str
+    ok: bool | None
+    part: Part = "claim"
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether it is what it must be for the statement to hold under its conditions and only there."""
+        return self.ok is (self.part != "beyond")
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value:.4g} {self.bound}"
+
+
+def at_most(name: str, value: Real, bound: Real, part: Part = "claim") -> Predicate:
+    """value ≤ bound; false for NaN."""
+    return Predicate(name, float(value), f"≤ {bound:.3g}", bool(value <= bound), part)
+
+
+def at_least(name: str, value: Real, bound: Real, part: Part = "claim") -> Predicate:
+    """value ≥ bound; false for NaN."""
+    return Predicate(name, float(value), f"≥ {bound:.3g}", bool(value >= bound), part)
+
+
+def near(name: str, value: Real, target: Real, tolerance: Real, part: Part = "claim") -> Predicate:
+    """|value − target| ≤ tolerance.
+
+    >>> near("a third", 0.33, 1 / 3, 0.01).ok
+    True
+    """
+    ok = bool(abs(value - target) <= tolerance)
+    return Predicate(name, float(value), f"within {tolerance:.2g} of {target:.4g}", ok, part)
+
+
+def equal(name: str, difference: Real, part: Part = "claim") -> Predicate:
+    """The largest difference of two results that must be equal in float64."""
+    return at_most(name, difference, EQUAL, part)
+
+
+def true(name: str, ok: bool | None, part: Part = "claim") -> Predicate:
+    """A statement that is true or false, without a number."""
+    value = math.nan if ok is None else float(ok)
+    return Predicate(name, value, "= 1", ok, part)
+
+
+def decide(predicates: Sequence[Predicate]) -> Verdict:
+    """The verdict that follows from the predicates.
+
+    >>> decide([at_most("error", 0.0, 1e-12)])
+    'holds'
+    >>> decide([at_most("error", 0.0, 1e-12), at_most("error without a mask", 3.0, 1e-12, "beyond")])
+    'holds-if'
+    >>> decide([at_most("error", 0.5, 1e-12)])
+    'fails'
+    """
+    outcomes = {part: [p.ok for p in predicates if p.part == part] for part in ("claim", "beyond", "control")}
+    if not all(outcomes["control"]) or not outcomes["claim"]:
+        return "undecided"
+    if False in outcomes["claim"]:
+        return "fails"
+    if None in outcomes["claim"]:
+        return "undecided"
+    return "holds-if" if False in outcomes["beyond"] else "holds"
+
+
+def explain(predicates: Sequence[Predicate]) -> str:
+    """The predicates that decided against the statement, in words; empty where none did."""
+    failed = [p for p in predicates if p.part == "control" and not p.ok]
+    failed = failed or [p for p in predicates if p.part == "claim" and not p.ok]
+    return "; ".join(f"{p.name}: measured {p.value:.4g}, expected {p.bound}" for p in failed)
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A condition of an experiment that a person may change; it is a whole number where its default is one.
+    """A condition of an experiment that a person may change; an integer where its default is one.
 
-    between: the lowest and the highest value that the experiment can be tried with; whole numbers go up by `step`.
-    long: its value for a longer run.
+    between: the lowest and the highest value; integers go up by `step`. long: its value for a longer run.
     """
 
     name: str
@@ -39,45 +118,45 @@ class Knob:
     step: int = 1
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         return isinstance(self.default, int)
 
-    def checked(self, value: Any, claim: str) -> Real:
-        """The value as the experiment takes it; a ValueError says what would fit.
+    def validate(self, value: Any, claim: str) -> Real:
+        """Return the value as the experiment takes it; a ValueError says what would fit.
 
-        >>> Knob("m", 10, "keys", (4, 256)).checked(2.5, "copy")
+        >>> Knob("m", 10, "keys", (4, 256)).validate(2.5, "copy")
         Traceback (most recent call last):
-        ValueError: copy: m (keys) is a whole number from 4 to 256, such as 10; got 2.5
+        ValueError: copy: m (keys) must be an integer from 4 to 256, such as 10; got 2.5
         """
         least, most = self.between
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if number and least <= value <= most and not (self.whole and (value - least) % self.step):
-            return int(value) if self.whole else float(value)
-        kind = "a whole number" if self.whole else "a number"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and least <= value <= most and not (self.is_integer and (value - least) % self.step):
+            return int(value) if self.is_integer else float(value)
+        kind = "an integer" if self.is_integer else "a number"
         steps = f" in steps of {self.step}" if self.step > 1 else ""
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise ValueError(
-            f"{claim}: {self.name} ({self.help}) is {kind} from {least:,g} to {most:,g}{steps}, such as "
+            f"{claim}: {self.name} ({self.help}) must be {kind} from {least:,g} to {most:,g}{steps}, such as "
             f"{self.default:g}; got {shown}"
         )
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What an experiment found: numbers, predicates with their tolerances, and what to draw."""
+class ExperimentResult:
+    """What an experiment measured: numbers, predicates with their tolerances, and panels to draw."""
 
     numbers: Mapping[str, Number]
     predicates: tuple[Predicate, ...]
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[FigurePanel, ...] = ()
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the theory, the experiment that tries it, and what would overturn it.
+    """A statement of the theory, the experiment that tests it, and what would overturn it.
 
-    condition: under which the statement holds; for "fails" and "undecided", what is the case instead.
-    expected: the verdict that a correct attention gives.
-    mutants: names of the wrong implementations (see `qkv.claims.mutants`) that must change the outcome.
+    expected: the verdict for a correct attention. condition: under which the statement holds; for "fails" and
+    "undecided", what is the case instead. mutants: names of the wrong implementations (see `qkv.claims.mutants`) that
+    must change the outcome. overturn: knob values under which a mutant already does, for faster tests.
     """
 
     name: str
@@ -85,17 +164,17 @@ class Claim:
     statement: str
     expected: Verdict
     condition: str
-    experiment: Callable[..., Measured]
+    experiment: Callable[..., ExperimentResult]
     knobs: tuple[Knob, ...] = ()
     mutants: tuple[str, ...] = ()
     figure: str = ""
     cost: Cost = "instant"
-    overturn: Mapping[str, Any] = field(default_factory=dict)  # knobs under which a mutant already shows
+    overturn: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What a run of a claim answers; the first six fields are those of `--json`."""
+    """The result of running a claim; the first six fields are those of `--json`."""
 
     name: str
     statement: str
@@ -104,7 +183,7 @@ class ClaimResult:
     numbers: dict[str, Number]
     seed: int
     predicates: tuple[Predicate, ...] = ()
-    panels: tuple[Panel, ...] = ()
+    panels: tuple[FigurePanel, ...] = ()
     figure: str = ""
     expected: Verdict = "holds"
     seconds: float = 0.0
@@ -122,78 +201,5 @@ class ClaimResult:
         }
 
     def svg(self) -> str:
-        """The picture, as SVG."""
-        from qkv._figures import draw
-
-        return draw(self.panels, name=self.name)
-
-
-class Lab:
-    """What an experiment works with: the attention under test, random numbers, and a place for notes.
-
-    part: for claims in which attention plays no part, what stands in for the component under test.
-    """
-
-    def __init__(
-        self,
-        seed: int = 0,
-        attention: Attention = library_attention,
-        part: Any = None,
-        note: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.seed, self.attention, self.part, self.note = seed, attention, part, note
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def draw(self, *shape: int) -> Tensor:
-        """Standard normal numbers in float64."""
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-
-    def orthonormal(self, count: int, width: int) -> Tensor:
-        """`count` vectors of length 1 at right angles, as rows; count ≤ width."""
-        if count > width:
-            raise ValueError(f"{count} vectors at right angles need a width of {count} or more; got {width}")
-        return torch.linalg.qr(self.draw(width, width))[0][:count]
-
-    def weights(self, q: Tensor, k: Tensor, **options: Any) -> Tensor:
-        """The weights that the attention under test gives each key."""
-        v = options.pop("v", None)
-        if v is None:
-            v = torch.eye(k.shape[-2], dtype=k.dtype).expand(*k.shape[:-2], -1, -1)
-        return self.attention(q, k, v, return_weights=True, **options)[1]
-
-    @contextmanager
-    def inside_layers(self, attention: Attention | None = None) -> Iterator[None]:
-        """Let the library's layers and models run on the attention under test (or on a given one)."""
-        chosen = self.attention if attention is None else attention
-        with _swap:
-            before = attention_layer.attention
-            attention_layer.attention = chosen
-            try:
-                yield
-            finally:
-                attention_layer.attention = before
-
-    def build(self, make: Callable[[], Any], offset: int = 0, dtype: torch.dtype = torch.float64) -> Any:
-        """A module with parameters drawn from the lab's seed, leaving torch's own generator as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1000 * self.seed + offset)
-            return make().to(dtype)
-
-
-def interval(samples: Tensor) -> dict[str, float]:
-    """A mean over draws and the range of two standard errors around it."""
-    samples = samples.double().flatten()
-    mean = float(samples.mean())
-    half = 2 * float(samples.std()) / len(samples) ** 0.5 if len(samples) > 1 else 0.0
-    return {"value": mean, "low": mean - half, "high": mean + half}
-
-
-def spread(samples: list[float]) -> dict[str, float]:
-    """The mean of a few runs, with the lowest and the highest."""
-    return {"value": sum(samples) / len(samples), "low": min(samples), "high": max(samples)}
-
-
-def gap(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference; infinite where something is not a number."""
-    difference = float((ours - theirs).abs().max())
-    return difference if difference == difference else float("inf")
+        """The figure, as SVG."""
+        return draw_svg(self.panels, name=self.name)

@@ -1,9 +1,10 @@
-"""What attention costs: memory and time against length, plain, fused, and beside an RNN."""
+"""Claims about cost: memory and time of plain and fused attention against length, compared with an RNN."""
 
 import math
 import os
 import resource
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,42 +13,43 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv._figures import Lines
-from qkv.claims.claim import Claim, Knob, Lab, Measured
-from qkv.claims.predicates import near
+from qkv.claims.claim import Claim, ExperimentResult, Knob, near
+from qkv.claims.experiment import Lab
 
 FAMILY = "self-attention"
-TICK = 1e-6  # seconds: what a clock of processor time tells apart
+TICK = 1e-6  # seconds: the resolution of processor time
 
 
-def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
+def cost(lab: Lab, shortest: int, dim: int, repeats: int) -> ExperimentResult:
     lengths = [shortest, 2 * shortest, 4 * shortest]
-    plain: Callable[..., Tensor] = lambda q, k, v, n: lab.attention(q, k, v, return_weights=True)  # noqa: E731
-    fused: Callable[..., Tensor] = lambda q, k, v, n: lab.attention(q, k, v)  # noqa: E731
 
-    def masked(q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor:
-        return lab.attention(q, k, v, bias=torch.zeros(n, n))
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return lab.attention(q, k, v, return_weights=True)
 
-    memory: dict[str, list[float]] = {"plain": [], "fused": [], "fused, full mask": []}
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return lab.attention(q, k, v, bias=torch.zeros(q.shape[-2], k.shape[-2]))
+
+    runs: dict[str, Callable[..., Tensor]] = {"plain": plain, "fused": lab.attention, "fused, full mask": masked}
+    memory: dict[str, list[float]] = {name: [] for name in runs}
     seconds: dict[str, list[float]] = {"plain": [], "fused": []}
     operations: list[float] = []
     with torch.no_grad():
         for n in lengths:
-            lab.note(f"{n} tokens")
-            q, k, v = (lab.draw(1, 1, n, width).float() for _ in range(3))
+            lab.progress(f"{n} tokens")
+            qkv = [lab.draw(1, 1, n, dim).float() for _ in range(3)]
             with FlopCounterMode(display=False) as counted:
-                plain(q, k, v, n)
+                plain(*qkv)
             operations.append(counted.get_total_flops())
-            for name, run in (("plain", plain), ("fused", fused), ("fused, full mask", masked)):
-                memory[name].append(peak_bytes(lambda run=run, q=q, k=k, v=v, n=n: run(q, k, v, n)))
+            for name, run in runs.items():
+                memory[name].append(peak_bytes(partial(run, *qkv)))
                 if name in seconds:
-                    timed = [cpu_seconds(lambda run=run, q=q, k=k, v=v, n=n: run(q, k, v, n)) for _ in range(repeats)]
-                    seconds[name].append(min(timed))
+                    seconds[name].append(min(cpu_seconds(partial(run, *qkv)) for _ in range(repeats)))
     powers = {name: exponent(found) for name, found in memory.items()}
     speed = {
         name: math.log(max(found[-1], TICK) / max(found[0], TICK)) / math.log(4) for name, found in seconds.items()
     }
-    crossing = flops_crossing(width)
-    return Measured(
+    crossing = flops_crossing(dim)
+    return ExperimentResult(
         {
             **{f"memory, {name}: exponent of n": power for name, power in powers.items()},
             **{f"time, {name}: exponent of n": power for name, power in speed.items()},
@@ -59,7 +61,7 @@ def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
             near("plain memory grows as n²", powers["plain"], 2.0, 0.15),
             near("fused memory grows as n", powers["fused"], 1.0, 0.15),
             near("with a full n×n mask it grows as n² again", powers["fused, full mask"], 2.0, 0.15),
-            # times are shown and not judged: on a busy machine they follow no law
+            # times are shown but not judged: on a busy machine they vary
             near("operations grow as n²", math.log(operations[-1] / operations[0]) / math.log(4), 2.0, 0.01),
             near("n²d and an RNN's nd² cross at n/d", crossing, 1.0, 0.3),
         ),
@@ -89,24 +91,23 @@ def cost(lab: Lab, shortest: int, width: int, repeats: int) -> Measured:
 
 
 def peak_bytes(run: Callable[[], object]) -> float:
-    """The most bytes held at once, beyond those held before, by what PyTorch's allocator says."""
+    """The peak of allocated bytes beyond those held before, from PyTorch's profiler."""
     run()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would write to stderr that it starts and stops
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        kept = run()
-    del kept
-    held = most = 0
-    results: Any = seen.profiler.kineto_results if seen.profiler is not None else None
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # keep the profiler from writing to stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = run()
+    del result
+    current = peak = 0
+    results: Any = profiler.profiler.kineto_results if profiler.profiler is not None else None
     for event in results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return float(most)
+            current += event.nbytes()
+            peak = max(peak, current)
+    return float(peak)
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
-    """One thread's own processor time: other programs, the system's handing out of pages, and threads that spin while
-    they wait for one another do not count."""
+    """The user time of one thread: other programs, page allocation by the system and spinning threads do not count."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -124,21 +125,21 @@ def exponent(found: list[float]) -> float:
     return float(torch.tensor(max(rise, 1e-12)).log2())
 
 
-def flops_crossing(width: int) -> float:
-    """The length, over d, at which scores and averages cost as much as an RNN's two matrices; by counted operations."""
+def flops_crossing(dim: int) -> float:
+    """The length, over d, at which attention needs as many operations as an RNN's two matrices."""
     ratios = {}
-    for n in (width // 2, width, 2 * width):
-        q = torch.zeros(1, 1, n, width)
+    for n in (dim // 2, dim, 2 * dim):
+        q = torch.zeros(1, 1, n, dim)
         with FlopCounterMode(display=False) as attending:
             _ = (q @ q.mT) @ q
         with FlopCounterMode(display=False) as recurring:
-            layer, state = nn.RNNCell(width, width), torch.zeros(1, width)
+            layer, state = nn.RNNCell(dim, dim), torch.zeros(1, dim)
             for t in range(n):
                 state = layer(q[0, :, t], state)
         ratios[n] = attending.get_total_flops() / recurring.get_total_flops()
     lengths = sorted(ratios)
     steepness = (ratios[lengths[-1]] - ratios[lengths[0]]) / (lengths[-1] - lengths[0])
-    return (lengths[0] + (1 - ratios[lengths[0]]) / steepness) / width
+    return (lengths[0] + (1 - ratios[lengths[0]]) / steepness) / dim
 
 
 CLAIMS = (
@@ -151,11 +152,11 @@ CLAIMS = (
         cost,
         (
             Knob("shortest", 1024, "shortest length; two doublings follow", (64, 2048)),
-            Knob("width", 32, "width of the head", (2, 256)),
-            Knob("repeats", 2, "timings of each, the fastest counts", (1, 20)),
+            Knob("dim", 32, "head dim", (2, 256)),
+            Knob("repeats", 2, "timings of each; the fastest counts", (1, 20)),
         ),
         ("written-out",),
-        "Memory parts ways, time does not.",
+        "Memory differs, time does not.",
         cost="seconds",
         overturn={"repeats": 1},
     ),

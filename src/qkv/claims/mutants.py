@@ -1,6 +1,7 @@
-"""Wrong attentions, and wrong parts around it: each must overturn the claims that name it.
+"""Wrong implementations that must overturn the claims that name them: wrong attentions and wrong other components.
 
-An attention here takes what `qkv.attention` takes. All are one plain implementation with one thing wrong.
+The wrong attentions are the classes of the mutant suite (`qkv.check.mutants.attention`), called with the signature of
+`qkv.attention`. Defined here are only the mistakes that the suite does not have.
 """
 
 from collections.abc import Callable
@@ -10,180 +11,164 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv.check.mutants import attention as suite
+from qkv.check.mutants.attention import TextbookAttention
 from qkv.nn import FeedForward, PatchEmbedding
-from qkv.nn.heads import repeat_heads
 from qkv.nn.masks import Mask
 
-Weigh = Callable[[Tensor], Tensor]
-Beta = Callable[[Any, int], Any]
+
+class ScaleIgnored(TextbookAttention):
+    def scale(self, q: Tensor, scale: float | Tensor | None) -> float | Tensor:
+        return super().scale(q, None)
 
 
-def given_beta(beta: Any, width: int) -> Any:
-    """As it should be: d^-½ if not given."""
-    return width**-0.5 if beta is None else beta
+class ScaleSquared(TextbookAttention):
+    def scale(self, q: Tensor, scale: float | Tensor | None) -> float | Tensor:
+        return super().scale(q, scale) ** 2
 
 
-def soft(scores: Tensor) -> Tensor:
-    """As it should be, with rows of nothing left at 0."""
-    return scores.softmax(-1).nan_to_num(0.0)
+class NeverHard(TextbookAttention):
+    def one_hot(self, scores: Tensor) -> Tensor:
+        return self.softmax(scores)
 
 
-def wrong_attention(
-    *,
-    beta: Beta = given_beta,
-    weigh: Weigh = soft,
-    masking: str = "before",
-    swap: str = "",
-    dropping: str = "",
-    hardness: bool = True,
-) -> Callable[..., Any]:
-    """Plain attention with the steps given; all defaults are right."""
-    chosen_beta = beta
+class NotNormalized(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.exp()
+
+
+class Signed(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return scores.masked_fill(scores.isneginf(), 0.0)
+
+
+class OnlyItself(TextbookAttention):
+    def softmax(self, scores: Tensor) -> Tensor:
+        return (scores * 0 + torch.eye(*scores.shape[-2:], dtype=scores.dtype)).nan_to_num(0.0)
+
+
+class DropoutRenormalized(TextbookAttention):
+    def dropout(self, weights: Tensor, p: float) -> Tensor:
+        dropped = F.dropout(weights, p)
+        return dropped / dropped.sum(-1, keepdim=True)
+
+
+class DropoutUnscaled(TextbookAttention):
+    def dropout(self, weights: Tensor, p: float) -> Tensor:
+        return F.dropout(weights, p) * (1 - p)
+
+
+class DropoutInWeights(TextbookAttention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, dropout_p: float = 0.0, **options: Any):
+        weights = F.dropout(super().attend(q, k, v, *args, **options)[1], dropout_p)
+        return weights @ v, weights
+
+
+def attention_from(implementation: TextbookAttention) -> Callable[..., Any]:
+    """A function with the signature of `qkv.attention` that runs this implementation."""
 
     def attention(
-        q, k, v, mask=None, *, bias=None, scale=None, causal=False, dropout_p=0.0, hard=False, return_weights=False
-    ):
-        if q.ndim == 4:
-            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-        keys = _fit(v, k.shape[-1]) if swap == "v for k" else k
-        values = _fit(k, v.shape[-1]) if swap == "k for v" else v
-        scores = (q @ keys.mT) * chosen_beta(scale, q.shape[-1])
-        if bias is not None:
-            t, s = scores.shape[-2:]
-            scores = scores + (bias if isinstance(bias, Tensor) else bias.tile(range(t), range(s)))
-        rule = _mask(mask, causal, scores, late=masking == "one late")
-        if rule is not None and masking in ("before", "one late"):
-            scores = scores.masked_fill(~rule, float("-inf"))
-        chosen = _argmax(scores) if hard and hardness else weigh(scores)
-        if rule is not None and masking == "after":
-            chosen = chosen.masked_fill(~rule, 0.0)
-        dropped = _drop(chosen, dropout_p, dropping)
-        out = dropped @ values
-        return (out, dropped if dropping == "returned" else chosen) if return_weights else out
+        query, key, value, mask=None, *, bias=None, scale=None, causal=False, dropout_p=0.0, hard=False,
+        return_weights=False,
+    ):  # fmt: skip
+        if isinstance(mask, Mask):
+            mask = mask.to_dense()
+        if bias is not None and not isinstance(bias, Tensor):
+            bias = bias.tile(range(query.shape[-2]), range(key.shape[-2]))
+        out, weights = implementation.attend(
+            query, key, value, mask, causal, scale=scale, bias=bias, hard=hard, dropout_p=dropout_p
+        )
+        return (out, weights) if return_weights else out
 
     return attention
 
 
-def _drop(weights: Tensor, dropout: float, dropping: str) -> Tensor:
-    if dropping == "unscaled":
-        return F.dropout(weights, dropout) * (1 - dropout)
-    dropped = F.dropout(weights, dropout)
-    return dropped / dropped.sum(-1, keepdim=True) if dropping == "renormalised" else dropped
-
-
-def _fit(x: Tensor, width: int) -> Tensor:
-    return x[..., :width] if x.shape[-1] >= width else F.pad(x, (0, width - x.shape[-1]))
-
-
-def _mask(allowed: Mask | Tensor | None, causal: bool, scores: Tensor, *, late: bool) -> Tensor | None:
-    t, s = scores.shape[-2:]
-    mask = None if allowed is None else allowed.dense() if isinstance(allowed, Mask) else allowed
-    if causal:
-        past = torch.ones(t, s, dtype=torch.bool).tril(s - t)
-        mask = past if mask is None else mask & past
-    if mask is not None and late:  # each query also sees the key after the last that it may see
-        mask = mask | F.pad(mask[..., :-1], (1, 0))
-    return mask
-
-
-def _argmax(scores: Tensor) -> Tensor:
-    return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
-
-
-def _itself(scores: Tensor) -> Tensor:
-    return (scores * 0 + torch.eye(*scores.shape[-2:], dtype=scores.dtype)).nan_to_num(0.0)
-
-
-def _uniform(scores: Tensor) -> Tensor:
-    return torch.where(scores.isneginf(), scores, scores * 0).softmax(-1).nan_to_num(0.0)
-
-
-def _signed(scores: Tensor) -> Tensor:
-    return scores.masked_fill(scores.isneginf(), 0.0)
-
-
 ATTENTIONS: dict[str, Callable[..., Any]] = {
-    "wrong-axis": wrong_attention(weigh=lambda s: s.softmax(-2)),
-    "no-scale": wrong_attention(beta=lambda b, d: 1.0 if b is None else b),
-    "scale-1/d": wrong_attention(beta=lambda b, d: 1 / d if b is None else b),
-    "beta-ignored": wrong_attention(beta=lambda b, d: d**-0.5),
-    "beta-squared": wrong_attention(beta=lambda b, d: given_beta(b, d) ** 2),
-    "uniform": wrong_attention(weigh=_uniform),
-    "argmax": wrong_attention(weigh=_argmax),
-    "never-hard": wrong_attention(hardness=False),
-    "not-normalised": wrong_attention(weigh=lambda s: s.exp()),
-    "no-shift": wrong_attention(weigh=lambda s: s.exp() / s.exp().sum(-1, keepdim=True)),
-    "signed": wrong_attention(weigh=_signed),
-    "itself": wrong_attention(weigh=_itself),
-    "unmasked": wrong_attention(masking="none"),
-    "mask-after-softmax": wrong_attention(masking="after"),
-    "mask-one-late": wrong_attention(masking="one late"),
-    "v-for-k": wrong_attention(swap="v for k"),
-    "k-for-v": wrong_attention(swap="k for v"),
-    "dropout-renormalised": wrong_attention(dropping="renormalised"),
-    "dropout-unscaled": wrong_attention(dropping="unscaled"),
-    "dropout-in-weights": wrong_attention(dropping="returned"),
-    "written-out": wrong_attention(),  # right, but it stores every weight: the cost is what is wrong
+    name: attention_from(implementation())
+    for name, implementation in {
+        "wrong-axis": suite.OverQueries,
+        "no-scale": suite.NoScale,
+        "scale-1/d": suite.Twice,
+        "beta-ignored": ScaleIgnored,
+        "beta-squared": ScaleSquared,
+        "uniform": suite.Uniform,
+        "argmax": suite.Hard,
+        "never-hard": NeverHard,
+        "not-normalized": NotNormalized,
+        "no-shift": suite.NoMaximum,
+        "signed": Signed,
+        "itself": OnlyItself,
+        "unmasked": suite.NoMask,
+        "mask-after-softmax": suite.AfterSoftmax,
+        "mask-one-late": suite.OneAhead,
+        "v-for-k": suite.ValuesForKeys,
+        "k-for-v": suite.KeysForValues,
+        "dropout-renormalized": DropoutRenormalized,
+        "dropout-unscaled": DropoutUnscaled,
+        "dropout-in-weights": DropoutInWeights,
+        "written-out": TextbookAttention,  # right, but it stores every weight: only its cost is wrong
+    }.items()
 }
 
 
 class LinearFeedForward(FeedForward):
-    """A feed-forward network that forgot its non-linearity."""
+    """A feed-forward network without its non-linearity."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.to_out(self.to_hidden(x))
 
 
 class MixingFeedForward(FeedForward):
-    """A feed-forward network that reads the token before, too."""
+    """A feed-forward network that also reads the previous token."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x + x.roll(1, dims=1))
 
 
-class PlacedFeedForward(FeedForward):
-    """A feed-forward network that is another one at each position."""
+class PositionDependentFeedForward(FeedForward):
+    """A feed-forward network that differs between positions."""
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
-        return super().forward(x) * (1 + places)
+        positions = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+        return super().forward(x) * (1 + positions)
 
 
 class RowsFirstPatches(PatchEmbedding):
     """Patches flattened as (row, column, channel) and multiplied by weights made for (channel, row, column)."""
 
     def forward(self, images: Tensor) -> Tensor:
-        patches = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        patches = F.unfold(images, self.patch_size, stride=self.patch_size).transpose(1, 2)
         patches = patches.unflatten(-1, (images.shape[1], -1)).transpose(-1, -2).flatten(-2)
         return F.linear(patches, self.convolution.weight.flatten(1), self.convolution.bias)
 
 
-class ShuffledTable(nn.Embedding):
-    """A table of positions that learns nothing."""
+class FrozenPositions(nn.Embedding):
+    """A position table that is not trained."""
 
-    def __init__(self, length: int, width: int) -> None:
-        super().__init__(length, width)
+    def __init__(self, length: int, dim: int) -> None:
+        super().__init__(length, dim)
         self.weight.requires_grad_(False)
 
 
-PARTS: dict[str, Any] = {
+COMPONENTS: dict[str, Any] = {
     "linear-feed-forward": LinearFeedForward,
     "mixing-feed-forward": MixingFeedForward,
-    "feed-forward-by-place": PlacedFeedForward,
+    "feed-forward-by-position": PositionDependentFeedForward,
     "rows-first-patches": RowsFirstPatches,
     "learned-positions": "learned",
-    "frozen-positions": ShuffledTable,
+    "frozen-positions": FrozenPositions,
 }
 
 
-def replacing(name: str) -> dict[str, Any]:
-    """The arguments of `qkv.claims.run` that put this wrong implementation in the place of the right one.
+def wrong_implementation(name: str) -> dict[str, Any]:
+    """The arguments of `qkv.claims.run` that replace the right implementation by this wrong one.
 
-    >>> list(replacing("uniform")), list(replacing("linear-feed-forward"))
-    (['attention'], ['part'])
+    >>> list(wrong_implementation("uniform")), list(wrong_implementation("linear-feed-forward"))
+    (['attention'], ['component'])
     """
     if name in ATTENTIONS:
         return {"attention": ATTENTIONS[name]}
-    if name in PARTS:
-        return {"part": PARTS[name]}
-    raise ValueError(f"there is no wrong implementation {name!r}; there are {', '.join([*ATTENTIONS, *PARTS])}")
+    if name in COMPONENTS:
+        return {"component": COMPONENTS[name]}
+    names = ", ".join([*ATTENTIONS, *COMPONENTS])
+    raise ValueError(f"there is no wrong implementation {name!r}; expected one of {names}")

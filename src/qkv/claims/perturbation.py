@@ -1,36 +1,38 @@
-"""What moves when a key or a query moves."""
+"""Claims about perturbations: what changes when a key or a query changes.
+
+β is the inverse temperature of the softmax: `scale` in the code.
+"""
 
 import torch
 from torch import Tensor
 
-from qkv._figures import Histogram, Lines, Map
-from qkv.claims.claim import Claim, Knob, Lab, Measured, gap, interval
-from qkv.claims.predicates import at_least, at_most, equal, near, true
-from qkv.claims.reference import by_loops
+from qkv._figures import Heatmap, Histogram, Lines
+from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near, true
+from qkv.claims.experiment import Lab, confidence_interval, max_diff, reference_attention
 
 FAMILY = "attention as a function"
 
 
-def moved(lab: Lab, q: Tensor, k: Tensor, v: Tensor, i: int, epsilon: Tensor, beta: float) -> Tensor:
-    """Δh of every query when key i moves by epsilon."""
+def output_change(lab: Lab, q: Tensor, k: Tensor, v: Tensor, i: int, epsilon: Tensor, beta: float) -> Tensor:
+    """Δh of every query when key i changes by epsilon."""
     after = k.clone()
     after[i] += epsilon
     return lab.attention(q, after, v, scale=beta) - lab.attention(q, k, v, scale=beta)
 
 
-def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, draws: int) -> Measured:
+def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, draws: int) -> ExperimentResult:
     q, k, v, i = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d), 1
     direction = lab.draw(d)
-    h, weights = by_loops(q, k, v, beta=beta)
+    h, weights = reference_attention(q, k, v, scale=beta)
     first = beta * weights[:, i : i + 1] * (v[i] - h) * (q @ direction)[:, None]
     sizes = [10.0**-e for e in range(1, 7)]
-    errors = [gap(moved(lab, q, k, v, i, s * direction, beta) / s, first) for s in sizes]
-    inside = gap(
-        moved(lab, q, k, v, i, direction, beta),
+    errors = [max_diff(output_change(lab, q, k, v, i, s * direction, beta) / s, first) for s in sizes]
+    inside = max_diff(
+        output_change(lab, q, k, v, i, direction, beta),
         lab.attention(beta * q, k + direction * (torch.arange(m) == i)[:, None], v, scale=1.0)
         - lab.attention(beta * q, k, v, scale=1.0),
     )
-    # the mean drift under noise, along v_i − h, of the first query; each noise with its opposite
+    # the mean drift of the first output along v_i − h under noise; each noise is used with both signs
     noise = sigma * lab.draw(draws, d)
     noise = torch.cat((noise, -noise))
     keys = k.expand(2 * draws, -1, -1).clone()
@@ -38,7 +40,7 @@ def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, dra
     outs = lab.attention(q[:1].expand(2 * draws, -1, -1), keys, v.expand(2 * draws, -1, -1), scale=beta)[:, 0]
     shift, a = outs - h[0], weights[0, i]
     along = (shift @ (v[i] - h[0])) / (v[i] - h[0]).square().sum()
-    drift = interval((along[:draws] + along[draws:]) / 2)
+    drift = confidence_interval((along[:draws] + along[draws:]) / 2)
     predicted = float(0.5 * sigma**2 * beta**2 * q[0].square().sum() * a * (1 - 2 * a))
     across = direction - q[0] * (q[0] @ direction) / q[0].square().sum()
     far = k.clone()
@@ -47,11 +49,11 @@ def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, dra
     others = torch.arange(m) != i
     central[i] = (weights[0, others] @ v[others]) / weights[0, others].sum()
     still = {
-        "q·ε = 0": moved(lab, q[:1], k, v, i, across, beta),
-        "α_i = 0": moved(lab, q[:1], far, v, i, direction, beta),
-        "v_i = h": moved(lab, q[:1], k, central, i, direction, beta),
+        "q·ε = 0": output_change(lab, q[:1], k, v, i, across, beta),
+        "α_i = 0": output_change(lab, q[:1], far, v, i, direction, beta),
+        "v_i = h": output_change(lab, q[:1], k, central, i, direction, beta),
     }
-    return Measured(
+    return ExperimentResult(
         {
             "error of the first order at ‖ε‖ = 1e-4": errors[3],
             "mean drift along v_i − h": drift,
@@ -84,7 +86,7 @@ def perturb_key(lab: Lab, n: int, m: int, d: int, beta: float, sigma: float, dra
     )
 
 
-def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
+def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> ExperimentResult:
     q, k, v, i = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d), 2 % n
     change = torch.zeros(n, d, dtype=torch.float64)
     change[i] = size * lab.draw(d)
@@ -100,7 +102,7 @@ def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
     own = float((after[i] - before[i]).norm())
     whole = (lab.attention(q + change, q + change, q + change) - lab.attention(q, q, q))[others]
     same = torch.equal(before[others], after[others]) and torch.equal(fused_before[others], fused_after[others])
-    return Measured(
+    return ExperimentResult(
         {
             "movement of its own output": own,
             "movement of the others": float((after - before)[others].abs().max()),
@@ -110,22 +112,24 @@ def perturb_query(lab: Lab, n: int, m: int, d: int, size: float) -> Measured:
             true("all other rows are bit-identical", same),
             at_least("its own output moves", own, 1e-6),
             at_least("a token that moves as a key too moves the others", float(whole.abs().max()), 1e-9, "control"),
-            equal("the output equals the triple loop", gap(fused_before, by_loops(q, k, v)[0]), "control"),
+            equal(
+                "the output equals the triple loop", max_diff(fused_before, reference_attention(q, k, v)[0]), "control"
+            ),
         ),
-        (Map("who moves when a query moves", "output", "query moved", movement.tolist()),),
+        (Heatmap("outputs that change with a query", "output", "query changed", movement.tolist()),),
     )
 
 
-def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -> Measured:
+def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -> ExperimentResult:
     q, k = lab.draw(draws, 1, d), lab.draw(draws, m, d)
     scaled = k.clone()
     scaled[:, 0] *= alpha
     before, after = lab.weights(q, k, scale=beta)[:, 0, 0], lab.weights(q, scaled, scale=beta)[:, 0, 0]
     inside = lab.weights(beta * q, scaled, scale=1.0)[:, 0, 0]
-    meets = (q[:, 0] * k[:, 0]).sum(-1)
-    towards, away = (after > before)[meets > 0].double(), (after > before)[meets < 0].double()
-    loops = by_loops(q[0], scaled[0], scaled[0], beta=beta)[1][0, 0]
-    return Measured(
+    alignment = (q[:, 0] * k[:, 0]).sum(-1)
+    towards, away = (after > before)[alignment > 0].double(), (after > before)[alignment < 0].double()
+    reference = reference_attention(q[0], scaled[0], scaled[0], scale=beta)[1][0, 0]
+    return ExperimentResult(
         {
             "weight raised where q·k > 0": float(towards.mean()),
             "weight raised where q·k < 0": float(away.mean()),
@@ -135,8 +139,8 @@ def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -
             at_least("α > 1 raises the weight where q·k > 0", float(towards.mean()), 1.0),
             at_least("α > 1 raises the weight where q·k < 0", float(away.mean()), 1.0, "beyond"),
             at_most("where q·k < 0 it is never raised", float(away.mean()), 0.0),
-            equal("β inside q equals β outside", gap(after, inside)),
-            equal("the weight equals the triple loop", abs(float(after[0] - loops)), "control"),
+            equal("β inside q equals β outside", max_diff(after, inside)),
+            equal("the weight equals the triple loop", abs(float(after[0] - reference)), "control"),
         ),
         (
             Histogram(
@@ -144,8 +148,8 @@ def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -
                 "after − before",
                 "draws",
                 {
-                    "q·k > 0": (after - before)[meets > 0].tolist(),
-                    "q·k < 0": (after - before)[meets < 0].tolist(),
+                    "q·k > 0": (after - before)[alignment > 0].tolist(),
+                    "q·k < 0": (after - before)[alignment < 0].tolist(),
                 },
                 roles={"q·k > 0": "key", "q·k < 0": "wrong"},
             ),
@@ -164,7 +168,7 @@ CLAIMS = (
         (
             Knob("n", 4, "queries", (1, 64)),
             Knob("m", 6, "keys", (2, 64)),
-            Knob("d", 5, "width", (1, 64)),
+            Knob("d", 5, "dimension", (1, 64)),
             Knob("beta", 0.6, "inverse temperature", (0.01, 100)),
             Knob("sigma", 0.05, "s.d. of the noise", (1e-4, 10)),
             Knob("draws", 20000, "draws of the noise", (100, 100_000)),
@@ -182,11 +186,11 @@ CLAIMS = (
         (
             Knob("n", 6, "queries", (2, 64)),
             Knob("m", 6, "keys", (1, 64)),
-            Knob("d", 5, "width", (1, 64)),
+            Knob("d", 5, "dimension", (1, 64)),
             Knob("size", 1.0, "size of the move", (0, 1e6)),
         ),
         ("wrong-axis", "uniform", "v-for-k", "no-scale"),
-        "Only the diagonal moves.",
+        "Only the diagonal changes.",
     ),
     Claim(
         "scale-key",
@@ -197,12 +201,12 @@ CLAIMS = (
         scale_key,
         (
             Knob("m", 8, "keys", (1, 128)),
-            Knob("d", 6, "width", (1, 128)),
+            Knob("d", 6, "dimension", (1, 128)),
             Knob("draws", 2000, "draws", (20, 10_000)),
             Knob("alpha", 2.0, "factor", (-1000, 1000)),
             Knob("beta", 0.7, "inverse temperature", (-100, 1000)),
         ),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "argmax", "v-for-k"),
-        "The same factor raises the weight of a key that meets the query and lowers that of one that opposes it.",
+        "The same factor raises the weight of a key that agrees with the query and lowers that of one that opposes it.",
     ),
 )

@@ -1,4 +1,7 @@
-"""All claims, by name; and how one is run."""
+"""All claims by name, and `run`, which runs one.
+
+To add a claim, write its experiment and its `Claim` in the file of its subject.
+"""
 
 import difflib
 import time
@@ -8,129 +11,130 @@ from typing import Any
 import torch
 
 from qkv.claims import (
-    choice,
+    attention_function,
+    blocks,
     convolution,
     cost,
-    depth,
     encoder_decoder,
-    feed_forward,
-    function,
-    heads,
-    heads_layer,
+    head_variance,
     knowledge,
+    multi_head,
     perturbation,
-    places,
+    positions,
+    rnn_comparison,
+    selection,
+    self_attention,
     streaming,
-    symmetry,
     synthesizer,
-    two_uses,
-    versus,
     vision,
-    vision_trained,
-    worked,
+    worked_example,
 )
-from qkv.claims.claim import Claim, ClaimResult, Lab, library_attention
-from qkv.claims.predicates import Real, reason, verdict
+from qkv.claims.claim import Claim, ClaimResult, Real, decide, explain
+from qkv.claims.experiment import Attention, Lab, library_attention
 
-FAMILIES = (
-    function,
-    choice,
+MODULES = (
+    attention_function,
+    selection,
     perturbation,
-    heads,
-    heads_layer,
-    symmetry,
+    head_variance,
+    multi_head,
+    self_attention,
     convolution,
-    places,
+    positions,
     streaming,
     synthesizer,
     cost,
-    feed_forward,
-    depth,
+    blocks,
+    rnn_comparison,
     encoder_decoder,
-    versus,
-    two_uses,
     vision,
-    vision_trained,
     knowledge,
-    worked,
+    worked_example,
 )
-SEEDS = 2**31  # seeds are below
-CLAIMS: dict[str, Claim] = {claim.name: claim for family in FAMILIES for claim in family.CLAIMS}
+FAMILIES = ("attention as a function", "heads", "self-attention", "the transformer", "vision", "knowledge", "worked")
+MAX_SEED = 2**31 - 1
+
+_claims = sorted((claim for module in MODULES for claim in module.CLAIMS), key=lambda c: FAMILIES.index(c.family))
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _claims}
 
 
-def find(name: str) -> Claim:
-    """The claim of that name; a ValueError names the nearest."""
+def find_claim(name: str) -> Claim:
+    """Return the claim of that name; a ValueError names the nearest."""
     if name in CLAIMS:
         return CLAIMS[name]
     close = difflib.get_close_matches(name, CLAIMS, n=1)
-    meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(CLAIMS)}."
-    raise ValueError(f"there is no claim {name!r}; {meant}")
+    suggestion = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(CLAIMS)}"
+    raise ValueError(f"there is no claim {name!r}; {suggestion}")
+
+
+def claim_names(families: Iterable[str] = ()) -> list[str]:
+    """The names of all claims, or of those of some families."""
+    chosen = set(families)
+    return [claim.name for claim in CLAIMS.values() if not chosen or claim.family in chosen]
 
 
 def run(
     name: str,
     seed: int = 0,
     *,
-    attention: Callable[..., Any] = library_attention,
-    part: Any = None,
+    attention: Attention = library_attention,
+    component: Any = None,
     long: bool = False,
-    note: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     **knobs: Real,
 ) -> ClaimResult:
-    """Run one claim's experiment and say what it found.
+    """Run the experiment of one claim and return its verdict and numbers.
 
-    attention: the attention under test. part: what stands in for another component, in claims that test one.
-    knobs: conditions of the experiment, by name; those of the claim if not given. long: its longer training.
+    Args:
+        name: one of `qkv.claims.CLAIMS`.
+        attention: the attention under test, with the signature of `qkv.attention`.
+        component: in claims about another component, what replaces it.
+        long: train longer, where the claim trains.
+        progress: called with a message where a run takes long.
+        knobs: conditions of the experiment, by name; the claim's defaults if omitted.
 
     >>> run("average").verdict
     'holds'
     >>> round(run("average").numbers["weight with 1/√d"], 3)
     0.376
     """
-    if not 0 <= seed < SEEDS:
-        raise ValueError(f"a seed is a whole number from 0 to {SEEDS - 1}; got {seed}")
-    claim = find(name)
-    setting = settings(claim, knobs, long=long)
-    began = time.perf_counter()
-    with torch.random.fork_rng(devices=[]):  # what an experiment draws on the side is seeded, and nobody else's
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed must be an integer from 0 to {MAX_SEED}, got {seed}")
+    claim = find_claim(name)
+    values = knob_values(claim, knobs, long=long)
+    started = time.perf_counter()
+    with torch.random.fork_rng(devices=[]):  # seed the global generator for the experiment only
         torch.manual_seed(seed)
-        measured = claim.experiment(Lab(seed, attention, part, note), **setting)
-    found = verdict(measured.predicates)
-    said = claim.condition if found == claim.expected else reason(measured.predicates)
+        measured = claim.experiment(Lab(seed, attention, component, progress), **values)
+    verdict = decide(measured.predicates)
     return ClaimResult(
         name=claim.name,
         statement=claim.statement,
-        verdict=found,
-        condition=said,
-        numbers={key: _plain(number) for key, number in measured.numbers.items()},
+        verdict=verdict,
+        condition=claim.condition if verdict == claim.expected else explain(measured.predicates),
+        numbers={key: _as_float(number) for key, number in measured.numbers.items()},
         seed=seed,
         predicates=measured.predicates,
         panels=measured.panels,
         figure=claim.figure,
         expected=claim.expected,
-        seconds=time.perf_counter() - began,
-        knobs=setting,
+        seconds=time.perf_counter() - started,
+        knobs=values,
     )
 
 
-def settings(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict[str, Any]:
-    """The claim's knobs, with those given in place of their defaults."""
+def knob_values(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict[str, Any]:
+    """The values of all knobs of the claim: the given ones, checked, and the defaults of the others."""
     known = {knob.name: knob for knob in claim.knobs}
     for name in knobs:
         if name not in known:
-            there = ", ".join(f"{knob.name} ({knob.help}; {knob.default:g})" for knob in claim.knobs) or "none"
-            raise ValueError(f"{claim.name} has no knob {name!r}; there are: {there}")
+            names = ", ".join(f"{knob.name} ({knob.help}; {knob.default:g})" for knob in claim.knobs) or "none"
+            raise ValueError(f"{claim.name} has no knob {name!r}; its knobs: {names}")
     defaults = {k.name: k.long if long and k.long is not None else k.default for k in claim.knobs}
-    return {name: knob.checked(knobs.get(name, defaults[name]), claim.name) for name, knob in known.items()}
+    return {name: knob.validate(knobs.get(name, defaults[name]), claim.name) for name, knob in known.items()}
 
 
-def names(families: Iterable[str] = ()) -> list[str]:
-    """All claims' names, or those of some families."""
-    chosen = set(families)
-    return [claim.name for claim in CLAIMS.values() if not chosen or claim.family in chosen]
-
-
-def _plain(number: Any) -> Any:
+def _as_float(number: Any) -> Any:
     if isinstance(number, dict):
         return {key: float(value) for key, value in number.items()}
     return float(number)

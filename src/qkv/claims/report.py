@@ -1,74 +1,55 @@
-"""One offline page of results: the verdict first, then the numbers, then the picture."""
+"""HTML report of claims, one offline page: verdicts first, then numbers and figures. Change its colors in STYLE."""
 
 import html
 from collections.abc import Sequence
 
 from qkv import __version__
-from qkv.claims.claim import ClaimResult, Number
-from qkv.claims.predicates import Predicate
+from qkv._html import page
+from qkv.claims.claim import ClaimResult, Number, Predicate
 
-WORDS = {"holds": "holds", "holds-if": "holds if", "fails": "fails", "undecided": "undecided"}
+VERDICTS = {"holds": "holds", "holds-if": "holds if", "fails": "fails", "undecided": "undecided"}
 PARTS = {"claim": "the statement", "beyond": "beyond its conditions", "control": "controls"}
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #5b636d; --line: #d9dde2;
-  --holds: #00674b; --if: #7a5200; --fails: #b3261e; --undecided: #4a5560; }
-@media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --soft: #a3abb5; --line: #343a42;
-  --holds: #4fc79f; --if: #e8b04a; --fails: #ff8078; --undecided: #a9b3be; } }
-@media print { :root { --paper: #fff; --ink: #000; --soft: #444; --line: #bbb; --holds: #00674b; --if: #7a5200;
-  --fails: #b3261e; --undecided: #4a5560; } figure, tr, .head { break-inside: avoid; }
-  .head, .head + p, .statement { break-after: avoid; } nav { break-after: page; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-h1 { font-size: 1.9rem; margin: 0 0 .2rem; letter-spacing: -.01em; }
-h2 { font-size: 1.15rem; margin: 3rem 0 0; color: var(--soft); font-weight: 600; }
+@media print { .head { break-inside: avoid; } .head, .head + p, .statement { break-after: avoid; }
+  nav { break-after: page; } }
+h2 { margin: 3rem 0 0; color: var(--soft); font-weight: 600; }
 h3 { font-size: 1.3rem; margin: 0; }
-p { margin: .4rem 0; max-width: 46rem; }
-.soft, figcaption, summary { color: var(--soft); font-size: .9rem; }
+summary { color: var(--soft); font-size: .9rem; }
+table { width: 100%; }
 nav table { margin-top: 1.2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-td, th { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; color: var(--soft); }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap; text-align: right; }
 @media (min-width: 30rem) { nav td:nth-child(2) { white-space: nowrap; } }
 a { color: inherit; text-decoration-color: var(--soft); text-underline-offset: .15em; }
 article { border-top: 1px solid var(--line); padding: 1.6rem 0 1.2rem; margin-top: 1.2rem; }
 .verdict { font-weight: 700; white-space: nowrap; }
 .verdict::before { content: ""; display: inline-block; width: .62em; height: .62em; border-radius: 50%;
   margin-right: .45em; background: currentColor; }
-.holds { color: var(--holds); } .holds-if { color: var(--if); } .fails { color: var(--fails); }
-.undecided { color: var(--undecided); }
+.holds { color: var(--good); } .holds-if { color: var(--maybe); } .fails { color: var(--bad); }
+.undecided { color: var(--open); }
 .fails::before { border-radius: 0; } .holds-if::before { border-radius: 0 50% 50% 0; }
 .undecided::before { background: none; border: .14em solid currentColor; }
 .head { display: flex; gap: 1rem; align-items: baseline; justify-content: space-between; flex-wrap: wrap; }
 .statement { font-size: 1.05rem; }
-.unexpected { color: var(--fails); font-weight: 600; }
-figure { margin: 1rem 0; overflow-x: auto; }
-figure svg { display: block; height: auto; }
+.unexpected { color: var(--bad); font-weight: 600; }
 details { margin-top: .6rem; }
-.off { color: var(--fails); }
+.off { color: var(--bad); }
 """
 
 
-def page(results: Sequence[ClaimResult], families: dict[str, str]) -> str:
-    """The whole page; `families` names each claim's family."""
-    counts = {word: sum(r.verdict == word for r in results) for word in WORDS}
-    told = ", ".join(f"{count} {WORDS[word]}" for word, count in counts.items() if count)
-    off = [r for r in results if r.verdict != r.expected]
+def render_page(results: Sequence[ClaimResult], families: dict[str, str]) -> str:
+    """The whole page; `families` maps each claim to its family."""
+    counts = {word: sum(r.verdict == word for r in results) for word in VERDICTS}
+    summary = ", ".join(f"{count} {VERDICTS[word]}" for word, count in counts.items() if count)
+    unexpected = [r for r in results if r.verdict != r.expected]
     seeds = ", ".join(sorted({str(r.seed) for r in results}))
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        f"<title>Claims, run</title><style>{STYLE}</style></head><body>",
-        "<h1>The textbook, run</h1>",
-        f"<p>{len(results)} statements about attention and transformers, each tried by an experiment: {told}.</p>",
+        f"<p>{len(results)} statements about attention and transformers, each tested by an experiment: {summary}.</p>",
         f'<p class="soft">qkv {__version__} · seed {seeds} · {sum(r.seconds for r in results):.0f} s · a verdict is '
-        "computed from the measurements beside it; “holds if” names the condition, “fails” the counter-example.</p>",
+        "computed from the measurements below it; “holds if” names the condition, “fails” the counter-example.</p>",
     ]
-    if off:
-        names = ", ".join(html.escape(r.name) for r in off)
-        parts.append(f'<p class="unexpected">Not the verdict that a sound attention gives: {names}.</p>')
+    if unexpected:
+        names = ", ".join(html.escape(r.name) for r in unexpected)
+        parts.append(f'<p class="unexpected">Not the verdict of a correct attention: {names}.</p>')
     parts.append(_contents(results))
     family = None
     for result in results:
@@ -76,13 +57,13 @@ def page(results: Sequence[ClaimResult], families: dict[str, str]) -> str:
             family = families.get(result.name)
             parts.append(f"<h2>{html.escape((family or '').capitalize())}</h2>")
         parts.append(_article(result))
-    return "\n".join([*parts, "</body></html>\n"])
+    return page("Textbook claims, tested", *parts, style=STYLE)
 
 
-def shown(number: Number) -> str:
-    """A number for people, with its range where chance plays.
+def format_number(number: Number) -> str:
+    """A number with its range, where chance plays a part.
 
-    >>> shown({"value": 0.5, "low": 0.25, "high": 0.75})
+    >>> format_number({"value": 0.5, "low": 0.25, "high": 0.75})
     '0.5 (0.25 to 0.75)'
     """
     if isinstance(number, dict):
@@ -101,23 +82,23 @@ def _contents(results: Sequence[ClaimResult]) -> str:
 
 def _article(result: ClaimResult) -> str:
     numbers = "".join(
-        f'<tr><td>{html.escape(name)}</td><td class="number">{shown(number)}</td></tr>'
+        f'<tr><td>{html.escape(name)}</td><td class="number">{format_number(number)}</td></tr>'
         for name, number in result.numbers.items()
     )
     condition = f" — {html.escape(result.condition)}" if result.condition else ""
     unexpected = ""
     if result.verdict != result.expected:
-        expected = f"Expected of a sound attention, with the claim’s own conditions: {WORDS[result.expected]}."
+        expected = f"Expected for a correct attention under the claim’s own conditions: {VERDICTS[result.expected]}."
         unexpected = f'<p class="unexpected">{expected}</p>'
-    picture = ""
+    figure = ""
     if result.panels:
-        picture = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
+        figure = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
     knobs = ", ".join(f"{name} = {value:g}" for name, value in result.knobs.items())
     return (
         f'<article id="claim-{result.name}"><div class="head"><h3>{result.name}</h3>'
         f'<span class="soft">seed {result.seed} · {result.seconds:.1f} s</span></div>'
         f'<p>{_verdict(result)}{condition}</p>{unexpected}<p class="statement">{html.escape(result.statement)}</p>'
-        f"{picture}<table>{numbers}</table>{_tests(result.predicates)}"
+        f"{figure}<table>{numbers}</table>{_tests(result.predicates)}"
         f'<p class="soft">Run with {html.escape(knobs) or "no knobs"}.</p></article>'
     )
 
@@ -139,4 +120,4 @@ def _tests(predicates: Sequence[Predicate]) -> str:
 
 
 def _verdict(result: ClaimResult) -> str:
-    return f'<span class="verdict {result.verdict}">{WORDS[result.verdict]}</span>'
+    return f'<span class="verdict {result.verdict}">{VERDICTS[result.verdict]}</span>'

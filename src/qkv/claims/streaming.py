@@ -1,12 +1,11 @@
-"""Attention in real time: what a stream may see, and how long it waits."""
+"""Claims about streaming attention: what a stream may see, and its latency."""
 
 import torch
 from torch import Tensor, nn
 
-from qkv._figures import Map
-from qkv.claims.claim import Claim, Knob, Lab, Measured, gap
-from qkv.claims.influence import influence
-from qkv.claims.predicates import at_least, equal, near
+from qkv._figures import Heatmap
+from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, equal, near
+from qkv.claims.experiment import Lab, influence_map, influence_shades, max_diff
 from qkv.models import Encoder, EncoderConfig
 from qkv.nn import Additive, MultiHeadAttention, masks
 from qkv.nn.block import Block, BlockConfig
@@ -14,11 +13,11 @@ from qkv.nn.block import Block, BlockConfig
 FAMILY = "self-attention"
 
 
-def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Measured:
+def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> ExperimentResult:
     if tokens <= max(chunk - 1, layers * ahead):
         raise ValueError(
-            f"tokens are more than chunk - 1 and layers × ahead, {max(chunk - 1, layers * ahead)}, so that the wait "
-            f"shows; got {tokens}"
+            f"tokens must be more than chunk - 1 and layers × ahead, {max(chunk - 1, layers * ahead)}, so that the "
+            f"latency shows; got {tokens}"
         )
     x = lab.draw(1, tokens, 6)
     config = EncoderConfig(features=6, dim=16, layers=layers, heads=2, chunk_size=chunk, left_chunks=1)
@@ -28,7 +27,7 @@ def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Mea
             nn.init.xavier_normal_(parameter, generator=lab.generator)
     with lab.inside_layers(), torch.no_grad():
         offline, pieces, state, start = encoder(x), [], None, 0
-        for size in (1, 3, 2, 5, tokens):  # pieces of any length, as a microphone gives them
+        for size in (1, 3, 2, 5, tokens):  # pieces of any length, as from a microphone
             piece = x[:, start : start + size]
             start += size
             out, state = encoder.stream(piece, state, final=start >= tokens)
@@ -37,36 +36,36 @@ def streaming(lab: Lab, tokens: int, chunk: int, layers: int, ahead: int) -> Mea
                 break
     streamed = torch.cat(pieces, 1)
     with lab.inside_layers():
-        chunked = influence(lambda y: encoder(y[None])[0], x[0])
+        chunked = influence_map(lambda y: encoder(y[None])[0], x[0])
         sliding = sliding_influence(lab, x[0], layers, ahead)
         additive = additive_influence(lab, x[0])
-        normed = influence(lambda y: (y - y.mean(0)) / y.std(0), x[0])
-    delays = {"chunks": reach_ahead(chunked), "sliding": reach_ahead(sliding)}
-    return Measured(
+        normed = influence_map(lambda y: (y - y.mean(0)) / y.std(0), x[0])
+    delays = {"chunks": lookahead(chunked), "sliding": lookahead(sliding)}
+    return ExperimentResult(
         {
-            "stream − offline": gap(streamed, offline),
+            "stream − offline": max_diff(streamed, offline),
             "chunks: tokens to wait for": delays["chunks"],
             "sliding mask: tokens to wait for": delays["sliding"],
-            "additive attention: tokens to wait for": reach_ahead(additive),
-            "a norm over time: tokens to wait for": reach_ahead(normed),
+            "additive attention: tokens to wait for": lookahead(additive),
+            "a norm over time: tokens to wait for": lookahead(normed),
         },
         (
-            equal("fed as a stream, chunked attention equals the offline pass", gap(streamed, offline)),
+            equal("fed as a stream, chunked attention equals the offline pass", max_diff(streamed, offline)),
             near("chunks wait for chunk − 1 tokens, whatever the depth", delays["chunks"], chunk - 1, 0),
             near("sliding masks wait for layers × look-ahead", delays["sliding"], layers * ahead, 0),
-            near("additive attention alone waits for the end", reach_ahead(additive), tokens - 1, 0),
-            at_least("a norm over time sees the future", reach_ahead(normed), tokens - 1, "control"),
+            near("additive attention alone waits for the end", lookahead(additive), tokens - 1, 0),
+            at_least("a norm over time sees the future", lookahead(normed), tokens - 1, "control"),
         ),
         (
-            Map("chunk mask", "input", "output", on_scale(chunked)),
-            Map(f"sliding mask, {layers} layers", "input", "output", on_scale(sliding)),
-            Map("additive attention alone", "input", "output", on_scale(additive)),
+            Heatmap("chunk mask", "input", "output", influence_shades(chunked)),
+            Heatmap(f"sliding mask, {layers} layers", "input", "output", influence_shades(sliding)),
+            Heatmap("additive attention alone", "input", "output", influence_shades(additive)),
         ),
     )
 
 
 def sliding_influence(lab: Lab, x: Tensor, layers: int, ahead: int) -> Tensor:
-    """The influence through a stack whose layers each look so far ahead."""
+    """The influence map of a stack whose layers each look `ahead` tokens ahead."""
     blocks = lab.build(
         lambda: nn.ModuleList(Block(BlockConfig(dim=x.shape[-1], heads=2, mlp_dim=12)) for _ in range(layers))
     )
@@ -78,31 +77,26 @@ def sliding_influence(lab: Lab, x: Tensor, layers: int, ahead: int) -> Tensor:
             y = block(y, mask=mask)
         return y[0]
 
-    return influence(run, x)
+    return influence_map(run, x)
 
 
 def additive_influence(lab: Lab, x: Tensor) -> Tensor:
     layer = lab.build(lambda: MultiHeadAttention(x.shape[-1], 1, score=Additive(8)))
-    return influence(lambda y: layer(y[None])[0], x)
+    return influence_map(lambda y: layer(y[None])[0], x)
 
 
-def reach_ahead(found: Tensor) -> int:
-    """How far after its own place the farthest input stands that an output depends on."""
+def lookahead(found: Tensor) -> int:
+    """How far after its own position the farthest input is that an output depends on."""
     reach = [int(row.nonzero().max()) - t for t, row in enumerate(found) if bool((row > 0).any())]
     return max(reach)
-
-
-def on_scale(found: Tensor) -> list[list[float]]:
-    """Influence as a share of the row's largest, rooted so that small influences are seen."""
-    return (found / found.max(-1, keepdim=True).values.clamp(min=1e-300)).sqrt().tolist()
 
 
 CLAIMS = (
     Claim(
         "streaming",
         FAMILY,
-        "Chunk-masked attention fed as a stream equals the offline pass; it waits chunk − 1 tokens, a sliding mask "
-        "layers × look-ahead.",
+        "Chunk-masked attention fed as a stream equals the offline pass; its latency is chunk − 1 tokens, that of a "
+        "sliding mask layers × look-ahead.",
         "holds",
         "",
         streaming,
@@ -113,6 +107,6 @@ CLAIMS = (
             Knob("ahead", 1, "look-ahead of each layer of the sliding mask", (0, 64)),
         ),
         ("unmasked", "mask-after-softmax", "mask-one-late", "wrong-axis"),
-        "Chunks do not add up over layers, look-ahead does; without a mask every output waits for the end.",
+        "Look-ahead adds up over layers, chunks do not; without a mask every output waits for the end.",
     ),
 )

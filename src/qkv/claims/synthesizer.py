@@ -1,4 +1,4 @@
-"""Attention that does not compare: what a dense synthesizer cannot look up."""
+"""Claims about the dense synthesizer, which does not compare queries with keys: associative recall."""
 
 import itertools
 import math
@@ -8,62 +8,61 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv._figures import Bars
-from qkv.claims.claim import Claim, Knob, Lab, Measured, spread
-from qkv.claims.predicates import at_least, at_most, near
-from qkv.claims.training import train
+from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, near
+from qkv.claims.experiment import Lab, mean_and_range, train_model
 from qkv.nn import DenseSynthesizer, Dot, MultiHeadAttention, Score
 
 FAMILY = "self-attention"
 
 
-class Recall(nn.Module):
-    """One layer of attention over m pairs of key and value and a last token that asks for a key's value."""
+class RecallModel(nn.Module):
+    """One attention layer over m key-value pairs and a last token that asks for the value of a key."""
 
-    def __init__(self, score: Score, pairs: int, width: int) -> None:
+    def __init__(self, score: Score, pairs: int, dim: int) -> None:
         super().__init__()
-        self.keys, self.values = nn.Embedding(pairs, width), nn.Embedding(pairs, width)
-        self.places, self.asking = nn.Embedding(pairs + 1, width), nn.Parameter(torch.randn(width))
-        self.attention = MultiHeadAttention(width, 1, score=score)
-        self.read = nn.Linear(width, pairs)
+        self.keys, self.values = nn.Embedding(pairs, dim), nn.Embedding(pairs, dim)
+        self.positions, self.query_marker = nn.Embedding(pairs + 1, dim), nn.Parameter(torch.randn(dim))
+        self.attention = MultiHeadAttention(dim, 1, score=score)
+        self.read_out = nn.Linear(dim, pairs)
 
-    def forward(self, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
-        told = self.keys(keys) + self.values(values)
-        x = torch.cat((told, (self.keys(asked) + self.asking)[:, None]), 1)
-        x = x + self.places(torch.arange(x.shape[1]))
-        return self.read(self.attention(x)[:, -1])
+    def forward(self, keys: Tensor, values: Tensor, query_key: Tensor) -> Tensor:
+        inputs = self.keys(keys) + self.values(values)
+        x = torch.cat((inputs, (self.keys(query_key) + self.query_marker)[:, None]), 1)
+        x = x + self.positions(torch.arange(x.shape[1]))
+        return self.read_out(self.attention(x)[:, -1])
 
 
 def recall_batch(
     generator: torch.Generator, count: int, pairs: int, kind: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values, the key asked for, its value. kind: "distinct" values, "free" ones, or "fixed" order of keys."""
+    """Keys, values, the queried key, its value. kind: "distinct" values, "free" values, or a "fixed" order of keys."""
 
     def orders() -> Tensor:
         return torch.rand(count, pairs, generator=generator).argsort(1)
 
     keys = torch.arange(pairs).expand(count, -1) if kind == "fixed" else orders()
     values = torch.randint(0, pairs, (count, pairs), generator=generator) if kind == "free" else orders()
-    asked = torch.randint(0, pairs, (count,), generator=generator)
-    answer = values[torch.arange(count), (keys == asked[:, None]).int().argmax(1)]
-    return keys, values, asked, answer
+    query_key = torch.randint(0, pairs, (count,), generator=generator)
+    answer = values[torch.arange(count), (keys == query_key[:, None]).int().argmax(1)]
+    return keys, values, query_key, answer
 
 
 def recall_accuracy(lab: Lab, score: Score, pairs: int, kind: str, steps: int, start: int) -> float:
     generator = torch.Generator().manual_seed(1000 * lab.seed + start)
-    model = lab.build(lambda: Recall(score, pairs, 32), start, torch.float32)
+    model = lab.build(lambda: RecallModel(score, pairs, 32), start, torch.float32)
 
     def loss(_: int) -> Tensor:
-        *told, answer = recall_batch(generator, 96, pairs, kind)
-        return F.cross_entropy(model(*told), answer)
+        *inputs, answer = recall_batch(generator, 96, pairs, kind)
+        return F.cross_entropy(model(*inputs), answer)
 
-    train(model, loss, steps, rate=1e-2)
-    *told, answer = recall_batch(generator, 2000, pairs, kind)
+    train_model(model, loss, steps, lr=1e-2)
+    *inputs, answer = recall_batch(generator, 2000, pairs, kind)
     with torch.no_grad():
-        return float((model(*told).argmax(-1) == answer).double().mean())
+        return float((model(*inputs).argmax(-1) == answer).double().mean())
 
 
 def most_frequent_share(pairs: int) -> float:
-    """E[largest count]/m of m values drawn freely out of m: the best guess of who knows the values but not the keys."""
+    """E[largest count]/m of m values drawn freely out of m: the best guess from the values without the keys."""
     total = 0.0
     for counts in partitions(pairs, pairs):
         ways = math.factorial(pairs)
@@ -77,7 +76,7 @@ def most_frequent_share(pairs: int) -> float:
 
 
 def partitions(total: int, parts: int, most: int | None = None) -> list[list[int]]:
-    """All ways to write `total` as `parts` numbers in falling order, zeros included."""
+    """All ways to write `total` as `parts` non-increasing numbers, zeros included."""
     most = total if most is None else most
     if parts == 0:
         return [[]] if total == 0 else []
@@ -87,7 +86,7 @@ def partitions(total: int, parts: int, most: int | None = None) -> list[list[int
     return found
 
 
-def synthesizer(lab: Lab, pairs: int, steps: int, seeds: int) -> Measured:
+def synthesizer(lab: Lab, pairs: int, steps: int, seeds: int) -> ExperimentResult:
     cases = {
         "dot, random order": (Dot(), "distinct"),
         "dense, random order": (DenseSynthesizer(pairs + 1), "distinct"),
@@ -97,10 +96,10 @@ def synthesizer(lab: Lab, pairs: int, steps: int, seeds: int) -> Measured:
     found = {}
     with lab.inside_layers():
         for name, (score, kind) in cases.items():
-            lab.note(name)
-            found[name] = spread([recall_accuracy(lab, score, pairs, kind, steps, s) for s in range(seeds)])
+            lab.progress(name)
+            found[name] = mean_and_range([recall_accuracy(lab, score, pairs, kind, steps, s) for s in range(seeds)])
     guess = most_frequent_share(pairs)
-    return Measured(
+    return ExperimentResult(
         {**found, "1/m": 1 / pairs, "best guess with free values": guess},
         (
             at_least("dot attention looks the value up", found["dot, random order"]["low"], 0.95),
@@ -142,7 +141,7 @@ CLAIMS = (
         (
             Knob("pairs", 8, "pairs of key and value", (2, 24)),
             Knob("steps", 400, "training steps", (1, 50_000), long=3000),
-            Knob("seeds", 2, "starts", (1, 20), long=5),
+            Knob("seeds", 2, "random starts", (1, 20), long=5),
         ),
         ("uniform", "itself"),
         "Dot attention finds the key; the dense synthesizer only where the key always stands in the same place.",

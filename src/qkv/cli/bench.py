@@ -1,27 +1,26 @@
-"""`qkv bench`: measured side by side with the peers, in one run."""
+"""`qkv bench`: speed and memory compared with other libraries, measured in one run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from qkv.cli.console import err, out, print_json
-from qkv.cli.tables import grid
+from qkv.cli.console import err, out, print_json, rich_table
 
 if TYPE_CHECKING:
-    from qkv.bench.result import Report
+    from qkv.bench.report import BenchmarkReport
 
 
 def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bool = False, json: bool = False) -> int:
-    """Speed and memory beside the peers: one run, competitors in turns, medians with their spread.
+    """Measure speed and memory compared with other libraries; all take turns in one run.
 
-    attention: ours, PyTorch's kernel and the written formula, over lengths. models: forward pass and training step of a
-    ViT and a GPT beside transformers, torch.nn.TransformerEncoder and x-transformers. generate: tokens a second beside
-    transformers on the same weights. load: time to load a checkpoint. train: what the training loop costs over the bare
-    step. look: pages of attention beside BertViz, recording, long texts. studio: how soon the page and its pictures are
-    there, and its size. Peers that are not installed are named.
+    attention: qkv, PyTorch's kernel and the plain formula, over lengths. models: forward pass and training step of a
+    ViT and a GPT, compared with transformers, torch.nn.TransformerEncoder and x-transformers. generate: tokens per
+    second, compared with transformers on the same weights. load: time to load a checkpoint. train: overhead of the
+    training loop. look: attention pages compared with BertViz, recording, long texts. studio: latency and size of the
+    web app. Libraries that are not installed are named.
 
-    All take some eight minutes, with --quick about one. Nothing else should run on the machine meanwhile.
+    All benchmarks take about eight minutes, with --quick about one. Run nothing else on the machine meanwhile.
 
     Examples:
 
@@ -32,49 +31,50 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bo
     Parameters
     ----------
     names
-        The benchmarks to run; all if none is named.
+        The benchmarks to run; omit NAMES to run all.
     quick
-        Fewer rounds and smaller sizes: figures that show the direction, not the last digit.
+        Fewer rounds and smaller sizes, for rough figures.
     report
-        Write a page (markdown) to this file, and the same figures as JSON beside it.
+        Write a markdown page to this file, and the same figures as JSON next to it.
     keep
-        With --report: what the page has of other benchmarks stays as it is.
+        With --report: keep what the page has of other benchmarks.
     json
         Print the figures as JSON.
     """
-    from qkv.bench import registry, result
+    from qkv import bench as benchmarks
+    from qkv.bench.report import merge_report, write_report
 
-    registry.chosen(names)
+    benchmarks.select_benchmarks(names)
     if keep and report is None:
-        raise ValueError("--keep goes with --report: it says what else the page holds")
+        raise ValueError("--keep goes with --report: it keeps the other benchmarks of that page")
     if report is not None:
         if report.suffix != ".md":
-            raise ValueError(f"the report is a markdown page, such as benchmarks.md; got {report}")
+            raise ValueError(f"--report must be a markdown page such as benchmarks.md, got {report}")
         if not report.resolve().parent.is_dir():
-            raise ValueError(f"there is no folder {report.resolve().parent} for the report")
+            raise ValueError(f"cannot write {report}: there is no folder {report.resolve().parent}")
     with err().status("") as status:
-        found = registry.run(names, quick=quick, note=status.update)
+        found = benchmarks.run_benchmarks(names, quick=quick, on_note=status.update)
     if report is not None:
-        data = result.write(result.kept(report, found) if keep else found, report)
+        data = write_report(merge_report(report, found) if keep else found, report)
         err().print(f"wrote {report} and {data}", style="dim")
     if json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
     else:
-        _show(found)
+        _print_report(found)
     return 0
 
 
-def _show(report: "Report") -> None:
-    from qkv.bench.result import machine_line
+def _print_report(report: "BenchmarkReport") -> None:
+    from qkv.bench.report import describe_machine
 
-    out().print(Text(machine_line(report.machine), style="dim"))
-    for part in report.results:
-        out().print(Text(f"\n{part.name}", style="bold"), Text(f"({part.seconds} s)", style="dim"))
-        out().print(Text(part.about))
-        for table in part.tables:
+    out().print(Text(describe_machine(report.machine), style="dim"))
+    for result in report.results:
+        out().print(Text(f"\n{result.name}", style="bold"), Text(f"({result.seconds} s)", style="dim"))
+        out().print(Text(result.about))
+        for table in result.tables:
             out().print()
-            out().print(grid(table, out().width))
-        for note in part.notes:
+            out().print(rich_table(table, out().width))
+        for note in result.notes:
             out().print(Text(note))
-        if part.absent:
-            out().print(Text(f"Not installed, so not measured: {', '.join(part.absent)}."))
+        if result.not_installed:
+            out().print(Text(f"Not installed, so not measured: {', '.join(result.not_installed)}."))

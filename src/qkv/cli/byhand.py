@@ -1,19 +1,26 @@
-"""qkv byhand: attention worked in exact numbers, and a person's own working checked."""
+"""`qkv byhand`: solve attention in exact numbers, and verify your own calculation."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from qkv.cli.console import out, print_json
 
 if TYPE_CHECKING:
-    from qkv.byhand.verify import Verification
-    from qkv.byhand.working import Worked
+    from qkv.byhand import Problem, Verification
 
-Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # a matrix may begin with a minus sign
-MOST_REMARKS = 6  # of one step; a table full of slips is not read to its end
+MatrixText = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # a matrix may begin with a minus sign
+ScaleText = Annotated[str | None, Parameter(name=("--scale", "--beta"), allow_leading_hyphen=True)]
+MAX_REMARKS = 6  # printed for one step
+VERDICTS = {
+    "right": ("right", "green"),
+    "wrong": ("wrong", "bold red"),
+    "follows": ("follows from the earlier slip", "yellow"),
+    "rounded": ("rounded early", "yellow"),
+}
 
 
 def byhand(
@@ -23,19 +30,19 @@ def byhand(
     example: str | None = None,
     examples: bool = False,
     verify: Path | None = None,
-    x: Words = None,
-    wq: Words = None,
-    wk: Words = None,
-    wv: Words = None,
-    wo: Words = None,
-    q: Words = None,
-    k: Words = None,
-    v: Words = None,
+    x: MatrixText = None,
+    wq: MatrixText = None,
+    wk: MatrixText = None,
+    wv: MatrixText = None,
+    wo: MatrixText = None,
+    q: MatrixText = None,
+    k: MatrixText = None,
+    v: MatrixText = None,
     heads: int | None = None,
-    beta: Words = None,
+    scale: ScaleText = None,
     causal: bool | None = None,
-    mask: Words = None,
-    positions: Words = None,
+    mask: MatrixText = None,
+    positions: MatrixText = None,
     convention: Literal["rows", "columns"] | None = None,
     digits: int = 4,
     tolerance: float | None = None,
@@ -43,20 +50,20 @@ def byhand(
     html: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Attention worked by hand, in exact numbers; and your own working checked.
+    """Solve attention by hand, in exact numbers; verify your own calculation.
 
-    Every projection, dot product, exponential and sum is written out; fractions and roots stay exact, decimals
-    stand beside, and the result is compared on the spot with the library's float64 attention.
+    Every projection, dot product, exponential and sum is written out. Fractions and roots stay exact, decimals are
+    given as well, and the output is compared with qkv's float64 attention.
 
     Examples:
 
         qkv byhand --example three-tokens
         qkv byhand --x "1 0; 0 1" --wq "1 2; 0 1" --wk "1 0; 1 1" --wv "1/2 0; 0 3"
-        qkv byhand --q "1 0" --k "1 0; 0 1" --v "4; 8" --beta 1 --html out.html
+        qkv byhand --q "1 0" --k "1 0; 0 1" --v "4; 8" --scale 1 --html out.html
         qkv byhand --verify answer.toml
 
-    Matrices: rows apart by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); in a row with
-    commas, and in files, also 2 1/2. A missing W is the identity.
+    Matrices: rows separated by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); in rows with
+    commas, and in files, also 2 1/2. A missing weight is the identity.
 
     Parameters
     ----------
@@ -67,46 +74,46 @@ def byhand(
     examples
         List the textbook examples.
     verify
-        Check your own working: a file with the problem (or example = "three-tokens") and any of queries, keys, values,
-        scores, scaled, weights, output. Exit code 1 if something is wrong.
+        Check your own calculation: a file with the problem (or example = "three-tokens") and any of queries, keys,
+        values, scores, scaled, weights, output. Exit code 1 if something is wrong.
     x
         Inputs, one token a row.
     wq
-        Weights of the queries: Q = X W_Q.
+        Query weights: Q = X W_Q.
     wk
-        Weights of the keys.
+        Key weights.
     wv
-        Weights of the values.
+        Value weights.
     wo
-        Weights that mix the heads' outputs.
+        Output projection, applied to the concatenated heads.
     q
-        Queries, in place of x and wq.
+        Queries, instead of x and wq.
     k
         Keys.
     v
         Values.
     heads
-        Number of heads; the columns of Q, K and V are dealt out to them in order.
-    beta
-        What multiplies the scores: 1/√d if not given, 1 for no scale; fractions, decimals and "1/sqrt(2)" are read.
+        Number of heads; the columns of Q, K and V are split among them in order.
+    scale
+        Multiplies the scores (β in textbooks): 1/√d if not given, 1 for no scale; also 1/2, 0.3 or "1/sqrt(2)".
     causal
-        Each token sees itself and what came before.
+        Each token attends to itself and to earlier tokens only.
     mask
-        1 where a query may attend to a key, 0 where not, shaped as the scores.
+        1 where a query may attend to a key, 0 where not; shaped as the scores.
     positions
         Added to x: "sinusoidal", or a matrix shaped as x.
     convention
         rows: one token a row, softmax(Q Kᵀ) V. columns: one token a column, V softargmax(KᵀQ).
     digits
-        How many decimals are shown.
+        Number of decimals shown.
     tolerance
-        With --verify: how far early rounding may move a number and still be accepted (0.02 if not given).
+        With --verify: how far early rounding may move a number and still be accepted; 0.02 if not given.
     latex
-        Print the working as LaTeX (for amsmath).
+        Print the solution as LaTeX (for amsmath).
     html
         Write one offline page to this file: each number shows its derivation on hover and on focus.
     json
-        Print the working as JSON.
+        Print the solution as JSON.
     """
     from qkv.byhand.examples import EXAMPLES, example_settings
     from qkv.byhand.files import read_answer, read_settings
@@ -115,7 +122,8 @@ def byhand(
     if not 0 <= digits <= 30:
         raise ValueError(f"--digits: expected 0 to 30, got {digits}")
     if examples:
-        return _list_examples(EXAMPLES, json)
+        _list_examples(EXAMPLES, json)
+        return 0
     options: dict[str, Any] = {
         "x": x,
         "wq": wq,
@@ -126,7 +134,7 @@ def byhand(
         "k": k,
         "v": v,
         "heads": heads,
-        "beta": beta,
+        "scale": scale,
         "causal": causal,
         "mask": mask,
         "positions": positions,
@@ -138,103 +146,87 @@ def byhand(
         raise ValueError(f"{' and '.join(sources)} were given: give one of them")
     if verify is not None:
         settings, steps = read_answer(verify)
-        return _verify({**settings, **changes}, steps, tolerance, json)
+        return _verify(make_problem({**settings, **changes}), steps, tolerance, json)
     if tolerance is not None:
         raise ValueError("--tolerance goes with --verify")
     if not sources and not changes:
         raise ValueError(
-            "nothing to work: give --example three-tokens, a file, or --x with --wq, --wk, --wv (see --help)"
+            "nothing to solve: give --example three-tokens, a file, or --x with --wq, --wk, --wv (see --help)"
         )
-    settings = read_settings(file) if file else example_settings(example, convention) if example else {}
-    return _work(make_problem({**settings, **changes}), digits, latex, html, json)
+    settings = {}
+    if file is not None:
+        settings = read_settings(file)
+    elif example is not None:
+        settings = example_settings(example, convention)
+    return _solve(make_problem({**settings, **changes}), digits, latex, html, json)
 
 
-def _work(problem: Any, digits: int, latex: bool, html: Path | None, json: bool) -> int:
-    from qkv.byhand.working import work_problem
+def _solve(problem: "Problem", digits: int, latex: bool, html: Path | None, json: bool) -> int:
+    from qkv.byhand.solution import solve_problem
 
-    worked = work_problem(problem)
+    solution = solve_problem(problem)
     if html is not None:
-        from qkv._files import write_whole
-        from qkv.byhand.page import page
+        from qkv._files import write_atomic
+        from qkv.byhand.html import html_page
 
-        write_whole(html, page(worked, digits))
-        sys.stderr.write(f"written: {html}\n")
+        write_atomic(html, html_page(solution, digits))
+        sys.stderr.write(f"wrote {html}\n")
     if json:
-        print_json(worked.as_dict())
+        print_json(solution.to_dict())
     elif latex:
-        from qkv.byhand.latex import document
+        from qkv.byhand.latex import latex_document
 
-        sys.stdout.write(document(worked, digits))
+        sys.stdout.write(latex_document(solution, digits))
     elif html is None:
-        _print(worked, digits)
-    return 0 if worked.agreement.agrees else 1
+        from qkv.byhand.terminal import terminal_lines
+
+        for line in terminal_lines(solution, digits):
+            out().print(line, soft_wrap=True)
+    return 0 if solution.agreement.agrees else 1
 
 
-def _print(worked: "Worked", digits: int) -> None:
-    from qkv.byhand.terminal import render
-
-    for line in render(worked, digits):
-        out().print(line, soft_wrap=True)
-
-
-def _list_examples(examples: dict[str, dict[str, Any]], json: bool) -> int:
+def _list_examples(examples: dict[str, dict[str, Any]], json: bool) -> None:
     if json:
         print_json({name: settings["title"] for name, settings in examples.items()})
-        return 0
+        return
     for name, settings in examples.items():
         out().print(f"[bold]{name:14}[/bold]{settings['title']}", soft_wrap=True)
-    return 0
 
 
-def _verify(settings: dict[str, Any], steps: dict[str, Any], tolerance: float | None, json: bool) -> int:
-    from qkv.byhand.problem import make_problem
-    from qkv.byhand.verify import TOLERANCE, verify
+def _verify(problem: "Problem", steps: dict[str, Any], tolerance: float | None, json: bool) -> int:
+    from qkv.byhand.verification import TOLERANCE, verify
 
     if tolerance is not None and not 0 <= tolerance < 1000:
         raise ValueError(f"--tolerance: expected a number from 0 up, got {tolerance}")
-    result = verify(make_problem(settings), steps, TOLERANCE if tolerance is None else tolerance)
+    result = verify(problem, steps, TOLERANCE if tolerance is None else tolerance)
     if json:
-        print_json(result.as_dict())
+        print_json(result.to_dict())
     else:
         _print_verification(result)
     return 0 if result.ok else 1
 
 
 def _print_verification(result: "Verification") -> None:
-    from rich.text import Text
-
-    styles = {"right": "green", "wrong": "bold red", "follows": "yellow", "rounded": "yellow"}
-    words = {
-        "right": "right",
-        "wrong": "wrong",
-        "follows": "follows from the earlier slip",
-        "rounded": "rounded early",
-    }
     for check in result.steps:
-        line = Text(f"{check.step:9}")
-        line.append(words[check.verdict], styles[check.verdict])
-        parts = [
-            (check.right, "right"),
-            (check.follows, "carried forward"),
-            (check.rounded, "rounded"),
-            (check.wrong, "wrong"),
-        ]
-        counted = ", ".join(f"{count} {word}" for count, word in parts if count)
-        line.append(f"  ({counted})" if check.verdict != "right" else "", "dim")
-        out().print(line, soft_wrap=True)
-        for remark in check.remarks[:MOST_REMARKS]:
-            out().print(Text(f"  {remark.sentence}"), soft_wrap=True)
-        if len(check.remarks) > MOST_REMARKS:
-            out().print(
-                Text(f"  and {len(check.remarks) - MOST_REMARKS} more wrong numbers in this step"),
-                soft_wrap=True,
+        words, style = VERDICTS[check.verdict]
+        line = Text(f"{check.step:9}").append(words, style)
+        if check.verdict != "right":
+            counts = (
+                (check.right, "right"),
+                (check.follows, "carried forward"),
+                (check.rounded, "rounded"),
+                (check.wrong, "wrong"),
             )
+            line.append(f"  ({', '.join(f'{count} {word}' for count, word in counts if count)})", "dim")
+        out().print(line, soft_wrap=True)
+        for remark in check.remarks[:MAX_REMARKS]:
+            out().print(Text(f"  {remark.sentence}"), soft_wrap=True)
+        if len(check.remarks) > MAX_REMARKS:
+            out().print(f"  and {len(check.remarks) - MAX_REMARKS} more wrong numbers in this step", soft_wrap=True)
     out().print()
     if result.first is not None:
         out().print(Text(f"First wrong number: {result.first.sentence}", "bold"), soft_wrap=True)
+    elif any(check.verdict == "rounded" for check in result.steps):
+        out().print(Text("All right, apart from early rounding.", "bold green"), soft_wrap=True)
     else:
-        rounded = any(check.verdict == "rounded" for check in result.steps)
-        out().print(
-            Text("All right, but for early rounding." if rounded else "All right.", "bold green"),
-            soft_wrap=True,
-        )
+        out().print(Text("All right.", "bold green"), soft_wrap=True)

@@ -1,19 +1,24 @@
-"""`qkv check`: what kind of layer is it, which properties hold, which break, and what the mistake probably is."""
+"""`qkv check`: check an implementation of attention, or every architecture of transformers (hf:all)."""
+
+from __future__ import annotations
 
 import json as json_library
+import os
+from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from qkv.cli.console import out, print_json
-from qkv.cli.grade import grade_submissions, list_rubrics
-from qkv.cli.mutants import check_mutant, check_zoo
+from qkv.cli.console import err, out, print_json
+
+if TYPE_CHECKING:
+    from qkv.check.sweep import Outcome, SweepResult, SweepRow
 
 
 def check(
     target: str | None = None,
     /,
-    *more: str,
-    contract: Literal["none", "course", "encoder"] = "none",
+    *,
+    contract: Literal["none", "textbook", "encoder"] = "none",
     kind: Literal["causal", "bidirectional", "window", "prefix", "chunked"] | None = None,
     window: int | None = None,
     scale: str | None = None,
@@ -27,154 +32,109 @@ def check(
     like: str | None = None,
     args: str | None = None,
     call: str | None = None,
-    zoo: bool = False,
-    matrix: bool = False,
     family: str | None = None,
     results: Path | None = None,
-    workers: int = 2,
-    seconds: float = 60.0,
+    num_workers: int = 2,
+    time_limit: float = 60.0,
     fresh: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
     html: Path | None = None,
-    rubric: str | None = None,
-    rubrics: bool = False,
-    csv: Path | None = None,
-    seed: int | None = None,
-    jobs: int = 2,
-    unsafe: bool = False,
     json: bool = False,
 ) -> int:
-    """Judge an implementation of attention by what it does.
+    """Check an implementation of attention by what it does, and name the likely bug.
 
-    What is promised is judged, what is not is described. Always judged: NaN on finite input, dependence on the rest of
-    the batch, randomness in eval, changed inputs, its cache against itself, parameters that nothing reaches. Exit code
-    1 if anything fails. The file or module that you name is run, with your rights.
+    Promises are judged, everything else is described. Always judged: NaN on finite input, dependence on the rest of
+    the batch, randomness in eval, changed inputs, a KV cache that disagrees with the whole, parameters that nothing
+    reaches. Exit code 1 if anything fails. The named file or module is executed with your rights.
 
     Examples:
 
-        qkv check model.py:CausalSelfAttention --contract course
-        qkv check mypackage.layers:Attention --kind causal --cache --args '{"dim": 64, "heads": 4}'
+        qkv check model.py:CausalSelfAttention --contract textbook
+        qkv check mylayers:Attention --kind causal --args '{"dim": 64, "heads": 4}'
         qkv check torch.nn:MultiheadAttention
-        qkv check --rubric causal-self-attention submissions/*.py --csv grades.csv
 
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name: a function of q, k, v, a class, or an instance; a checkpoint's folder;
+        file.py:Name or package.module:Name of a function of q, k, v, a class or an instance; a checkpoint folder;
         hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
     contract
-        What it promises, by name. course: causal, 1/√d, softmax over keys. encoder: the same, seeing everything. The
+        The promises, by name. textbook: causal, 1/√d, softmax over keys. encoder: the same, but bidirectional. The
         options below add to it.
     kind
-        Which tokens a token may see.
+        Which tokens a token may attend to.
     window
         With --kind window: how many tokens a token sees, itself included.
     scale
-        What q·k is multiplied by: "head" for d^-½, or a number.
+        The factor on q·k: "head" for d^-½, or a number.
     grouped
-        How heads of queries share heads of keys: repeated (0 0 1 1) or tiled (0 1 0 1).
+        Grouped-query attention: how query heads share key heads, repeated (0 0 1 1) or tiled (0 1 0 1).
     mask
-        What True means in a mask that is handed in.
+        What True means in a mask argument.
     alignment
-        Where a causal mask stands if there are more keys than queries.
+        Where a causal mask sits when there are more keys than queries.
     position
-        relative: only distances between tokens may matter. rotary: the same, by turning all of a query's and a key's
-        width. alibi: the same, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order must not matter.
+        relative: only distances between tokens matter. rotary: relative, by rotating the whole head dim of queries and
+        keys (RoPE). alibi: relative, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order does not matter.
     loss
-        Of a loss: next, it shifts the tokens itself; same, its labels come shifted already.
+        For a loss: next, it shifts the tokens itself; same, its labels come shifted.
     padding
-        Padding, wherever it stands, must not matter.
+        Padding does not matter, wherever it is.
     cache
-        It has a cache; with it the outputs must be those of the whole text at once.
+        It has a KV cache, and pieces give the outputs of the whole sequence.
     like
         A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
-        outputs and gradients must be its own.
+        outputs and gradients must be equal.
     args
-        Arguments for the class, as JSON; what is not given is guessed.
+        Arguments of the class, as JSON; the others are guessed.
     call
-        What cannot be guessed: what the target is (attention, loss, accumulate or split), or how it is called, such as
+        What cannot be guessed: what the target is (attention, loss, accumulate or split), or its call, such as
         "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added; padding is
         present or absent.
-    zoo
-        Instead of a target: check every known mistake, and say which are caught and how they are named. With the name
-        of one (`qkv check --zoo mask strict`), show its code and what catches it.
-    matrix
-        With --zoo: print the table of docs/zoo.md, which check catches which mutant.
     family
         With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
     results
-        With hf:all: the folder that keeps results, so that an interrupted run goes on; by default in the user's cache.
-    workers
-        With hf:all: how many processes.
-    seconds
-        With hf:all: the most that one architecture may take.
+        With hf:all: the folder that keeps the results, so that an interrupted sweep resumes; by default in the user's
+        cache folder.
+    num_workers
+        With hf:all: the number of processes.
+    time_limit
+        With hf:all: the seconds that one architecture may take.
     fresh
-        With hf:all: forget earlier results.
+        With hf:all: delete earlier results.
     all_findings
         Show also the checks that do not apply.
     junit
-        Write the findings as JUnit XML to this file.
+        Write the findings to this file as JUnit XML.
     html
-        Write the report as one offline page to this file.
-    more
-        With --rubric: further submissions.
-    rubric
-        Grade the files named, by the points of this rubric: a .toml file, or a name that --rubrics lists. Submissions
-        run walled off (no network, no files, limits of time and memory); what they hand back is judged outside.
-    rubrics
-        List the rubrics that come with qkv, with what a student supplies.
-    csv
-        With --rubric: write the grades to this file.
-    seed
-        With --rubric: draw the inputs of an earlier grading again; by default they are fresh.
-    jobs
-        With --rubric: how many submissions are graded at once.
-    unsafe
-        With --rubric: run submissions with your own rights where this system allows no walls.
+        Write the report to this file as one offline page.
     json
-        Print the report, or the grades, as JSON.
+        Print the report as JSON.
     """
-    if rubrics:
-        return list_rubrics(json)
-    if rubric is not None:
-        files = [] if target is None else [target, *more]
-        return grade_submissions(rubric, files, csv=csv, json=json, seed=seed, jobs=jobs, unsafe=unsafe)
-    if zoo and target is not None:
-        if matrix:
-            raise ValueError("--matrix prints the whole zoo: leave the name of the mutant out")
-        return check_mutant(" ".join((target, *more)), json, all_findings)
-    if more or csv is not None or unsafe or seed is not None:
-        raise ValueError(
-            "several files, --csv, --seed and --unsafe belong to grading: say by which --rubric (--rubrics lists them)"
-        )
-    if matrix and not zoo:
-        raise ValueError("--matrix goes with --zoo: it prints the zoo as a table")
-    if zoo:
-        return check_zoo(json, matrix)
     if target is None:
-        raise ValueError("name a target: qkv check file.py:Name, or qkv check --zoo")
+        raise ValueError("name a target: qkv check file.py:Name")
     if target == "hf:all":
-        from qkv.cli.check_all import check_all
-
-        return check_all(family=family, results=results, workers=workers, seconds=seconds, fresh=fresh, json=json)
+        return _check_all(family, results, num_workers, time_limit, fresh, json)
     if family is not None or results is not None or fresh:
-        raise ValueError(f"--family, --results and --fresh belong to hf:all; got the target {target}")
+        raise ValueError(f"--family, --results and --fresh need the target hf:all; got {target}")
     if (kind == "window") != (window is not None):
         raise ValueError("--kind window and --window go together: --kind window --window 128")
-    from qkv._files import writable, write_whole
-    from qkv.check import named_contract, run
-    from qkv.check.junit import junit as as_junit
-    from qkv.check.page import page
-    from qkv.check.terminal import render
+    from qkv._files import check_writable, write_atomic
+    from qkv.check import run
+    from qkv.check.render import html_page, junit_xml, terminal_report
 
     for file in filter(None, (junit, html)):
-        writable(file)
-    promised = named_contract(
+        check_writable(file)
+    report = run(
+        target,
         contract,
+        arguments=_parse_arguments(args),
+        call=call,
+        like=like,
         kind=kind,
         window=window,
-        scale=_scale(scale),
+        scale=_parse_scale(scale),
         grouped=grouped,
         mask=mask,
         alignment=alignment,
@@ -183,38 +143,107 @@ def check(
         padding=padding or None,
         cache=cache or None,
     )
-    if target.startswith("hf:"):
-        from qkv.check.hugging_face import contract_of
-
-        promised = contract_of(target, promised)
-    report = run(target, promised, arguments=_arguments(args), call=call, like=like)
     if junit is not None:
-        write_whole(junit, as_junit(report))
+        write_atomic(junit, junit_xml(report))
     if html is not None:
-        write_whole(html, page(report))
+        write_atomic(html, html_page(report))
     if json:
-        print_json(report.as_dict())
+        print_json(report.to_dict())
     else:
-        out().print(render(report, everything=all_findings))
+        out().print(terminal_report(report, all_findings=all_findings))
     return 0 if report.ok else 1
 
 
-def _scale(said: str | None) -> str | float | None:
-    if said is None or said == "head":
-        return said
+def _parse_scale(scale: str | None) -> str | float | None:
+    if scale is None or scale == "head":
+        return scale
     try:
-        return float(said)
+        return float(scale)
     except ValueError:
-        raise ValueError(f'a scale is "head" or a number; got {said!r}') from None
+        raise ValueError(f'--scale must be "head" or a number; got {scale!r}') from None
 
 
-def _arguments(said: str | None) -> dict[str, object]:
-    if said is None:
+def _parse_arguments(args: str | None) -> dict[str, object]:
+    if args is None:
         return {}
     try:
-        arguments = json_library.loads(said)
+        arguments = json_library.loads(args)
     except json_library.JSONDecodeError as error:
-        raise ValueError(f"--args is a JSON object such as '{{\"dim\": 64}}'; {error}") from None
+        raise ValueError(f"--args must be a JSON object such as '{{\"dim\": 64}}'; {error}") from None
     if not isinstance(arguments, dict):
-        raise ValueError(f"--args is a JSON object such as '{{\"dim\": 64}}'; got {said}")
+        raise ValueError(f"--args must be a JSON object such as '{{\"dim\": 64}}'; got {args}")
     return arguments
+
+
+# -- hf:all ------------------------------------------------------------------------------------------------------------
+
+OUTCOME_STYLES: dict[Outcome, tuple[str, str]] = {
+    "sound": ("✓", "green"),
+    "alarm": ("✗", "bold red"),
+    "not built": ("–", "dim"),
+    "not called": ("–", "dim"),
+    "too slow": ("–", "yellow"),
+    "died": ("–", "yellow"),
+}
+
+
+def _check_all(
+    family: str | None, results: Path | None, num_workers: int, time_limit: float, fresh: bool, json: bool
+) -> int:
+    """Check every architecture; exit code 1 if one fails a check."""
+    from qkv.check.calling.hugging_face import FAMILIES, architectures
+    from qkv.check.sweep import sweep
+
+    names = architectures()
+    if family is not None:
+        names = {name: its_family for name, its_family in names.items() if its_family == family}
+        if not names:
+            raise ValueError(f"--family must be one of {', '.join(FAMILIES)}; got {family!r}")
+    folder = default_results_folder() if results is None else results
+    if fresh:
+        for old in folder.glob("transformers-*.jsonl"):
+            old.unlink()
+    err().print(f"{len(names)} architectures, {num_workers} processes; results are kept in {folder}")
+
+    def show_progress(row: SweepRow, done: int, count: int) -> None:
+        err().print(f"{done}/{count}  {row.outcome:<10}  {row.name}  {row.seconds:.1f} s", style="dim")
+
+    try:
+        found = sweep(names, folder, num_workers=num_workers, time_limit=time_limit, on_result=show_progress)
+    except KeyboardInterrupt:
+        err().print("interrupted: the same command resumes from here")
+        raise
+    if json:
+        print_json(found.to_dict())
+    else:
+        _show_sweep(found)
+    return 0 if found.ok else 1
+
+
+def default_results_folder() -> Path:
+    """The folder that keeps the results of hf:all by default."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv" / "check"
+
+
+def _show_sweep(found: SweepResult) -> None:
+    """The table, then the failed checks with their evidence, then the counts."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1))
+    for title in ("", "architecture", "family", "kind", "passed", "seconds"):
+        table.add_column(title, no_wrap=title != "kind", justify="right" if title in ("passed", "seconds") else "left")
+    for row in found.rows:
+        sign, style = OUTCOME_STYLES[row.outcome]
+        kind = Text(row.kind or f"{row.outcome}: {row.reason[:60]}")
+        passed = str(row.passed) if row.passed else ""
+        table.add_row(Text(sign, style=style), row.name, row.family, kind, passed, f"{row.seconds:.1f}")
+    out().print(table)
+    for row in found.rows:
+        for failure in row.findings.get("fail", []):
+            out().print(Text(f"✗ {row.name}: {failure}", style="red"))
+    for family in dict.fromkeys(row.family for row in found.rows):
+        counts = Counter(row.outcome for row in found.rows if row.family == family)
+        out().print(f"{family}: {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common())}")
+    counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in OUTCOME_STYLES if found.count(outcome))
+    out().print(f"[bold]transformers {found.versions['transformers']}: {counts}[/bold]")

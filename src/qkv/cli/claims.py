@@ -1,4 +1,4 @@
-"""`qkv claims`: the textbook's statements, tried by experiment."""
+"""`qkv claims`: textbook statements about attention and transformers, tested by experiments."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from qkv.cli.console import err, out, print_json
 if TYPE_CHECKING:
     from qkv.claims import ClaimResult
 
-COLOURS = {"holds": "green", "holds-if": "yellow", "fails": "red", "undecided": "cyan"}
+COLORS = {"holds": "green", "holds-if": "yellow", "fails": "red", "undecided": "cyan"}
 
 
 def claims(
@@ -25,10 +25,9 @@ def claims(
     report: str | None = None,
     json: bool = False,
 ) -> int:
-    """The textbook's statements about attention and transformers, tried by experiment.
+    """Test textbook claims about attention and transformers by experiments. Without names, list the claims.
 
-    Without names they are listed. The exit code is 0 when every verdict is the one that a sound attention gives, 1 when
-    one is not.
+    The exit code is 0 if every verdict is the one of a correct attention, 1 if not.
 
     Examples:
 
@@ -44,46 +43,46 @@ def claims(
     every
         Run all claims.
     seed
-        Another seed gives other random numbers.
+        The seed of all random numbers.
     knobs
-        Another condition of the experiment, such as --set beta=30: see where the claim breaks. May be given several
-        times; a name that is not there is answered with those there are.
+        Change a condition of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated. An
+        unknown name is answered with the known ones.
     wrong
-        A wrong implementation in place of the right one, such as --wrong no-scale: the verdict should change.
+        Use a wrong implementation, such as --wrong no-scale: the verdict should change.
     long
         Train longer, where a claim trains.
     report
-        Write a page with all numbers and pictures to this file; it needs no network.
+        Write an HTML page with all numbers and figures to this file; it needs no network.
     json
         Print the results as JSON.
     """
     if not words:
         if every or report or knobs:
-            raise ValueError("to run claims, say `qkv claims run` and their names, or `qkv claims run --all`")
-        return _list(json)
+            raise ValueError("to run claims, use `qkv claims run NAME ...` or `qkv claims run --all`")
+        return _list_claims(json)
     if words[0] != "run":
-        raise ValueError(f"qkv claims lists; to run one, say: qkv claims run {' '.join(words)}")
-    from qkv import claims as room
-    from qkv._files import writable
+        raise ValueError(f"`qkv claims` lists the claims; to run one: qkv claims run {' '.join(words)}")
+    from qkv._files import check_writable
+    from qkv.claims import claim_names, find_claim
 
-    names = [room.find(name).name for name in words[1:]]
+    names = [find_claim(name).name for name in words[1:]]
     if every == bool(names):
-        raise ValueError("name the claims to run, or say --all: qkv claims lists them")
-    names = room.names() if every else list(dict.fromkeys(names))
-    setting = {**_setting(knobs or [], names), **_wrong(wrong, names)}
+        raise ValueError("name the claims to run, or use --all; `qkv claims` lists them")
+    names = claim_names() if every else list(dict.fromkeys(names))
+    options = {**_parse_knobs(knobs or [], names), **_wrong_implementation(wrong, names)}
     if report is not None:
-        writable(report)
-    results = _run(names, seed, setting, long)
+        check_writable(report)
+    results = _run(names, seed, options, long)
     if report is not None:
-        _report(results, report)
+        _write_report(results, report)
     if json:
-        print_json([_finite(result.as_dict()) for result in results])
+        print_json([result.as_dict() for result in results])
     else:
-        _show(results)
+        _print_results(results)
     return 0 if all(result.verdict == result.expected for result in results) else 1
 
 
-def _list(json: bool) -> int:
+def _list_claims(json: bool) -> int:
     from qkv.claims import CLAIMS
 
     if json:
@@ -115,96 +114,87 @@ def _list(json: bool) -> int:
     return 0
 
 
-def _setting(knobs: list[str], names: list[str]) -> dict[str, Any]:
+def _parse_knobs(knobs: list[str], names: list[str]) -> dict[str, float]:
     """Knobs as numbers; each must belong to every claim that is run."""
-    setting = {}
+    values = {}
     for knob in knobs:
-        name, equals, value = knob.partition("=")
+        name, _, value = knob.partition("=")
         try:
-            setting[name.strip()] = float(value)
+            values[name.strip()] = float(value)
         except ValueError:
-            raise ValueError(f"--set takes a knob and a number, such as beta=30; got {knob!r}") from None
-        if not equals:
-            raise ValueError(f"--set takes a knob and a number, such as beta=30; got {knob!r}")
-    if setting:
-        from qkv.claims.registry import find, settings
+            raise ValueError(f"--set needs a knob and a number, such as beta=30; got {knob!r}") from None
+    if values:
+        from qkv.claims import find_claim
+        from qkv.claims.registry import knob_values
 
         for name in names:
-            settings(find(name), setting)
-    return setting
+            knob_values(find_claim(name), values)
+    return values
 
 
-def _wrong(wrong: str | None, names: list[str]) -> dict[str, Any]:
-    """What stands in for the right one; each claim that is run must be one that it is meant to overturn."""
+def _wrong_implementation(wrong: str | None, names: list[str]) -> dict[str, Any]:
+    """The wrong implementation as arguments of `run`; every claim that is run must name it."""
     if wrong is None:
         return {}
-    from qkv.claims import find
-    from qkv.claims.mutants import replacing
+    from qkv.claims import find_claim
+    from qkv.claims.mutants import wrong_implementation
 
     for name in names:
-        if wrong not in find(name).mutants:
-            raise ValueError(f"{name} is tried with --wrong {', '.join(find(name).mutants)}; got {wrong!r}")
-    return replacing(wrong)
+        known = find_claim(name).mutants
+        if wrong not in known:
+            raise ValueError(f"--wrong for {name} must be one of {', '.join(known)}; got {wrong!r}")
+    return wrong_implementation(wrong)
 
 
-def _run(names: list[str], seed: int, setting: dict[str, Any], long: bool) -> "list[ClaimResult]":
-    from qkv import claims as room
+def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "list[ClaimResult]":
+    from qkv.claims import run
 
     results = []
     with err().status("") as status:
         for index, name in enumerate(names, start=1):
-            began = time.perf_counter()
-            place = f"{index}/{len(names)} {name}"
-            status.update(place)
-            result = room.run(
-                name, seed, long=long, note=lambda what, place=place: status.update(f"{place}: {what}"), **setting
-            )
+            started = time.perf_counter()
+            label = f"{index}/{len(names)} {name}"
+            status.update(label)
+
+            def progress(message: str, label: str = label) -> None:
+                status.update(f"{label}: {message}")
+
+            result = run(name, seed, long=long, progress=progress, **options)
             results.append(result)
-            err().print(f"{place}: {result.verdict}, {time.perf_counter() - began:.1f} s", style="dim")
+            err().print(f"{label}: {result.verdict}, {time.perf_counter() - started:.1f} s", style="dim")
     return results
 
 
-def _show(results: "list[ClaimResult]") -> None:
-    from qkv.claims.report import WORDS, shown
+def _print_results(results: "list[ClaimResult]") -> None:
+    from qkv.claims.report import VERDICTS, format_number
 
     for result in results:
-        line = Text.assemble((WORDS[result.verdict], f"bold {COLOURS[result.verdict]}"), ("  " + result.name, "bold"))
-        out().print(line)
+        verdict = VERDICTS[result.verdict]
+        out().print(Text.assemble((verdict, f"bold {COLORS[result.verdict]}"), ("  " + result.name, "bold")))
         out().print(Text(result.statement))
         if result.condition:
-            out().print(Text(f"{WORDS[result.verdict]}: {result.condition}", style="italic"))
+            out().print(Text(f"{verdict}: {result.condition}", style="italic"))
         if result.verdict != result.expected:
+            expected = VERDICTS[result.expected]
             out().print(
-                Text(
-                    f"expected of a sound attention, with the claim's own conditions: {WORDS[result.expected]}",
-                    style="red",
-                )
+                Text(f"expected for a correct attention under the claim's own conditions: {expected}", style="red")
             )
         table = Table.grid(padding=(0, 2))
         for name, number in result.numbers.items():
-            table.add_row(Text(f"  {name}", style="dim"), Text(shown(number), justify="right"))
+            table.add_row(Text(f"  {name}", style="dim"), Text(format_number(number), justify="right"))
         out().print(table)
         out().print()
     if len(results) > 1:
         expected = sum(result.verdict == result.expected for result in results)
         seconds = sum(result.seconds for result in results)
-        out().print(f"{expected} of {len(results)} as a sound attention gives them, {seconds:.1f} s")
+        out().print(f"{expected} of {len(results)} verdicts as for a correct attention, {seconds:.1f} s")
 
 
-def _report(results: "list[ClaimResult]", target: str) -> None:
-    from qkv._files import write_whole
+def _write_report(results: "list[ClaimResult]", target: str) -> None:
+    from qkv._files import write_atomic
     from qkv.claims import CLAIMS
-    from qkv.claims.report import page
+    from qkv.claims.report import render_page
 
-    with err().status("drawing"):
-        write_whole(target, page(results, {claim.name: claim.family for claim in CLAIMS.values()}))
+    with err().status("drawing the figures"):
+        write_atomic(target, render_page(results, {claim.name: claim.family for claim in CLAIMS.values()}))
     err().print(f"wrote {target}", style="dim")
-
-
-def _finite(value):
-    """Numbers that JSON has no word for become null."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value

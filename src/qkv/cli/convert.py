@@ -1,21 +1,20 @@
-"""`qkv convert`: a checkpoint from one format to another."""
+"""`qkv convert`: convert a checkpoint between formats (Hugging Face, llama2.c, qkv)."""
 
 from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
 
-from qkv.cli.checkpoint import trained
 from qkv.cli.console import err, out, print_json
 
 
 def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: bool = False) -> int:
-    """Read a checkpoint of any kind qkv knows and write it as a folder, whole or not at all.
+    """Convert a checkpoint to Hugging Face's or qkv's format.
 
-    SOURCE is a run, a folder of qkv's or of Hugging Face's (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT, ViT, BART;
+    SOURCE is a run, a folder of qkv or of Hugging Face (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT, ViT, BART;
     safetensors, in one file or in shards), a llama2.c file (.bin), or a hub id such as openai-community/gpt2, which is
-    fetched if no folder has that name. The numbers are not changed, only their names and arrangement; tokenizer.json
-    comes along.
+    downloaded if no folder has that name. The values do not change, only names and layout; tokenizer.json is copied.
+    TARGET is written completely or not at all.
 
     Examples:
 
@@ -26,19 +25,20 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     Parameters
     ----------
     source
-        A run's folder, a model's folder, a llama2.c file or a hub id.
+        A run, a model folder, a llama2.c file or a hub id.
     target
-        The folder to write; an older model's folder of that name is replaced, any other is refused.
+        The folder to write; an existing model folder is replaced, any other folder is refused.
     to
-        hf: a folder that Hugging Face's from_pretrained loads. qkv: a folder that qkv.load loads.
+        hf: a folder for Hugging Face's from_pretrained. qkv: a folder for qkv.load.
     json
-        Print what was done as JSON.
+        Print the result as JSON.
     """
-    from qkv.checkpoints import left_out, load, save_hf
+    from qkv.checkpoints import left_out_tensors, load, resolve, save_hf
 
-    source = trained(source)
+    if Path(source).exists():
+        source = str(resolve(source))  # a run stands for its model
     if Path(source).exists() and target.exists() and Path(source).resolve() == target.resolve():
-        raise ValueError(f"{target} is where the model is read from; choose another folder to write it to")
+        raise ValueError(f"{target} is the source itself; choose another folder to write to")
     with err().status(f"reading {source}"):
         model = load(source)
     with err().status(f"writing {target}"):
@@ -46,7 +46,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
             save_hf(model, target)
         else:
             model.save(target)
-    left = {name: list(tensor.shape) for name, tensor in left_out(model).items()}
+    left = {name: list(tensor.shape) for name, tensor in left_out_tensors(model).items()}
     done = {
         "source": source,
         "target": str(target),
@@ -65,7 +65,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     facts.add_row("model", f"{done['model']}, {model.num_parameters:,} parameters in {done['dtype']}")
     facts.add_row("written", f"{target} ({', '.join(done['files'])})")
     if left:
-        facts.add_row("kept aside", f"{', '.join(left)}: no part of {done['model']}, kept for the way back")
+        facts.add_row("unused tensors", f"{', '.join(left)}: not part of {done['model']}, kept for the conversion back")
     facts.add_row("load it with", "from_pretrained" if to == "hf" else f'qkv.load("{target}")')
     out().print(facts)
     return 0

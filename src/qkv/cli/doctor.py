@@ -1,4 +1,4 @@
-"""`qkv doctor`: versions, device, and what the device is fast at."""
+"""`qkv doctor`: versions, hardware, and measured speed of each dtype."""
 
 import sys
 
@@ -9,7 +9,7 @@ from qkv.cli.console import err, out, print_json
 
 
 def doctor(*, device: str | None = None, json: bool = False) -> int:
-    """What this machine has, and what it is fast at: measured, in a few seconds.
+    """Show this machine's versions and hardware, and measure its speed in a few seconds.
 
     Examples:
 
@@ -19,7 +19,7 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     Parameters
     ----------
     device
-        What to measure: cpu, cuda or mps. If not given, the accelerator if there is one, else the cpu.
+        The device to measure: cpu, cuda or mps. If not given, the accelerator if there is one, else the cpu.
     json
         Print the findings as JSON.
     """
@@ -28,15 +28,14 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     from qkv.bench import machine
 
     try:
-        chosen = machine.pick_device() if device is None else torch.device(device)
+        chosen = machine.default_device() if device is None else torch.device(device)
         torch.empty(1, device=chosen)
     except (RuntimeError, AssertionError):
-        found = machine.pick_device()
-        raise ValueError(f"there is no device {device!r} here; there is {found}") from None
-    with err().status("looking at the machine") as status:
-        found = machine.describe(chosen, note=status.update)
+        raise ValueError(f"no device {device!r} on this machine; try {machine.default_device()}") from None
+    with err().status("measuring the machine") as status:
+        found = machine.measure_machine(chosen, on_note=status.update)
     if json:
-        print_json({"qkv": __version__, **found.as_dict()})
+        print_json({"qkv": __version__, **found.to_dict()})
         return 0
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
@@ -51,6 +50,6 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
         bar = "█" * max(1, round(30 * speed.gigaflops / top))
         speeds.add_row(speed.dtype, f"{speed.gigaflops:,.1f}", bar)
     speeds.columns[1].justify = "right"
-    for part in (facts, "", speeds, "", f"Train in {found.best_dtype} here: it is what this device does well."):
+    for part in (facts, "", speeds, "", f"Train in {found.best_dtype} on this device."):
         out().print(part)
     return 0

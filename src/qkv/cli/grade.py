@@ -1,85 +1,116 @@
-"""`qkv check --rubric`: points for submissions, by property."""
+"""`qkv grade`: points for submissions, by the properties of a rubric."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qkv.cli.console import err, out, print_json
 
+if TYPE_CHECKING:
+    from qkv.check.grading import Grade, Rubric
 
-def grade_submissions(
-    rubric: str,
-    files: Sequence[str],
-    *,
-    csv: Path | None,
-    json: bool,
-    seed: int | None,
-    jobs: int,
-    unsafe: bool,
+
+def grade(
+    rubric: str | None = None,
+    /,
+    *files: str,
+    csv: Path | None = None,
+    seed: int | None = None,
+    jobs: int = 2,
+    unsafe: bool = False,
+    json: bool = False,
 ) -> int:
-    """Grade the files; results to stdout, progress to stderr."""
-    from qkv._files import write_whole
-    from qkv.check.grading.batch import grade_all
-    from qkv.check.grading.grading import Grade
-    from qkv.check.grading.remote import clean
-    from qkv.check.grading.rubric import find_rubric, load_rubric
-    from qkv.check.grading.writing import as_csv, number, table
+    """Grade submissions by the points of a rubric. Omit RUBRIC to list the rubrics that come with qkv.
+
+    Submissions run in a sandbox: no network, no files, limited time and memory. The grader, which never imports them,
+    judges the tensors that they return.
+
+    Examples:
+
+        qkv grade
+        qkv grade causal-self-attention submissions/*.py --csv grades.csv
+
+    Parameters
+    ----------
+    rubric
+        A .toml file, or the name of a rubric that comes with qkv.
+    files
+        The submissions, one Python file for each student.
+    csv
+        Write the grades to this file.
+    seed
+        Draw the inputs of an earlier grading again; by default they are fresh.
+    jobs
+        How many submissions are graded at once.
+    unsafe
+        Run submissions with your own privileges where this system allows no sandbox.
+    json
+        Print the grades, or the list of rubrics, as JSON.
+    """
+    if rubric is None:
+        return _list_rubrics(json)
+    from qkv._files import write_atomic
+    from qkv.check.grading import grade_files, load_rubric
+    from qkv.check.grading.client import clean
+    from qkv.check.grading.grade import grades_csv, grades_table
+    from qkv.check.grading.rubric import find_rubric
 
     loaded = load_rubric(rubric)
     paths = [Path(file) for file in dict.fromkeys(files)]
-    _usable(paths, csv, seed, jobs, loaded.interface.signature)
+    _check_arguments(loaded, paths, csv, seed, jobs)
 
-    def progress(grade: Grade, done: int, count: int) -> None:
-        points = f"{number(grade.total)} of {number(grade.possible)}"
+    def progress(grade: "Grade", done: int, count: int) -> None:
+        points = f"{grade.total:g} of {grade.possible:g}"
         err().print(f"{done} of {count}: {clean(grade.student)}: {points}", markup=False)
 
     hidden = [find_rubric(rubric).absolute().parent, *([csv.absolute().parent] if csv else [])]
-    grades = grade_all(loaded, paths, seed=seed, jobs=jobs, walls=not unsafe, hidden=hidden, progress=progress)
+    grades = grade_files(loaded, paths, seed=seed, jobs=jobs, isolated=not unsafe, hidden=hidden, progress=progress)
     if csv is not None:
-        write_whole(csv, as_csv(grades, loaded))
+        write_atomic(csv, grades_csv(grades, loaded))
     if json:
         print_json({"rubric": loaded.name, "seed": grades[0].seed, "grades": [grade.as_dict() for grade in grades]})
     else:
-        out().print(table(grades, loaded))
-    err().print(f"seed {grades[0].seed}: the same grades come with --seed {grades[0].seed}", markup=False)
+        out().print(grades_table(grades, loaded))
+    err().print(f"seed {grades[0].seed}: --seed {grades[0].seed} gives the same grades again", markup=False)
     return 0
 
 
-def _usable(paths: Sequence[Path], csv: Path | None, seed: int | None, jobs: int, signature: str) -> None:
+def _check_arguments(rubric: "Rubric", paths: Sequence[Path], csv: Path | None, seed: int | None, jobs: int) -> None:
     if not paths:
-        supplied = " ".join(signature.split())
-        raise ValueError(f"name the submissions: qkv check --rubric … submissions/*.py. Students supply: {supplied}")
+        supplied = " ".join(rubric.interface.signature.split())
+        raise ValueError(f"name the submissions: qkv grade {rubric.name} submissions/*.py. Students supply: {supplied}")
     for path in paths:
         if not path.is_symlink() and not path.exists():
             raise ValueError(f"there is no file {path}")
         if path.is_dir():
-            raise ValueError(f"{path} is a folder; name the files in it: {path}/*.py")
+            raise ValueError(f"{path} is a directory; name the files in it: {path}/*.py")
     if csv is not None and (not csv.absolute().parent.is_dir() or csv.is_dir()):
-        raise ValueError(f"grades cannot be written to {csv}: name a file in a folder that exists")
+        raise ValueError(f"cannot write the grades to {csv}: name a file in an existing directory")
     if csv is not None and csv.absolute() in [path.absolute() for path in paths]:
         raise ValueError(f"{csv} is one of the submissions: name another file for the grades")
     if jobs < 1:
-        raise ValueError(f"--jobs is a number from 1; got {jobs}")
+        raise ValueError(f"--jobs must be at least 1, got {jobs}")
     if seed is not None and not 0 <= seed < 2**62:
-        raise ValueError(f"--seed is a number from 0 to 2^62; got {seed}")
+        raise ValueError(f"--seed must be from 0 to 2^62 - 1, got {seed}")
 
 
-def list_rubrics(json: bool) -> int:
-    """The rubrics that come with qkv, with what a student supplies."""
-    from qkv.check.grading.rubric import load_rubric, shipped
+def _list_rubrics(json: bool) -> int:
+    """List the rubrics that come with qkv, with what a student supplies."""
+    from qkv.check.grading import bundled_rubrics, load_rubric
 
-    rubrics = [load_rubric(name) for name in shipped()]
+    rubrics = [load_rubric(name) for name in bundled_rubrics()]
     if json:
         print_json(
             [
                 {
-                    "name": r.name,
-                    "title": r.title,
-                    "points": r.total,
-                    "interface": r.interface.signature,
-                    "properties": {p.name: p.points for p in r.properties},
-                    "file": str(shipped()[r.name]),
+                    "name": rubric.name,
+                    "title": rubric.title,
+                    "points": rubric.total,
+                    "interface": rubric.interface.signature,
+                    "properties": {part.name: part.points for part in rubric.properties},
+                    "file": str(bundled_rubrics()[rubric.name]),
                 }
-                for r in rubrics
+                for rubric in rubrics
             ]
         )
         return 0

@@ -1,4 +1,4 @@
-"""A run as one line that moves, as lines that stay, or as JSON lines: progress goes to stderr."""
+"""Progress of training in the terminal: a live line, log lines, or JSON lines; all go to stderr."""
 
 from __future__ import annotations
 
@@ -9,100 +9,103 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from qkv._numbers import finite
+from qkv._files import json_safe
 from qkv.cli.console import err
-from qkv.training import Progress, Report
+from qkv.training import Progress, TrainCallback
 
-WIDTH = 24
+BAR_WIDTH = 24
+LOG_SECONDS = 30  # between two log lines
 
 
-class Line(Report):
-    """The live line of a stage: step, loss, what was measured last, speed, time left, memory."""
+class LiveProgress(TrainCallback):
+    """A live line for a stage: step, loss, last validation, speed, time left, memory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.live = Live(Text(""), console=err(), refresh_per_second=8, transient=True)
-        self.looked = ""
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_start(self, step: int, steps: int) -> None:
         self.live.start()
         if step:
-            self.note(f"{self.name}: going on after step {step:,} of {steps:,}")
+            self.on_note(f"{self.name}: resuming after step {step:,} of {steps:,}")
 
-    def progress(self, progress: Progress) -> None:
-        self.live.update(Text(self._line(progress), no_wrap=True, overflow="ellipsis"))
+    def on_log(self, progress: Progress) -> None:
+        self.live.update(Text(format_progress(self.name, progress), no_wrap=True, overflow="ellipsis"))
 
-    def evaluated(self, step: int, numbers: dict[str, float]) -> None:
-        self.looked = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items())
-        self.live.console.print(f"[dim]{self.name}, step {step:,}, validation:[/dim] {self.looked}", highlight=False)
+    def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
+        shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
+        self.live.console.print(f"[dim]{self.name}, step {step:,}, validation:[/dim] {shown}", highlight=False)
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.live.console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self.live.stop()
 
-    def _line(self, p: Progress) -> str:
-        done = round(WIDTH * p.step / p.steps)
-        bar = "━" * done + "╌" * (WIDTH - done)
-        metrics = "".join(f"  {name} {value:.3f}" for name, value in p.metrics.items())
-        return (
-            f"{self.name} {bar} {p.step:,}/{p.steps:,}  loss {p.loss:.4f}{metrics}  {p.items_per_second:,.0f} items/s  "
-            f"{clock(p.seconds_left)} left  {p.memory / 2**20:,.0f} MB"
-        )
 
-
-class Lines(Line):
-    """For a log, not a terminal: a line now and then."""
+class LogProgress(LiveProgress):
+    """A line now and then, for stderr that is not a terminal."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.told = 0.0
+        self.last_seconds = 0.0
 
-    def begin(self, step: int, steps: int) -> None:
+    def on_start(self, step: int, steps: int) -> None:
         if step:
-            self.note(f"{self.name}: going on after step {step:,} of {steps:,}")
+            self.on_note(f"{self.name}: resuming after step {step:,} of {steps:,}")
 
-    def progress(self, progress: Progress) -> None:
-        if progress.seconds - self.told > 30 or progress.step == progress.steps:
-            self.told = progress.seconds
-            self.note(self._line(progress))
+    def on_log(self, progress: Progress) -> None:
+        if progress.seconds - self.last_seconds > LOG_SECONDS or progress.step == progress.steps:
+            self.last_seconds = progress.seconds
+            self.on_note(format_progress(self.name, progress))
 
 
-class JsonLines(Report):
-    """For programs: one JSON object a line, to stderr."""
+class JsonProgress(TrainCallback):
+    """One JSON object per line, for programs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def progress(self, progress: Progress) -> None:
-        self._tell({"stage": self.name, **vars(progress)})
+    def on_log(self, progress: Progress) -> None:
+        self._write({"stage": self.name, **vars(progress)})
 
-    def evaluated(self, step: int, numbers: dict[str, float]) -> None:
-        self._tell({"stage": self.name, "step": step, "evaluation": numbers})
+    def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
+        self._write({"stage": self.name, "step": step, "evaluation": metrics})
 
-    def saved(self, step: int, place: Path) -> None:
-        self._tell({"stage": self.name, "step": step, "checkpoint": str(place)})
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        self._write({"stage": self.name, "step": step, "checkpoint": str(path)})
 
-    def note(self, text: str) -> None:
-        self._tell({"stage": self.name, "note": text})
+    def on_note(self, text: str) -> None:
+        self._write({"stage": self.name, "note": text})
 
-    def _tell(self, line: dict[str, object]) -> None:
-        sys.stderr.write(json.dumps(finite(line), allow_nan=False) + "\n")
+    def _write(self, line: dict[str, object]) -> None:
+        sys.stderr.write(json.dumps(json_safe(line), allow_nan=False) + "\n")
 
 
-def listener(name: str, *, quiet: bool, json_lines: bool) -> Report:
-    """What hears of a stage: as asked for, or as what reads stderr can show."""
+def make_callback(name: str, *, quiet: bool, json_lines: bool) -> TrainCallback:
+    """Return the callback that shows a stage as requested, or as stderr can show it."""
     if json_lines:
-        return JsonLines(name)
+        return JsonProgress(name)
     if quiet:
-        return Report()
-    return Line(name) if err().is_terminal else Lines(name)
+        return TrainCallback()
+    return LiveProgress(name) if err().is_terminal else LogProgress(name)
 
 
-def clock(seconds: float) -> str:
-    """
-    >>> clock(75.0), clock(3700.0), clock(8.0)
+def format_progress(name: str, p: Progress) -> str:
+    """Format the progress of a stage in one line."""
+    done = round(BAR_WIDTH * p.step / p.steps)
+    bar = "━" * done + "╌" * (BAR_WIDTH - done)
+    metrics = "".join(f"  {metric} {value:.3f}" for metric, value in p.metrics.items())
+    return (
+        f"{name} {bar} {p.step:,}/{p.steps:,}  loss {p.loss:.4f}{metrics}  {p.items_per_second:,.0f} items/s  "
+        f"{format_seconds(p.seconds_left)} left  {p.memory / 2**20:,.0f} MB"
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds as a clock does.
+
+    >>> format_seconds(75.0), format_seconds(3700.0), format_seconds(8.0)
     ('1:15', '1:01:40', '0:08')
     """
     minutes, seconds = divmod(int(max(seconds, 0)), 60)

@@ -1,5 +1,6 @@
-"""`qkv reproduce`: a row of the results table, trained and measured again."""
+"""`qkv reproduce`: train and measure a row of the results table again."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,16 +8,17 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from qkv.cli.console import err, out, print_json
-from qkv.cli.train import stopped_by
+from qkv.cli.console import err, out, print_json, rich_table
+from qkv.cli.train import exit_code
 
 if TYPE_CHECKING:
-    from qkv.bench.reproduce.carry_out import Reproduced
-    from qkv.bench.reproduce.rows import Row
+    from qkv.bench import OnNote
+    from qkv.bench.reproduce.rows import ResultRow
+    from qkv.bench.reproduce.runner import ReproduceResult
 
 
 def reproduce(
-    name: str | None = None,
+    row: str | None = None,
     /,
     *,
     data: Path | None = None,
@@ -28,16 +30,16 @@ def reproduce(
     label: str | None = None,
     commit: str | None = None,
     peak: float | None = None,
-    keep: Path | None = None,
+    results: Path | None = None,
     draw: bool = False,
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Rerun a row of the results table end to end: train its parts, test them, measure speed, keep the figures.
+    """Rerun a row of the results table: train its parts, test them, measure their speed, keep the figures.
 
-    Each training is an ordinary run. Kill it at any instant: the same command goes on where it stopped, and what is
-    finished is not trained again. Without a name the rows are listed, with what each needs. Nothing else should run on
-    the machine meanwhile: the minutes and the speeds are measured.
+    Each training is an ordinary run. If it is killed, the same command resumes it, and finished parts are not trained
+    again. Omit ROW to list the rows and the data they need. Run nothing else on the machine meanwhile: minutes and
+    speed are measured.
 
     Examples:
 
@@ -50,128 +52,112 @@ def reproduce(
 
     Parameters
     ----------
-    name
-        Which row; without one, those there are.
+    row
+        The row; omit ROW to list the rows.
     data
-        A folder laid out like the course's: birthplaces/, multi30k/, spoken-digits/, cifar10.npz (or CIFAR-10's own
+        A folder with birthplaces/, multi30k/, spoken-digits/ and cifar10.npz (or CIFAR-10's own
         cifar-10-batches-bin/).
     seeds
-        How many seeds, 0 first; one if not given.
+        Number of seeds, starting with 0; one if not given.
     minutes
-        Train each part for so long, instead of as long as the row says: a trial, kept apart from the results.
+        Train each part for this long, instead of as long as the row says: a trial, kept apart from the results.
     steps
-        Train each part for so many steps: a trial, too.
+        Train each part for this many steps: a trial, too.
     folder
-        Where the runs are kept; runs/reproduce if not given, with a folder ROW/PART-seedN for each.
+        The folder of the runs; runs/reproduce if not given, with a folder ROW/PART-seedN for each.
     from_
-        A finished run of `qkv train`: its figures are entered, and nothing is trained.
+        A finished run of `qkv train`: its figures are kept, and nothing is trained.
     label
-        Which part of the row: the only one that is trained; with --from, which that run is, if its recipe does not
-        tell.
+        Train only this part of the row; with --from, the part that the run is, if its recipe does not show it.
     commit
-        The commit of qkv that trained it, if the run does not tell.
+        The commit of qkv that trained the run of --from, if the run does not know it.
     peak
-        GFLOPS of a large float32 matrix product with that run's threads; measured now if not given.
-    keep
-        Where figures are kept as JSON; docs/results in a checkout of qkv, otherwise runs/reproduce/results.
+        GFLOPS of a large float32 matrix product with the threads of --from's run; measured now if not given.
+    results
+        The folder of the figures as JSON; docs/results in a checkout of qkv, otherwise runs/reproduce/results.
     draw
-        Write the page of all results, and its pictures, from what is kept.
+        Write the page of all results and its figures.
     quiet
         No progress.
     json
         Print the figures as JSON; progress becomes JSON lines on stderr.
     """
-    if name is None:
-        given = {"data": data, "seeds": seeds, "minutes": minutes, "steps": steps, "folder": folder}
-        if used := _used(**given, **{"from": from_}, label=label, commit=commit, peak=peak):
-            raise ValueError(f"--{used} goes with the name of a row; `qkv reproduce` lists them")
-        return _drawn(keep, json) if draw else _listed(json)
-    from qkv.bench.reproduce.rows import row
+    if row is None:
+        needs_row = {"data": data, "seeds": seeds, "minutes": minutes, "steps": steps, "folder": folder, "from": from_}
+        if used := _first_given(**needs_row, label=label, commit=commit, peak=peak):
+            raise ValueError(f"--{used} needs a row; `qkv reproduce` lists them")
+        return _draw_page(results, json) if draw else _list_rows(json)
+    from qkv.bench.reproduce.rows import get_row
+    from qkv.bench.reproduce.runner import RUNS, Budget, enter_run
+    from qkv.bench.reproduce.runner import reproduce as run_row
+    from qkv.cli.progress import make_callback
 
-    chosen = row(name)
+    chosen, on_note = get_row(row), _make_on_note(quiet or json)
     if from_ is not None:
-        if used := _used(seeds=seeds, minutes=minutes, steps=steps, folder=folder):
-            raise ValueError(f"--from enters a run that is finished; --{used} is for training one")
-        found = _entered(chosen, from_, label, data, keep, commit, peak, quiet or json)
+        if used := _first_given(seeds=seeds, minutes=minutes, steps=steps, folder=folder):
+            raise ValueError(f"--from takes a finished run; --{used} is for training one")
+        found = enter_run(chosen, from_, label, data=data, results=results, commit=commit, peak=peak, on_note=on_note)
     else:
-        if used := _used(commit=commit, peak=peak):
-            raise ValueError(f"--{used} tells about a finished run: it goes with --from RUN")
-        found = _run(chosen, label, data, 1 if seeds is None else seeds, minutes, steps, folder, keep, quiet, json)
-    _show(found, json)
-    if draw and found.kept is not None and not found.stopped:
-        _drawn(found.kept.parent, False, quiet=json)
-    return stopped_by(found.stopped)
+        if used := _first_given(commit=commit, peak=peak):
+            raise ValueError(f"--{used} describes a finished run: it goes with --from RUN")
+        found = run_row(
+            chosen,
+            label,
+            data=data,
+            seeds=1 if seeds is None else seeds,
+            budget=Budget(minutes, steps),
+            runs=RUNS if folder is None else folder,
+            results=results,
+            callback=lambda stage, settings: make_callback(stage.name, quiet=quiet, json_lines=json),
+            on_note=on_note,
+        )
+    _print_result(found, json)
+    if draw and found.file is not None and not found.stopped:
+        _draw_page(found.file.parent, False, quiet=json)
+    return exit_code(found.stopped)
 
 
-def _used(**options: Any) -> str | None:
-    """The first of some options that was given."""
+def _first_given(**options: Any) -> str | None:
     return next((name for name, value in options.items() if value is not None), None)
 
 
-def _note(quiet: bool):
-    def note(text: str) -> None:
+def _make_on_note(quiet: bool) -> "OnNote":
+    def on_note(text: str) -> None:
         if not quiet:
             err().print(text, style="dim", markup=False, highlight=False)
 
-    return note
+    return on_note
 
 
-def _run(row, label, data, seeds, minutes, steps, folder, keep, quiet: bool, json: bool) -> "Reproduced":
-    from qkv.bench.reproduce.carry_out import RUNS, Budget
-    from qkv.bench.reproduce.carry_out import reproduce as carry_out
-    from qkv.cli.progress import listener
-
-    return carry_out(
-        row,
-        label,
-        data=data,
-        seeds=seeds,
-        budget=Budget(minutes, steps),
-        home=RUNS if folder is None else folder,
-        kept=keep,
-        listen=lambda stage, settings: listener(stage.name, quiet=quiet, json_lines=json),
-        note=_note(quiet or json),
-    )
-
-
-def _entered(row, place, label, data, keep, commit, peak, quiet: bool) -> "Reproduced":
-    from qkv.bench.reproduce.carry_out import enter
-
-    return enter(row, place, label, data=data, kept=keep, commit=commit, peak=peak, note=_note(quiet))
-
-
-def _show(found: "Reproduced", json: bool) -> None:
-    from dataclasses import asdict
-
+def _print_result(found: "ReproduceResult", json: bool) -> None:
     if json:
-        kept = None if found.kept is None else str(found.kept)
-        parts = [asdict(part) for part in found.parts]
-        print_json({"row": found.row.name, "parts": parts, "kept": kept, "stopped": found.stopped})
+        file = None if found.file is None else str(found.file)
+        records = [asdict(record) for record in found.records]
+        print_json({"row": found.row.name, "parts": records, "file": file, "stopped": found.stopped})
         return
-    from qkv.bench.reproduce.page import table
-    from qkv.cli.tables import grid
+    from qkv.bench.reproduce.page import row_table
 
     row = found.row
-    if found.parts:
-        out().print(grid(table(row, found.parts), out().width))
-        for part in found.parts:
-            if part.differs:
-                said = f"{part.label}, seed {part.seed}, departs from the row: {', '.join(part.differs)}"
-                out().print(Text(said, style="dim"))
-        goals = [f"{said}: {goal}" for said, goal in (("within reach", row.reach), ("the aim", row.aim)) if goal]
-        if goals:
-            out().print(Text("; ".join(goals), style="dim"))
+    if found.records:
+        out().print(rich_table(row_table(row, found.records), out().width))
+        for record in found.records:
+            if record.differs:
+                text = f"{record.label}, seed {record.seed}, differs from the row: {', '.join(record.differs)}"
+                out().print(Text(text, style="dim"))
+        targets = (("target", row.target), ("stretch target", row.stretch_target))
+        if row.target or row.stretch_target:
+            out().print(Text("; ".join(f"{name}: {text}" for name, text in targets if text), style="dim"))
     if found.stopped:
-        out().print(f"stopped ({found.stopped}); the same command goes on", markup=False)
-    elif found.kept is not None:
-        err().print(f"kept in {found.kept}", style="dim", markup=False, highlight=False)
+        out().print(f"stopped ({found.stopped}); the same command resumes it", markup=False)
+    elif found.file is not None:
+        err().print(f"wrote {found.file}", style="dim", markup=False, highlight=False)
 
 
-def _drawn(keep: Path | None, json: bool, quiet: bool = False) -> int:
-    from qkv.bench.reproduce.carry_out import RUNS, default_keep
-    from qkv.bench.reproduce.page import write
+def _draw_page(results: Path | None, json: bool, quiet: bool = False) -> int:
+    from qkv.bench.reproduce.page import write_results_page
+    from qkv.bench.reproduce.runner import RUNS, default_results_folder
 
-    written = write(default_keep(RUNS) if keep is None else keep)
+    written = write_results_page(default_results_folder(RUNS) if results is None else results)
     if json:
         print_json([str(path) for path in written])
     elif not quiet:
@@ -179,35 +165,34 @@ def _drawn(keep: Path | None, json: bool, quiet: bool = False) -> int:
     return 0
 
 
-def _listed(json: bool) -> int:
+def _list_rows(json: bool) -> int:
     from qkv.bench.reproduce.rows import ROWS
 
     if json:
-        print_json({row.name: _told(row) for row in ROWS.values()})
+        print_json({row.name: _describe_row(row) for row in ROWS.values()})
         return 0
-    rows = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("row", "minutes", "needs"):
-        rows.add_column(heading, no_wrap=True, justify="right" if heading == "minutes" else "left")
-    rows.add_column("what is measured")
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "minutes" else "left")
+    table.add_column("what is measured")
     for row in ROWS.values():
-        told = _told(row)
-        time = f"{told['minutes']:g}" if told["minutes"] else "by steps"
-        rows.add_row(row.name, time, ", ".join(told["needs"]) or "nothing", row.what)
-    out().print(rows)
+        about = _describe_row(row)
+        minutes = f"{about['minutes']:g}" if about["minutes"] else "by steps"
+        table.add_row(row.name, minutes, ", ".join(about["needs"]) or "nothing", row.what)
+    out().print(table)
     out().print(
         "\nMinutes are those of training, all parts of one seed together. By steps: as long as the recipes' own steps "
-        "take, a minute for digits, up to hours for the others; docs/results.md says how long it was. --data FOLDER "
-        "has what is needed."
+        "take, from a minute (digits) to hours; docs/results.md has the times. --data FOLDER contains what is needed."
     )
     return 0
 
 
-def _told(row: "Row") -> dict[str, Any]:
+def _describe_row(row: "ResultRow") -> dict[str, Any]:
     return {
         "what": row.what,
         "parts": [part.label for part in row.parts],
         "minutes": sum(part.minutes or 0 for part in row.parts),
         "needs": list(dict.fromkeys(part.data[0] for part in row.parts if part.data)),
-        "reach": row.reach,
-        "aim": row.aim,
+        "target": row.target,
+        "stretch_target": row.stretch_target,
     }

@@ -1,4 +1,4 @@
-"""`qkv studio`: the local page."""
+"""`qkv studio`: start the local web app."""
 
 import contextlib
 import os
@@ -21,113 +21,112 @@ def studio(
     browser: bool | None = None,
     json: bool = False,
 ) -> int:
-    """Open the studio: play with attention, run the claims, look inside models, watch training, check code.
+    """Open the studio: try out attention, run the claims, look inside models, watch training, check code.
 
-    The page is served by this machine to this machine alone, works without a network, and ends with Ctrl-C.
+    The page is served to this machine only and works without a network. Ctrl-C stops it.
 
     Examples:
 
-        qkv studio                                  # your runs are looked for in runs/
-        qkv studio my-checkpoint/ --runs results/   # a model of your own, runs of another folder
-        qkv studio --allow-code                     # the Check room may import modules that you name
+        qkv studio                                 # shows the runs in runs/
+        qkv studio my-checkpoint/ --runs results/  # your model, another runs folder
+        qkv studio --allow-code                    # the Check page may import modules
 
     Parameters
     ----------
     models
-        Checkpoint folders that the Models room offers beside those that ship and those in your runs.
+        Checkpoint folders for the Models page, in addition to the bundled models and your runs.
     runs
-        The folder of your runs.
+        The folder with your runs.
     port
-        Where it listens on 127.0.0.1; any free port if not given.
+        The port on 127.0.0.1; any free port by default.
     allow_code
-        Let the Check room import and run Python modules that you name in it, in a process of their own.
+        Let the Check page import and run Python modules that you name, in worker processes.
     browser
-        Whether a browser is opened; by default if this is a terminal with a screen.
+        Open a browser; by default only if this is a terminal with a display.
     json
-        Print the address, and the file that lets a browser in, as JSON.
+        Print the address and the login file as JSON.
     """
-    from qkv.studio.serve import opened
-    from qkv.studio.state import Studio
+    from qkv.studio.server import Studio, open_server
 
     if not 0 <= port < 65536:
-        raise ValueError(f"a port is a number from 0 to 65535; got {port}")
+        raise ValueError(f"port must be from 0 to 65535, got {port}")
     for model in models:
         if not model.is_dir():
             raise ValueError(f"{model} is not a folder; a model is a folder with config.json and safetensors")
     if runs.exists() and not runs.is_dir():
-        raise ValueError(f"{runs} is not a folder; --runs is the folder in which runs are kept")
+        raise ValueError(f"{runs} is not a folder; --runs takes the folder that contains the runs")
+    if browser is None:
+        browser = _has_display() and sys.stdout.isatty()
     code = 0
     try:
-        with (
-            _endable() as serving,
-            opened(Studio(runs=runs, models=tuple(models), allow_code=allow_code), port) as place,
-        ):
-            _announce(place, json)
-            if _has_screen() and sys.stdout.isatty() if browser is None else browser:
-                # in a thread: some browsers are waited for until they are closed
-                uri = place.entry.file.as_uri()
-                threading.Thread(target=webbrowser.open, args=(uri,), daemon=True).start()
-            serving.append(place.server)
-            place.run()
+        state = Studio(runs=runs, models=tuple(models), allow_code=allow_code)
+        with _handle_signals() as running, open_server(state, port) as server:
+            _announce(server, json)
+            if browser:
+                # in a thread, because some browsers block until they are closed
+                url = server.login.file.as_uri()
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+            running.append(server.server)
+            server.run()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except EndedError as ended:
-        code = 128 + ended.signal
-    err().print("ended", style="dim")
-    _leave(code)
+    except SignalError as stopped:
+        code = 128 + stopped.signal
+    err().print("stopped", style="dim")
+    _exit_if_busy(code)
     return code
 
 
-class EndedError(BaseException):
-    """A signal asked the process to end; what is open is closed on the way out."""
+class SignalError(BaseException):
+    """A signal asked the process to stop; raised so that everything is closed on the way out."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.signal = number
 
 
-def _announce(place: Any, json: bool) -> None:
+def _announce(server: Any, json: bool) -> None:
     if json:
-        print_json({"address": place.address, "open": str(place.entry.file)})
+        print_json({"address": server.address, "open": str(server.login.file)})
     else:
-        out().print(f"qkv studio is at [bold]{place.address}[/bold]. Ctrl-C ends it.")
-        out().print("A browser is let in by this file:")
-        out().print(str(place.entry.file), highlight=False, markup=False, soft_wrap=True)
+        out().print(f"qkv studio runs at [bold]{server.address}[/bold]. Press Ctrl-C to stop it.")
+        out().print("Open this file in a browser to log in:")
+        out().print(str(server.login.file), highlight=False, markup=False, soft_wrap=True)
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
-def _endable() -> Iterator[list[Any]]:
-    """Being told to end, or losing the terminal, is an exception: the file that lets browsers in goes with it.
+def _handle_signals() -> Iterator[list[Any]]:
+    """Turn SIGTERM and SIGHUP into an exception, so that the login file is deleted.
 
-    A server that is named in the list is asked to end first, and raises the signal again afterwards: an exception in
-    the middle of an event loop would be taken for a problem of whatever ran just then.
+    A running server (in the yielded list) is asked to stop first and raises the signal again afterwards: an exception
+    inside the event loop would hit whatever handler runs at that moment.
     """
-    serving: list[Any] = []
+    running: list[Any] = []
 
-    def end(number: int, frame: Any) -> None:
-        if serving and not serving[0].should_exit:
-            serving[0].handle_exit(number, frame)
+    def stop(number: int, frame: Any) -> None:
+        if running and not running[0].should_exit:
+            running[0].handle_exit(number, frame)
         else:
-            raise EndedError(number)
+            raise SignalError(number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield serving
+        yield running
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _has_screen() -> bool:
-    """Whether a browser would have a window: without one, a text browser would take the terminal over."""
+def _has_display() -> bool:
+    """Whether a browser can open a window; otherwise a text browser would take over the terminal."""
     if sys.platform in ("darwin", "win32") or "BROWSER" in os.environ:
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
 
 
-def _leave(code: int) -> None:
-    """End at once if an answer is still being computed: its thread would keep the process for as long as it takes."""
+def _exit_if_busy(code: int) -> None:
+    """Exit at once if a request is still computed; its thread would keep the process alive."""
     others = [each for each in threading.enumerate() if each is not threading.current_thread() and not each.daemon]
     for thread in others:
         thread.join(0.5 / len(others))

@@ -1,7 +1,4 @@
-"""`qkv tour`: attention on paper, a transformer that learns to read digits, a look inside it, and a layer checked.
-
-A person at a terminal then finds the studio open.
-"""
+"""`qkv tour`: solve an example, train a digit classifier, look inside it, check a layer, open the studio."""
 
 import os
 import shutil
@@ -16,72 +13,72 @@ from rich.text import Text
 from qkv.cli.console import err, out, print_json
 
 NEXT_STEPS = {
-    "qkv byhand --example three-tokens": "the example above, each number derived",
-    "qkv claims": "the textbook's statements, tried by experiment",
-    "qkv check FILE.py:YourLayer": "what holds of your own attention, what not, and why",
-    'qkv look FOLDER "a text"': "the attention inside any checkpoint",
-    "qkv train": "what else can be trained here",
-    "qkv studio": "all of it on one page, on this machine alone",
+    "qkv byhand --example three-tokens": "the example above, with every number derived",
+    "qkv claims": "textbook claims, tested by experiment",
+    "qkv check FILE.py:YourLayer": "find the bugs of your own attention code",
+    'qkv look FOLDER "a text"': "show the attention inside any checkpoint",
+    "qkv train": "list the recipes that can be trained",
+    "qkv studio": "the local web app",
 }
 LAYER = "torch.nn:MultiheadAttention"
 
 
 def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
-    """Meet qkv in a minute or two: work an example, train a vision transformer, look inside it, check a layer.
+    """Meet qkv in a minute or two: solve an example, train a vision transformer, look inside it, check a layer.
 
-    At a terminal it ends by opening the studio, with the run in it; Ctrl-C ends that.
+    In a terminal it ends by opening the studio with the new run; Ctrl-C closes it.
 
     Examples:
 
         qkv tour
-        qkv tour --steps 0                 # no training: a few seconds
+        qkv tour --steps 0                 # without training, in a few seconds
         qkv tour --seed 1 --folder runs/mine
 
     Parameters
     ----------
     seed
-        Another seed, another model.
+        Random seed of the training.
     steps
-        How long the model trains; with fewer it has not learned yet. 0 leaves training out.
+        Number of training steps; 0 skips the training.
     folder
-        Where the run is kept, with its report; a new one in runs/ if not given.
+        The run's directory, with its report; a new one in runs/ if not given.
     json
-        Print the findings as JSON; the run is then kept only if a folder is given.
+        Print the results as JSON; the run is then kept only if a folder is given.
     """
     if steps is not None and steps < 0:
-        raise ValueError(f"steps is a number, 0 or more; got {steps}")
-    worked = work_example()
+        raise ValueError(f"--steps must be at least 0, got {steps}")
+    solved = solve_example()
     if not json:
-        _show_example(worked)
-    learned = None if steps == 0 else learn_digits(seed, steps, folder, keep=not json)
-    if learned is not None and not json:
-        _show_learned(learned)
+        _print_example(solved)
+    trained = None if steps == 0 else train_digits(seed, steps, folder, keep=not json)
+    if trained is not None and not json:
+        _print_trained(trained)
     checked = check_layer()
     if json:
-        print_json({"example": worked, "digits": learned, "checked": checked})
+        print_json({"example": solved, "digits": trained, "checked": checked})
         return 0
-    _show_checked(checked)
-    _show_next_steps(learned)
-    return open_studio(learned) if somebody_is_here() else 0
+    _print_checked(checked)
+    _print_next_steps(trained)
+    return open_studio(trained) if is_interactive() else 0
 
 
-def somebody_is_here() -> bool:
-    """Whether a person sits at a terminal: neither end is a pipe or a file, and nobody builds or tests."""
+def is_interactive() -> bool:
+    """Whether a person uses a terminal: no pipe or file at either end, and not in CI."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("CI", "") in ("", "0", "false")
 
 
-def open_studio(learned: dict[str, Any] | None) -> int:
-    """The studio with the folder that the run is in; the tour is over when it is closed."""
+def open_studio(trained: dict[str, Any] | None) -> int:
+    """Open the studio on the run's parent folder; the tour ends when it is closed."""
     from qkv.cli.studio import studio
 
-    runs = Path(learned["folder"]).parent if learned is not None and learned["folder"] else Path("runs")
-    out().print("\n[bold]5. The studio.[/bold] Everything on one page: play with attention, see your run, and go on.")
+    runs = Path(trained["folder"]).parent if trained is not None and trained["folder"] else Path("runs")
+    out().print("\n[bold]5. The studio.[/bold] The web app: try out attention and see your run.")
     code = studio(runs=runs)
-    return 0 if code == 130 else code  # Ctrl-C is how it is closed
+    return 0 if code == 130 else code  # Ctrl-C closes it
 
 
-def work_example() -> dict[str, list[list[float]]]:
-    """Three tokens of a textbook: what each attends to, and what it becomes."""
+def solve_example() -> dict[str, list[list[float]]]:
+    """Attention of three tokens: scores, weights and output."""
     import torch
 
     from qkv import attention
@@ -93,57 +90,57 @@ def work_example() -> dict[str, list[list[float]]]:
     return {"scores": (q @ k.mT).tolist(), "weights": weights.tolist(), "output": out.tolist()}
 
 
-def learn_digits(seed: int, steps: int | None, folder: Path | None, *, keep: bool) -> dict[str, Any]:
-    """Train the digits recipe, and look at what the class token attends to in one picture it has never seen."""
-    from qkv.cli.progress import listener
-    from qkv.training.recipes import train
+def train_digits(seed: int, steps: int | None, folder: Path | None, *, keep: bool) -> dict[str, Any]:
+    """Train the recipe vit-digits and record what the class token attends to in one test image."""
+    from qkv.cli.progress import make_callback
+    from qkv.training import run_recipe
 
     if keep:
-        err().print("training vit-digits: real handwritten digits, 8 × 8 pixels, two cores are enough", style="dim")
+        err().print("training vit-digits: handwritten digits, 8 × 8 pixels", style="dim")
     with tempfile.TemporaryDirectory() as scratch:
-        run = train(
+        run = run_recipe(
             "vit-digits",
             folder=folder if folder is not None or keep else Path(scratch) / "run",
             steps=steps,
             seed=seed,
             resume="auto" if folder is not None else "never",
-            listen=lambda stage, settings: listener(stage.name, quiet=not keep, json_lines=False),
+            callback=lambda stage, settings: make_callback(stage.name, quiet=not keep, json_lines=False),
         )
         if not run.finished:
             raise KeyboardInterrupt
-        seen = look_at_digit(run.model)
+        attention = record_digit(run.model)
     test = run.result["test"]
     return {
         "folder": str(run.folder) if folder is not None or keep else None,
         "parameters": run.parameters,
         "seconds": round(run.seconds, 1),
         "accuracy": test["accuracy"],
-        **seen,
+        **attention,
     }
 
 
-def look_at_digit(model: Any) -> dict[str, Any]:
-    """The head of the last layer that looks at the fewest patches of a test picture, and what it looks at."""
+def record_digit(model: Any) -> dict[str, Any]:
+    """The most focused head of the last layer on one test image, and its weights."""
     import torch
 
-    from qkv import interp as trace
-    from qkv.data.digit_images import digits
-    from qkv.data.images import Normalisation
+    from qkv import interp
+    from qkv.data.images.dataset import Normalization
+    from qkv.data.images.load import load_digits
 
-    parts = digits()
+    parts = load_digits()
     assert parts.test is not None
-    picture = parts.test.pixels[:1].float() / 255
-    with torch.no_grad(), trace.record(model) as seen:
-        said = int(model(Normalisation.of(parts.train)(picture)).argmax())
-    last = len(seen.layers) - 1
-    maps = seen.weights(last)[:, 0, 1:]  # (heads, patches): what the class token attends to
+    image = parts.test.pixels[:1].float() / 255
+    with torch.no_grad(), interp.record(model) as trace:
+        predicted = int(model(Normalization.from_images(parts.train)(image)).argmax())
+    last = len(trace.layers) - 1
+    maps = trace.weights(last)[:, 0, 1:]  # (heads, patches): what the class token attends to
     maps = maps / maps.sum(-1, keepdim=True)
     head = int((maps * maps.clamp(min=1e-9).log()).sum(-1).argmax())
     side = round(maps.shape[-1] ** 0.5)
     return {
-        "picture": picture[0, 0].tolist(),
-        "is": int(parts.test.labels[0]),
-        "said": said,
+        "image": image[0, 0].tolist(),
+        "label": int(parts.test.labels[0]),
+        "predicted": predicted,
         "layer": last,
         "head": head,
         "weights": maps[head].view(side, side).tolist(),
@@ -151,7 +148,7 @@ def look_at_digit(model: Any) -> dict[str, Any]:
 
 
 def check_layer() -> dict[str, Any]:
-    """PyTorch's own layer, judged."""
+    """Check PyTorch's own layer."""
     from qkv.check import run
 
     report = run(LAYER)
@@ -163,62 +160,67 @@ def check_layer() -> dict[str, Any]:
     return {"layer": LAYER, "kind": report.kind, "counts": counts, "shown": shown}
 
 
-def _show_example(worked: dict[str, list[list[float]]]) -> None:
-    out().print("[bold]1. Attention on paper.[/bold] Three tokens: each asks, all answer.\n")
+def _print_example(solved: dict[str, list[list[float]]]) -> None:
+    out().print("[bold]1. Attention on paper.[/bold] Three tokens, each attends to all.\n")
     table = Table("", "scores q·k", "softmax(q·k/√d)", "output", box=None, padding=(0, 2))
-    for row, (scores, weights, output) in enumerate(zip(*worked.values(), strict=True), start=1):
+    for row, (scores, weights, output) in enumerate(zip(*solved.values(), strict=True), start=1):
         cells = (
             " ".join(f"{number:{form}}" for number in numbers)
             for numbers, form in ((scores, "6.2f"), (weights, ".4f"), (output, "7.4f"))
         )
         table.add_row(f"token {row}", *cells)
     out().print(table)
-    out().print("\nIn Python: [cyan]out, weights = qkv.attention(q, k, v, weights=True)[/cyan]\n")
+    out().print("\nIn Python: [cyan]out, weights = qkv.attention(q, k, v, return_weights=True)[/cyan]\n")
 
 
-def _show_learned(learned: dict[str, Any]) -> None:
-    from qkv.interp.viewer.terminal_map import cells, legend
+def _print_trained(trained: dict[str, Any]) -> None:
+    from qkv.interp.viewer.terminal import legend, row_cells
 
     out().print(
-        f"[bold]2. A vision transformer that learns.[/bold] {learned['parameters']:,} parameters read handwritten "
-        f"digits: [bold]{learned['accuracy']:.1%}[/bold] of 360 new ones right after {learned['seconds']:.0f} s.\n"
+        f"[bold]2. A trained vision transformer.[/bold] {trained['parameters']:,} parameters classify "
+        f"handwritten digits: [bold]{trained['accuracy']:.1%}[/bold] of 360 test images, after "
+        f"{trained['seconds']:.0f} s of training.\n"
     )
     out().print(
-        f"[bold]3. Looking inside.[/bold] This digit is a {learned['is']}; the model says {learned['said']}. Beside "
-        f"it, what its class token attends to (layer {learned['layer']}, head {learned['head']}):\n"
+        f"[bold]3. Looking inside.[/bold] This digit is a {trained['label']}; the model says {trained['predicted']}. "
+        f"On the right, what its class token attends to (layer {trained['layer']}, head {trained['head']}):\n"
     )
-    colour = out().is_terminal and not out().no_color
-    picture, weights = learned["picture"], learned["weights"]
+    color = out().is_terminal and not out().no_color
+    image, weights = trained["image"], trained["weights"]
     top = max(max(row) for row in weights)
-    scale = len(picture) // len(weights)
-    for number, row in enumerate(picture):
-        line = Text("  ").append(cells(row, colour=colour)).append("    ")
+    scale = len(image) // len(weights)
+    for number, row in enumerate(image):
+        line = Text("  ").append(row_cells(row, color=color)).append("    ")
         attended = [weight / top for weight in weights[number // scale] for _ in range(scale)]
-        out().print(line.append(cells(attended, colour=colour)))
-    out().print(Text("\n  ").append(legend(colour=colour)).append(f"  right: of the largest weight, {top:.2f}\n"))
+        out().print(line.append(row_cells(attended, color=color)))
+    out().print(
+        Text("\n  ").append(legend(color=color)).append(f"  right: relative to the largest weight, {top:.2f}\n")
+    )
 
 
-def _show_checked(checked: dict[str, Any]) -> None:
+def _print_checked(checked: dict[str, Any]) -> None:
     counts = checked["counts"]
     out().print(
-        f"[bold]4. A layer, checked.[/bold] {checked['layer']}: it is {checked['kind']}. Properties that hold: "
-        f"{counts['pass']}; described: {counts['described']}; broken: {counts['fail']}."
+        f"[bold]4. A checked layer.[/bold] {checked['layer']} is {checked['kind']}: "
+        f"{counts['pass']} checks pass, {counts['fail']} fail, {counts['described']} properties described."
     )
     for finding in checked["shown"]:
         out().print(f"  {finding['check']}: {finding['evidence']}", markup=False)
     out().print()
 
 
-def _show_next_steps(learned: dict[str, Any] | None) -> None:
+def _print_next_steps(trained: dict[str, Any] | None) -> None:
     out().print("[bold]What to try next[/bold]")
     steps = Table.grid(padding=(0, 2))
     steps.add_column(no_wrap=True)
-    if learned is not None and learned["folder"]:
-        steps.add_row(f"  [cyan]{learned['folder']}/report.html[/cyan]", "how it learned, and what it still mistakes")
+    if trained is not None and trained["folder"]:
+        steps.add_row(
+            f"  [cyan]{trained['folder']}/report.html[/cyan]", "the training report, with the remaining errors"
+        )
     for command, purpose in NEXT_STEPS.items():
         steps.add_row(f"  [cyan]{command}[/cyan]", purpose)
     out().print(steps)
-    if shutil.which("qkv") is None:  # as after `make run`: the command is in an environment that is not switched on
-        place = Path(sys.executable).parent / "activate"
-        near = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
-        out().print(f"\nSo that this terminal knows qkv, type once: [cyan]. {near}[/cyan]")
+    if shutil.which("qkv") is None:  # as after `make run`: its environment is not activated
+        script = Path(sys.executable).parent / "activate"
+        path = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+        out().print(f"\nTo use qkv in this terminal, type once: [cyan]. {path}[/cyan]")

@@ -1,15 +1,15 @@
-"""`qkv train`: carry out a recipe, or go on with it."""
+"""`qkv train`: train a recipe, or resume a run."""
 
 import signal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
 
 from qkv.cli.console import err, out, print_json
 
-Changes = Annotated[list[str] | None, Parameter(name="--set", consume_multiple=False, negative="")]
+Overrides = Annotated[list[str] | None, Parameter(name="--set", consume_multiple=False, negative="")]
 
 
 def train(
@@ -19,7 +19,7 @@ def train(
     data: str | None = None,
     model: str | None = None,
     preset: str | None = None,
-    set_: Changes = None,
+    set_: Overrides = None,
     config: Path | None = None,
     seed: int | None = None,
     minutes: float | None = None,
@@ -30,146 +30,146 @@ def train(
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Train a system by a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
+    """Train a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
 
-    A run has a folder: its recipe, metrics, checkpoints, the trained model and a report. Kill it at any instant: the
-    same command goes on from the last checkpoint, and ends with the same bits. Under torchrun it uses every process.
+    A run directory has the recipe, metrics, checkpoints, the trained model and a report. Kill a run at any time: the
+    same command resumes from the last checkpoint, bit-exactly. Under torchrun it uses all processes.
 
     Examples:
 
         qkv train vit-digits
         qkv train gpt-text --data my.txt --minutes 10
-        qkv train birthplaces --data birthplaces/ --model vanilla --preset course
-        qkv train vit-digits --model cnn --set train.steps=500 --set train.optimiser.lr=0.001
+        qkv train birthplaces --data birthplaces/ --model vanilla --preset cs224n-a5
+        qkv train vit-digits --model cnn --steps 500 --set train.optimizer.lr=0.001
         qkv train gpt-text --show
 
     Parameters
     ----------
     recipe
-        What to train; without a recipe, those there are are listed.
+        What to train; omit it to list the recipes.
     data
-        Where the data is, if not what ships: a file or a folder, as the recipe's summary says.
+        Your own data instead of the bundled data: a file or a folder, as the recipe's summary says.
     model
-        Which of the recipe's models, as `qkv train` lists them: its own, a variant, or a baseline such as cnn or rnn.
+        One of the recipe's models, as `qkv train` lists them: the default, a variant, or a baseline such as cnn or rnn.
     preset
-        A named set of changes, such as course: the course's numbers exactly.
+        A named set of overrides, such as nyu-hw4 or cs224n-a5: the numbers of that homework.
     set_
-        NAME=VALUE for any setting that --show prints, such as model.dim=128; may be repeated.
+        NAME=VALUE for any field that --show prints, such as model.dim=128; may be repeated.
     config
-        A TOML file of changes, such as another run's recipe.toml; --set goes over it.
+        A TOML file of overrides, such as another run's recipe.toml; --set is applied after it.
     seed
-        Another seed gives other first weights and another order of the data; 0 if not given.
+        Seed of the initial weights and of the order of the data; 0 by default.
     minutes
-        How long: the speed is measured once, and the steps that fit are fixed in recipe.toml.
+        Training time: the speed is measured once, and the steps that fit are written into recipe.toml.
     steps
-        How many steps in all, in place of the recipe's; warm-up and evaluations keep their share.
+        Number of steps in all, instead of the recipe's; warm-up and evaluations keep their share.
     folder
-        Where the run is kept; runs/RECIPE-N if not given.
+        Run directory; runs/RECIPE-N by default.
     resume
-        auto: go on with an unfinished run of the same recipe, if there is one. never: begin a new run. always: go on,
-        or stop if there is none.
+        auto: resume an unfinished run of the same config, if there is one. never: start a new run. always: resume, or
+        fail if there is none.
     show
-        Print the whole recipe as TOML, as --config reads it, and train nothing.
+        Print the resolved recipe as TOML, as --config reads it, and train nothing.
     quiet
         Show no progress.
     json
         Print the result as JSON; progress becomes JSON lines on stderr.
     """
-    from qkv.training.recipes.plain import parse_change, read_toml, to_toml
-    from qkv.training.recipes.registry import system
+    from qkv._config import parse_override, read_toml
+    from qkv.training.recipes import get_recipe
 
     table = {} if config is None else read_toml(config)
     name = recipe or table.get("recipe")
     if name is None and config is not None:
-        raise ValueError(f"{config} names no recipe; name it: qkv train RECIPE --config {config}")
+        raise ValueError(f"{config} names no recipe; add it: qkv train RECIPE --config {config}")
     if name is None:
-        return _listed(json)
-    known = system(name)
-    changes = [table, dict(parse_change(text) for text in set_ or [])]
+        return _list_recipes(json)
+    overrides = [table, dict(parse_override(text) for text in set_ or [])]
     if data is not None:
-        changes.append({"data.path": data})
-    resolved = known.recipe(*changes, preset=preset, model=model, seed=seed)
+        overrides.append({"data.path": data})
+    resolved = get_recipe(name).resolve(*overrides, preset=preset, model=model, seed=seed)
     if show:
-        if minutes is not None:
-            raise ValueError("how many steps fit into some minutes is measured when a run begins; --show takes --steps")
-        if steps is not None:
-            from qkv.training.recipes.time_budget import with_steps
+        return _show(resolved, minutes, steps, json)
 
-            resolved = with_steps(resolved, steps)
-        if json:
-            print_json(resolved.to_table())
-        else:
-            out().print(to_toml(resolved.to_table()), markup=False, soft_wrap=True, end="")
-        return 0
-    return _run(resolved, folder, minutes, steps, resume, quiet, json)
+    from qkv.cli.progress import make_callback
+    from qkv.training import init_distributed, run_recipe
 
-
-def _run(resolved, folder, minutes, steps, resume, quiet: bool, json: bool) -> int:
-    from qkv.cli.progress import listener
-    from qkv.training import joined
-    from qkv.training.recipes import train as carry_out
-
-    def note(text: str) -> None:
-        if not quiet and not json:
-            err().print(text, style="dim", markup=False, highlight=False)
-
-    with joined() as world:
-        run = carry_out(
+    with init_distributed() as world:
+        run = run_recipe(
             resolved,
             folder=folder,
             minutes=minutes,
             steps=steps,
             resume=resume,
-            listen=lambda stage, settings: listener(stage.name, quiet=quiet, json_lines=json),
-            note=note if world.first else lambda text: None,
+            callback=lambda stage, _: make_callback(stage.name, quiet=quiet, json_lines=json),
+            on_note=_print_note if world.is_first and not quiet and not json else None,
         )
-        if not world.first:
+        if not world.is_first:
             return 0
     if json:
-        print_json(run.as_dict())
+        print_json(run.to_dict())
     elif run.stopped:
-        out().print(f"stopped ({run.stopped}); the same command goes on: {run.folder}", markup=False)
+        out().print(f"stopped ({run.stopped}); run the same command to resume: {run.folder}", markup=False)
     else:
-        show_result(run)
-    return stopped_by(run.stopped)
+        print_result(run)
+    return exit_code(run.stopped)
 
 
-def stopped_by(name: str | None) -> int:
-    """The exit code of work that a signal stopped, as shells have it; another process's was to end it, too.
+def exit_code(stopped: str | None) -> int:
+    """Return the exit code of a command that a signal stopped, as shells define it; SIGTERM's for another process.
 
-    >>> stopped_by(None), stopped_by("SIGINT"), stopped_by("SIGTERM")
+    >>> exit_code(None), exit_code("SIGINT"), exit_code("SIGTERM")
     (0, 130, 143)
     """
-    if name is None:
+    if stopped is None:
         return 0
-    return 128 + getattr(signal, name, signal.SIGTERM)
+    return 128 + getattr(signal, stopped, signal.SIGTERM)
 
 
-def show_result(run) -> None:
-    """A finished run's numbers, and what can be done with it."""
-    from qkv.training.recipes.report import figure
+def print_result(run: Any) -> None:
+    """Print the metrics of a finished run, and where its files are."""
+    from qkv.training.report import format_metric
 
     rows = Table("", "", box=None, padding=(0, 2), show_header=False)
-    for part, numbers in run.result.items():
-        for name, value in numbers.items():
+    for part, metrics in run.result.items():
+        for name, value in metrics.items():
             if isinstance(value, int | float):
-                rows.add_row(f"{name.replace('_', ' ')} ({part})", figure(name, value))
+                rows.add_row(f"{name.replace('_', ' ')} ({part})", format_metric(name, value))
     rows.add_row("parameters", f"{run.parameters:,}")
     rows.add_row("training", f"{run.seconds:,.0f} s")
-    out().print(f"[bold]{run.recipe.system}[/bold], {run.recipe.kind}, seed {run.recipe.seed}")
+    out().print(f"[bold]{run.config.recipe}[/bold], {run.config.model_kind}, seed {run.config.seed}")
     out().print(rows)
     out().print(f"report  {run.folder / 'report.html'}\nmodel   {run.folder / 'model'}", markup=False, highlight=False)
 
 
-def _listed(json: bool) -> int:
-    from qkv.training.recipes.registry import SYSTEMS, system
+def _print_note(text: str) -> None:
+    err().print(text, style="dim", markup=False, highlight=False)
 
-    known = [system(name) for name in SYSTEMS]
+
+def _show(config: Any, minutes: float | None, steps: int | None, json: bool) -> int:
+    from qkv._config import to_toml
+    from qkv.training.time_budget import with_steps
+
+    if minutes is not None:
+        raise ValueError("the steps that fit into --minutes are measured when a run starts; --show takes --steps")
+    if steps is not None:
+        config = with_steps(config, steps)
     if json:
-        print_json({each.name: {"summary": each.summary, "models": list(each.models)} for each in known})
+        print_json(config.to_table())
+    else:
+        out().print(to_toml(config.to_table()), markup=False, soft_wrap=True, end="")
+    return 0
+
+
+def _list_recipes(json: bool) -> int:
+    from qkv.training.recipes import RECIPES, get_recipe
+
+    recipes = [get_recipe(name) for name in RECIPES]
+    if json:
+        print_json({recipe.name: {"summary": recipe.summary, "models": list(recipe.models)} for recipe in recipes})
         return 0
     rows = Table("recipe", "models", "what it does", box=None, padding=(0, 2))
-    for each in known:
-        rows.add_row(each.name, ", ".join(each.models), each.summary)
+    for recipe in recipes:
+        rows.add_row(recipe.name, ", ".join(recipe.models), recipe.summary)
     out().print(rows)
     return 0

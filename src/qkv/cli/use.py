@@ -1,16 +1,16 @@
-"""`qkv use` and `qkv eval`: a trained model at work, and tested again."""
+"""`qkv use` and `qkv eval`: use a trained model on new inputs, and evaluate a finished run again."""
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from qkv.cli.checkpoint import again, trained
 from qkv.cli.console import err, out, print_json
 
-OPTIONS = {
+OPTIONS = {  # of each task
     "classify": {"top"},
-    "generate": {"count", "temperature", "seed", "top_p"},
-    "translate": {"beams"},
+    "generate": {"max_new_tokens", "temperature", "seed", "top_p"},
+    "translate": {"num_beams"},
     "transcribe": set(),
     "answer": {"threshold"},
 }
@@ -21,19 +21,18 @@ def use(
     /,
     *inputs: str,
     top: int | None = None,
-    count: int | None = None,
+    max_new_tokens: int | None = None,
     temperature: float | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-    beams: int | None = None,
+    num_beams: int | None = None,
     threshold: float | None = None,
     json: bool = False,
 ) -> int:
-    """Use a trained model: it knows what it is for, and reads its inputs as that asks.
+    """Use a trained model: classify images, continue texts, translate, transcribe speech, answer questions.
 
-    A picture is classified, a text written on, a line translated, a recording transcribed (words come as they are
-    spoken), a question answered. An answer that the model is not sure of is replaced by the line of its corpus that
-    fits the question.
+    The model knows its task. Words of a recording are printed with their times. If the model is not confident of an
+    answer, the line of its corpus that fits the question is printed instead.
 
     Examples:
 
@@ -47,59 +46,60 @@ def use(
     Parameters
     ----------
     checkpoint
-        A run's folder, a model's folder (qkv's or Hugging Face's), a hub id, or a model that comes with qkv:
-        qkv:digits.
+        A run directory, a model folder (qkv's or Hugging Face's), a hub id, or a bundled model such as qkv:digits.
     inputs
-        What to use it on: files or texts; without any, lines from standard input.
+        Files or texts; without any, lines from standard input.
     top
-        Of a picture: how many classes are shown.
-    count
-        Of a text: how many tokens are written.
+        Number of classes to print (images).
+    max_new_tokens
+        Number of tokens to generate (texts).
     temperature
-        Of a text: 0 takes the likeliest token each time; higher is bolder.
+        Sampling temperature (texts); 0 takes the most likely token.
     top_p
-        Of a text: only the likeliest tokens that together have this share of the probability are drawn from.
+        Nucleus sampling (texts): sample from the most likely tokens that together have this probability.
     seed
-        Of a text: another seed, another text.
-    beams
-        Of a translation: how wide the search is.
+        Random seed (texts).
+    num_beams
+        Number of beams of the beam search (translations).
     threshold
-        Of an answer: how sure the model must be, from 0 to 1; calibrated in training if not given.
+        Least confidence of an answer, from 0 to 1; calibrated in training by default.
     json
         Print the results as JSON.
     """
-    from qkv.training.recipes.use import open_tool
+    from qkv.training.inference import load_predictor
 
-    if count is not None and count < 1:
-        raise ValueError(f"--count is how many tokens are written, 1 or more; got {count}")
-    if top is not None and top < 1:
-        raise ValueError(f"--top is how many classes are shown, 1 or more; got {top}")
-    if beams is not None and beams < 1:
-        raise ValueError(f"--beams is how wide the search is, 1 or more; got {beams}")
+    for name, value in (("max-new-tokens", max_new_tokens), ("top", top), ("num-beams", num_beams)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
     if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"--threshold is how sure the model must be, from 0 to 1; got {threshold}")
-    tool = open_tool(trained(checkpoint))
-    given = {"top": top, "count": count, "temperature": temperature, "top_p": top_p, "seed": seed, "beams": beams}
-    given["threshold"] = threshold
-    choices = {name: value for name, value in given.items() if value is not None}
-    if foreign := sorted(set(choices) - OPTIONS[tool.task]):
-        offered = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(OPTIONS[tool.task])) or "no options"
-        raise ValueError(
-            f"--{foreign[0].replace('_', '-')} is not for a model that is there to {tool.task}; it takes {offered}"
-        )
-    results = [tool(text, **choices) for text in inputs or _lines()]
+        raise ValueError(f"--threshold must be in [0, 1], got {threshold}")
+    predictor = load_predictor(checkpoint)
+    given = {
+        "top": top,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "num_beams": num_beams,
+        "threshold": threshold,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    if foreign := sorted(set(options) - OPTIONS[predictor.task]):
+        offered = ", ".join(_flag(name) for name in sorted(OPTIONS[predictor.task])) or "no options"
+        raise ValueError(f"{_flag(foreign[0])} does not apply to the task {predictor.task}, which takes {offered}")
+    predictions = [predictor(text, **options) for text in inputs or _read_lines()]
     if json:
-        print_json([vars(used) for used in results])
+        print_json([vars(prediction) for prediction in predictions])
         return 0
-    for used in results:
-        _show(used, alone=len(results) == 1)
+    for prediction in predictions:
+        _print_prediction(prediction, single=len(predictions) == 1)
     return 0
 
 
 def evaluate(run: str, /, *, json: bool = False) -> int:
-    """Test a finished run again: the numbers of its validation and of its test, computed anew from its model.
+    """Evaluate a finished run again: its validation and test metrics, from the saved model.
 
-    Beside them stand those of the run's end: they should be the same.
+    The metrics from the end of the run are printed next to them; they should be the same.
 
     Examples:
 
@@ -109,70 +109,67 @@ def evaluate(run: str, /, *, json: bool = False) -> int:
     Parameters
     ----------
     run
-        The run's folder, such as runs/vit-digits-1; `qkv runs` lists them.
+        A run directory, such as runs/vit-digits-1; `qkv runs` lists them.
     json
-        Print them as JSON.
+        Print the metrics as JSON.
     """
-    from qkv.training.recipes import open_run, system
-    from qkv.training.recipes.report import figure
+    from qkv.training.recipes import get_recipe
+    from qkv.training.report import format_metric
+    from qkv.training.runs import evaluate_task, open_run
 
     opened = open_run(run)
     if not opened.finished:
-        raise ValueError(f"{run} is not finished; go on with it: {again(run)}")
-    task = system(opened.recipe.system).build(opened.recipe)
-    model, validate = opened.model, task.stages[-1].validate
-    result: dict[str, Any] = {"validation": {} if validate is None else validate(model), "test": task.test(model)}
+        from qkv.checkpoints import resume_command
+
+        raise ValueError(f"{run} is not finished; resume it: {resume_command(run)}")
+    result = evaluate_task(get_recipe(opened.config.recipe).build(opened.config), opened.model)
     if json:
         print_json(result)
         return 0
     rows = Table("", "now", "at the end of the run", box=None, padding=(0, 2))
-    for part, numbers in result.items():
-        for name, value in numbers.items():
+    for part, metrics in result.items():
+        for name, value in metrics.items():
             if isinstance(value, int | float):
-                then = opened.result.get(part, {}).get(name)
-                before = "–" if then is None else figure(name, then)
-                rows.add_row(f"{name.replace('_', ' ')} ({part})", figure(name, value), before)
+                before = opened.result.get(part, {}).get(name)
+                shown = "–" if before is None else format_metric(name, before)
+                rows.add_row(f"{name.replace('_', ' ')} ({part})", format_metric(name, value), shown)
     out().print(rows)
     return 0
 
 
-def _lines() -> list[str]:
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _read_lines() -> list[str]:
     import sys
 
     if sys.stdin.isatty():
-        err().print("one input a line; end with Ctrl-D", style="dim")
+        err().print("one input per line; end with Ctrl-D", style="dim")
     lines = [line.rstrip("\n") for line in sys.stdin]
     if not any(lines):
-        raise ValueError("nothing to use the model on: name a file or a text, or write lines to standard input")
+        raise ValueError("no input: name a file or a text, or write lines to standard input")
     return [line for line in lines if line]
 
 
-def _show(used: Any, *, alone: bool) -> None:
-    head = "" if alone else f"[dim]{_safe(used.input)}[/dim]  "
-    if used.task == "classify":
-        told = "  ".join(f"{_safe(name)} {chance:.1%}" for name, chance in used.more["classes"].items())
-        out().print(f"{head}[bold]{_safe(used.result)}[/bold]   [dim]{told}[/dim]")
-    elif used.task == "generate":
-        out().print(f"[dim]{_safe(used.input)}[/dim]{_safe(used.result)}")
-    elif used.task == "transcribe":
-        out().print(f"{head}[bold]{_safe(used.result) or '(nothing)'}[/bold]")
-        for word in used.more["words"]:
-            out().print(
-                f"  [dim]{word['at']:6.2f} s[/dim]  {_safe(word['text'])}  [dim]told at {word['said']:.2f} s[/dim]"
-            )
-    elif used.task == "answer":
-        source = used.more["from"]
-        note = f"[dim]{source}, {used.sure:.0%} sure[/dim]"
-        if source != "the model":
-            note = (
-                f"[dim]{source}; the model would have said {_safe(used.more['unsure'])!r}, {used.sure:.0%} sure[/dim]"
-            )
-        out().print(f"{head}[bold]{_safe(used.result)}[/bold]   {note}")
+def _print_prediction(prediction: Any, *, single: bool) -> None:
+    source, result, more = escape(prediction.input), escape(prediction.result), prediction.more
+    head = "" if single else f"[dim]{source}[/dim]  "
+    if prediction.task == "classify":
+        ranked = "  ".join(f"{escape(name)} {probability:.1%}" for name, probability in more["classes"].items())
+        out().print(f"{head}[bold]{result}[/bold]   [dim]{ranked}[/dim]")
+    elif prediction.task == "generate":
+        out().print(f"[dim]{source}[/dim]{result}")
+    elif prediction.task == "transcribe":
+        out().print(f"{head}[bold]{result or '(nothing)'}[/bold]")
+        for word in more["words"]:
+            times = f"[dim]{word['at']:6.2f} s[/dim]  {escape(word['text'])}"
+            out().print(f"  {times}  [dim]available at {word['available']:.2f} s[/dim]")
+    elif prediction.task == "answer":
+        confidence = f"{prediction.confidence:.0%} confident"
+        note = f"{more['from']}, {confidence}"
+        if more["from"] != "the model":
+            note = f"{more['from']}; the model's answer was {escape(more['model_answer'])!r}, {confidence}"
+        out().print(f"{head}[bold]{result}[/bold]   [dim]{note}[/dim]")
     else:
-        out().print(f"{head}{_safe(used.result)}")
-
-
-def _safe(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+        out().print(f"{head}{result}")

@@ -1,6 +1,6 @@
-"""Files from the network, checked: they appear whole, with the right checksum, or not at all.
+"""Download files with a checksum: a file appears whole and verified, or not at all.
 
-An interrupted download goes on where it stopped, if the server can; the checksum decides in any case.
+An interrupted download continues where it stopped if the server supports ranges.
 """
 
 import hashlib
@@ -11,16 +11,17 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from qkv.data.problems import one_line
+from qkv.data.files import describe_error
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 TIMEOUT = 30  # seconds without an answer
+Progress = Callable[[int, int | None], None]  # called with the bytes so far and, where known, the total
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: QKV_CACHE, or the user's cache folder."""
-    if given := os.environ.get("QKV_CACHE"):
-        return Path(given).expanduser()
+    """The folder for downloads: QKV_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("QKV_CACHE"):
+        return Path(chosen).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "qkv"
     if sys.platform == "win32":
@@ -28,17 +29,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv"
 
 
-def download(
-    url: str, checksum: str, target: Path | None = None, *, progress: Callable[[int, int | None], None] | None = None
-) -> Path:
-    """The file at `url`, brought to `target` (in the cache folder if not given) unless it is there already.
+def download(url: str, checksum: str, target: Path | None = None, *, progress: Progress | None = None) -> Path:
+    """Download `url` to `target` (by default in the cache folder) unless it is there already; return its path.
 
     checksum: "sha256:…" or "md5:…", as the publisher states it.
-    progress: told the bytes so far and, where known, of how many.
     """
     target = cache_folder() / url.rsplit("/", 1)[-1] if target is None else target
     if target.exists():
-        if digest(target, checksum) == checksum.lower():
+        if file_checksum(target, checksum) == checksum.lower():
             return target
         target.unlink()  # it was changed since
     part = target.with_name(target.name + ".part")
@@ -46,21 +44,21 @@ def download(
         target.parent.mkdir(parents=True, exist_ok=True)
         _fetch(url, part, progress)
     except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or one_line(error)
+        reason = getattr(error, "reason", None) or describe_error(error)
         raise ValueError(
-            f"{url} could not be fetched ({reason}); bring the file here by other means and put it at {target}, or set "
+            f"{url} could not be downloaded ({reason}); get the file by other means and put it at {target}, or set "
             "QKV_CACHE to a folder that has it"
         ) from None
-    found = digest(part, checksum)
+    found = file_checksum(part, checksum)
     if found != checksum.lower():
         part.unlink()
-        raise ValueError(f"{url} is not what was expected: its checksum is {found}, not {checksum}; nothing was kept")
+        raise ValueError(f"{url}: expected checksum {checksum}, got {found}; nothing was kept")
     os.replace(part, target)
     return target
 
 
-def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None] | None) -> None:
-    """Bring the rest of a file to `part`, or all of it where the server does not continue."""
+def _fetch(url: str, part: Path, progress: Progress | None) -> None:
+    """Download the rest of a file to `part`, or all of it where the server does not support ranges."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -78,21 +76,21 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None] | N
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         with part.open("ab" if continues else "wb") as file:
-            while piece := answer.read(PIECE):
-                file.write(piece)
-                have += len(piece)
+            while chunk := answer.read(CHUNK_BYTES):
+                file.write(chunk)
+                have += len(chunk)
                 if progress is not None:
                     progress(have, total)
             file.flush()
             os.fsync(file.fileno())
     if total is not None and have < total:
-        raise OSError(f"the connection ended after {have:,} of {total:,} bytes; try again to go on from there")
+        raise OSError(f"the connection ended after {have:,} of {total:,} bytes; try again to continue from there")
 
 
-def digest(path: Path, checksum: str) -> str:
-    """A file's checksum, of the kind that `checksum` names."""
+def file_checksum(path: Path, checksum: str) -> str:
+    """Compute a file's checksum, of the kind that `checksum` names."""
     kind, _, value = checksum.partition(":")
     if kind not in ("sha256", "md5") or not value:
-        raise ValueError(f"a checksum is 'sha256:…' or 'md5:…'; got {checksum!r}")
+        raise ValueError(f"a checksum must be 'sha256:…' or 'md5:…', got {checksum!r}")
     with path.open("rb") as file:
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"

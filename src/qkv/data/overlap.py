@@ -1,4 +1,4 @@
-"""Whether something that was trained on stands in another part of the data: found by hashes of the items."""
+"""Find overlap between training and test data (leakage) by hashing the items."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,68 +10,62 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which items of the other part stand in the training data too.
+    """Items of another part that are in the training data too.
 
-    places: their numbers in the other part. total: how many items that has. repeated: items that stand twice in the
-    training data itself.
+    indices: their indices in the other part. total: number of items there. train_duplicates: items that the training
+    data holds more than once.
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     total: int
-    repeated: int
+    train_duplicates: int
 
     @property
-    def share(self) -> float:
-        return len(self.places) / max(self.total, 1)
+    def fraction(self) -> float:
+        return len(self.indices) / max(self.total, 1)
 
     def __str__(self) -> str:
-        if not self.places:
-            return f"none of {self.total:,} items stands in the training data"
+        if not self.indices:
+            return f"none of {self.total:,} items is in the training data"
         return (
-            f"{len(self.places):,} of {self.total:,} items ({self.share:.1%}) stand in the training data too, first "
-            f"item {self.places[0]}"
+            f"{len(self.indices):,} of {self.total:,} items ({self.fraction:.1%}) are also in the training data, first "
+            f"item {self.indices[0]}"
         )
 
 
-def overlap(train: Iterable[Any], other: Iterable[Any]) -> Overlap:
-    """What two parts of a data set share. Items are texts, tensors, numbers, or tuples of them.
+def find_overlap(train: Iterable[Any], other: Iterable[Any]) -> Overlap:
+    """Find the items of `other` that are in `train`. Items are texts, tensors, numbers, or tuples of them.
 
-    >>> print(overlap(["a", "b", "c"], ["d", "b"]))
-    1 of 2 items (50.0%) stand in the training data too, first item 1
+    >>> print(find_overlap(["a", "b", "c"], ["d", "b"]))
+    1 of 2 items (50.0%) are also in the training data, first item 1
     """
-    seen: set[bytes] = set()
-    count = 0
-    for item in train:
-        seen.add(fingerprint(item))
-        count += 1
-    total, places = 0, []
-    for number, item in enumerate(other):
-        total += 1
-        if fingerprint(item) in seen:
-            places.append(number)
-    return Overlap(tuple(places), total, count - len(seen))
+    train_hashes = [fingerprint(item) for item in train]
+    distinct = set(train_hashes)
+    other_hashes = [fingerprint(item) for item in other]
+    indices = tuple(index for index, item in enumerate(other_hashes) if item in distinct)
+    return Overlap(indices, len(other_hashes), len(train_hashes) - len(distinct))
 
 
 def fingerprint(item: Any) -> bytes:
-    """16 bytes that differ where items differ."""
+    """A 16-byte hash that differs where items differ."""
     digest = hashlib.blake2b(digest_size=16)
-    _feed(digest, item)
+    _update(digest, item)
     return digest.digest()
 
 
-def _feed(digest: Any, item: Any) -> None:
+def _update(digest: Any, item: Any) -> None:
     if isinstance(item, tuple | list):
         digest.update(f"({len(item)}".encode())
         for part in item:
-            _feed(digest, part)
+            _update(digest, part)
         return
     if isinstance(item, Tensor):
-        described, content = f"{item.dtype}{tuple(item.shape)}", item.detach().cpu().contiguous().numpy().tobytes()
+        kind, content = f"{item.dtype}{tuple(item.shape)}", item.detach().cpu().contiguous().numpy().tobytes()
     elif isinstance(item, bytes):
-        described, content = "bytes", item
+        kind, content = "bytes", item
     elif isinstance(item, str | int | float | bool) or item is None:
-        described, content = type(item).__name__, str(item).encode("utf-8")
+        kind, content = type(item).__name__, str(item).encode("utf-8")
     else:
-        raise ValueError(f"items are texts, bytes, tensors, numbers, or tuples of them; got {type(item).__name__}")
-    digest.update(f"[{described}:{len(content)}:".encode())
+        raise ValueError(f"items must be texts, bytes, tensors, numbers, or tuples of them, got {type(item).__name__}")
+    digest.update(f"[{kind}:{len(content)}:".encode())
     digest.update(content)

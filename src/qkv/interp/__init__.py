@@ -1,50 +1,60 @@
 """Interpretability: record attention inside any PyTorch model, intervene on it, and analyze it."""
 
-from qkv.interp import subject
-from qkv.interp.ablation import Sweep, sweep, sweep_beta
-from qkv.interp.activation_patching import Patching, patching
-from qkv.interp.attention_over_image import PictureMap, over_picture, rollout_over_picture
-from qkv.interp.compare import Comparison, Match, compare
-from qkv.interp.effect import Effect, effect
-from qkv.interp.head_types import KINDS, Head, Heads, heads, score_heads
-from qkv.interp.intervention.intervene import change
-from qkv.interp.logit_lens import Lens, lens
-from qkv.interp.recording.record import record
-from qkv.interp.rollout import Rollout, rollout
-from qkv.interp.run import at
-from qkv.interp.subject import Subject
-from qkv.interp.traces.trace import Trace
-from qkv.interp.weighted import ValueNorms, value_norms
+from qkv.interp import attribution
+from qkv.interp.ablation import Effect, SweepTable, ablation_sweep, measure_effect, scale_sweep
+from qkv.interp.attribution import (
+    ImageAttention,
+    Rollout,
+    ValueNorms,
+    attention_over_image,
+    rollout,
+    rollout_over_image,
+    value_norms,
+)
+from qkv.interp.comparison import Comparison, HeadPair, compare
+from qkv.interp.forward import ForwardPass, run_forward, trace
+from qkv.interp.head_types import HEAD_TYPES, ClassifiedHead, HeadTypes, classify_heads, score_heads
+from qkv.interp.inputs import PreparedInput, prepare_input
+from qkv.interp.intervention import intervene
+from qkv.interp.layers import TracedLayer
+from qkv.interp.lens import LogitLens, logit_lens
+from qkv.interp.patching import PatchingTable, activation_patching
+from qkv.interp.recording.recorder import record
+from qkv.interp.traces import Trace
 
 __all__ = [
-    "KINDS",
+    "HEAD_TYPES",
+    "ClassifiedHead",
     "Comparison",
     "Effect",
-    "Head",
-    "Heads",
-    "Lens",
-    "Match",
-    "Patching",
-    "PictureMap",
+    "ForwardPass",
+    "HeadPair",
+    "HeadTypes",
+    "ImageAttention",
+    "LogitLens",
+    "PatchingTable",
+    "PreparedInput",
     "Rollout",
-    "Subject",
-    "Sweep",
+    "SweepTable",
     "Trace",
+    "TracedLayer",
     "ValueNorms",
-    "at",
-    "change",
+    "ablation_sweep",
+    "activation_patching",
+    "attention_over_image",
+    "attribution",
+    "classify_heads",
     "compare",
-    "effect",
-    "heads",
-    "lens",
-    "over_picture",
-    "patching",
+    "intervene",
+    "logit_lens",
+    "measure_effect",
+    "prepare_input",
     "record",
     "rollout",
-    "rollout_over_picture",
+    "rollout_over_image",
+    "run_forward",
+    "scale_sweep",
     "score_heads",
-    "subject",
-    "sweep",
-    "sweep_beta",
+    "trace",
     "value_norms",
 ]

@@ -1,6 +1,6 @@
-"""Whole architectures, input to output on one page each."""
+"""Models: GPT, ViT, Encoder, Seq2Seq, Perceiver, Transcriber and the RNN, CNN and MLP baselines, one file each."""
 
-from qkv.models.base import Model
+from qkv.models.base import Model, build
 from qkv.models.cnn import CNN, CNNConfig
 from qkv.models.encoder import Encoder, EncoderConfig, EncoderState
 from qkv.models.gpt import GPT, GPTConfig
@@ -40,15 +40,3 @@ __all__ = [
     "ViTConfig",
     "build",
 ]
-
-
-def build(config: object) -> Model:
-    """The model that a config describes.
-
-    >>> type(build(PRESETS["course-vit"])).__name__, build(PRESETS["course-vit"]).size
-    ('ViT', 3217764)
-    """
-    for kind in Model.known.values():
-        if type(config) is kind.config_class:
-            return kind(config)
-    raise ValueError(f"expected a config such as GPTConfig(…); got {type(config).__name__}")

@@ -1,50 +1,81 @@
-"""What every model is: a config, parameters, and a folder it can be saved to."""
+"""Model: the base class of all models, with config, parameters and saving; weight initialization, image checks."""
 
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from qkv.models import folder
 
 
 class Model(nn.Module):
-    """A whole architecture, built from its frozen config.
+    """A model built from its frozen config.
 
-    Each subclass names its config class; that is how a saved folder finds its way back to a model.
+    Each subclass names its `config_class`; loading finds the subclass by its name in `Model.registry`.
     """
 
     config_class: ClassVar[type]
-    known: ClassVar[dict[str, type["Model"]]] = {}
+    registry: ClassVar[dict[str, type["Model"]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Model.known[cls.__name__] = cls
+        Model.registry[cls.__name__] = cls
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         if not isinstance(config, self.config_class):
             raise ValueError(
-                f"{type(self).__name__} is built from a {self.config_class.__name__}; got {type(config).__name__}"
+                f"{type(self).__name__} must be built from a {self.config_class.__name__}, got {type(config).__name__}"
             )
         self.config = config
-        self.files: dict[str, bytes] = {}  # what travels with the model from folder to folder, such as tokenizer.json
+        self.extra_files: dict[str, bytes] = {}  # saved with the model, such as tokenizer.json
 
     @property
     def num_parameters(self) -> int:
-        """How many parameters the model has; shared ones count once."""
+        """The number of parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, target: str | Path) -> None:
-        """Write config.json, model.safetensors and `files` into a folder, whole or not at all."""
+        """Write config.json, model.safetensors and `extra_files` to a folder, atomically. `qkv.load` reads it."""
         folder.save(self, target)
 
 
-def small_normal(model: nn.Module, *, deviation: float = 0.02, layers: int = 0) -> None:
-    """Draw weights from N(0, deviation²), biases 0; what adds to the residual stream is smaller by √(2·layers)."""
+def build(config: object) -> Model:
+    """Build the model of a config.
+
+    >>> from qkv.models import PRESETS
+    >>> model = build(PRESETS["nyu-hw4-vit"])
+    >>> type(model).__name__, model.num_parameters
+    ('ViT', 3217764)
+    """
+    for cls in Model.registry.values():
+        if type(config) is cls.config_class:
+            return cls(config)
+    raise ValueError(f"config must be a model config such as GPTConfig(…), got {type(config).__name__}")
+
+
+def init_weights(model: nn.Module, *, std: float = 0.02, layers: int = 0) -> None:
+    """Initialize weights from N(0, std²) and biases to 0, as GPT-2 does.
+
+    Args:
+        layers: number of blocks; the output projections of residual branches are smaller by √(2·layers).
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             residual = layers and name.endswith("to_out")
-            nn.init.normal_(module.weight, std=deviation / (2 * layers) ** 0.5 if residual else deviation)
+            nn.init.normal_(module.weight, std=std / (2 * layers) ** 0.5 if residual else std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def check_images(images: Tensor, channels: int, image_size: int, dtype: torch.dtype) -> None:
+    """Raise a ValueError unless images are (b, channels, image_size, image_size) of the model's dtype."""
+    if images.ndim != 4 or tuple(images.shape[1:]) != (channels, image_size, image_size):
+        raise ValueError(
+            f"images must have shape (batch, {channels}, {image_size}, {image_size}), got {tuple(images.shape)}"
+        )
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating, got {images.dtype}; divide bytes by 255 and normalize them first")
+    if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
+        raise ValueError(f"images must have the model's dtype {dtype}, got {images.dtype}")

@@ -1,13 +1,12 @@
-"""A model's folder: config.json says what it is, model.safetensors holds its parameters. Never a pickle.
+"""Save and load a model folder: config.json and model.safetensors. Never a pickle.
 
-config.json holds the SHA-256 of the parameters, so that damaged ones are refused. Files that came with a model (its
-tokenizer) travel with it.
+config.json holds the SHA-256 of the parameters, so that damaged files are refused. Files that belong to a model (its
+tokenizer) are kept in the same folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,130 +15,114 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from qkv import __version__
-from qkv._config import from_plain, to_plain
-from qkv._folders import whole_folder
+from qkv._config import from_dict, to_dict
+from qkv._files import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from qkv.models.base import Model
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-# what may travel with a model: how text becomes tokens, and what is kept for the way back to where it came from
-COMPANIONS = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-COMPANIONS += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")
-NEEDED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
+# files that may accompany a model: its tokenizer, and what is needed to write the format it came from
+EXTRA_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+EXTRA_FILES += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")
+EXPECTED = f"a model is a folder with {CONFIG} and {WEIGHTS}"
 
 
 def save(model: Model, target: str | Path) -> None:
-    """Write a model's folder; an older model's folder of the same name is replaced, but for its tokenizer."""
-    files = dict(model.files)
+    """Write a model folder. It replaces an older model of the same name, but keeps that model's tokenizer."""
+    files = dict(model.extra_files)
     if TOKENIZER not in files and (older := Path(target) / TOKENIZER).is_file():
         files[TOKENIZER] = older.read_bytes()
-    with whole_folder(target, (CONFIG, WEIGHTS, *COMPANIONS)) as scratch:
-        save_file(untied(model), scratch / WEIGHTS)
-        write_files(files, scratch)
-        write_json(describe(model, _digest(scratch / WEIGHTS)), scratch / CONFIG)
+    with atomic_folder(target, (CONFIG, WEIGHTS, *EXTRA_FILES)) as scratch:
+        save_file(get_untied_state(model), scratch / WEIGHTS)
+        write_extra_files(files, scratch)
+        write_json(scratch / CONFIG, describe(model, _sha256(scratch / WEIGHTS)))
 
 
 def describe(model: Model, sha256: str) -> dict[str, Any]:
-    """What config.json says of a model whose weights' file has that SHA-256."""
-    return {
-        "qkv": __version__,
-        "model": type(model).__name__,
-        "config": to_plain(model.config),
-        "sha256": sha256,
-    }
+    """The content of config.json for a model whose weights file has that SHA-256."""
+    return {"qkv": __version__, "model": type(model).__name__, "config": to_dict(model.config), "sha256": sha256}
 
 
-def load(source: str | Path, known: dict[str, type[Model]]) -> Model:
-    """The model that a folder holds, in eval mode."""
+def load(source: str | Path, registry: dict[str, type[Model]]) -> Model:
+    """Load a model folder; the model is in eval mode.
+
+    Args:
+        registry: the model classes by name.
+    """
     source = Path(source)
     described = read_config(source)
     name = described.get("model")
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{source / CONFIG} names the model {name!r}; known are {', '.join(sorted(known))}")
-    kind = known[name]
-    model = kind(from_plain(kind.config_class, described.get("config"), str(source / CONFIG)))
+    if not isinstance(name, str) or name not in registry:
+        raise ValueError(f"{source / CONFIG} names the unknown model {name!r}; known: {', '.join(sorted(registry))}")
+    cls = registry[name]
+    model = cls(from_dict(cls.config_class, described.get("config"), str(source / CONFIG)))
     tensors = read_tensors(source / WEIGHTS)
-    _fill(model, tensors, source / WEIGHTS)  # which says more of what is wrong than a checksum can
-    if described.get("sha256") not in (None, _digest(source / WEIGHTS)):
-        raise ValueError(f"{source / WEIGHTS} is not what was saved: its SHA-256 differs from the one in {CONFIG}")
-    model.files = read_files(source)
+    _fill(model, tensors, source / WEIGHTS)  # before the checksum: its errors say more
+    if described.get("sha256") not in (None, _sha256(source / WEIGHTS)):
+        raise ValueError(f"{source / WEIGHTS} was changed after saving: its SHA-256 differs from the one in {CONFIG}")
+    model.extra_files = read_extra_files(source)
     return model.eval()
 
 
-def write_files(files: dict[str, bytes], target: Path) -> None:
-    """Write what travels with a model."""
+def write_extra_files(files: dict[str, bytes], target: Path) -> None:
+    """Write the files that accompany a model."""
     for name, content in files.items():
-        if name not in COMPANIONS:
-            raise ValueError(f"{name!r} cannot travel with a model; what can: {', '.join(COMPANIONS)}")
+        if name not in EXTRA_FILES:
+            raise ValueError(f"{name!r} cannot be saved with a model; possible files: {', '.join(EXTRA_FILES)}")
         (target / name).write_bytes(content)
 
 
-def read_files(source: Path) -> dict[str, bytes]:
-    """What travels with a model."""
-    return {name: (source / name).read_bytes() for name in COMPANIONS if (source / name).is_file()}
-
-
-def write_json(value: object, path: Path) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def read_extra_files(source: Path) -> dict[str, bytes]:
+    """Read the files that accompany a model."""
+    return {name: (source / name).read_bytes() for name in EXTRA_FILES if (source / name).is_file()}
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """The config.json of a folder."""
-    return read_json(source / CONFIG)
+    """Read the config.json of a model folder."""
+    return read_json(source / CONFIG, EXPECTED)
 
 
-def read_json(path: Path, needed: str = NEEDED) -> dict[str, Any]:
-    """A file that holds one JSON object; `needed` says what its folder should be."""
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder; {needed}")
+def read_tensors(path: Path, expected: str = EXPECTED) -> dict[str, torch.Tensor]:
+    """Read a safetensors file.
+
+    Args:
+        expected: what its folder should be, for error messages.
+    """
     if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}; {needed}")
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(described, dict):
-        raise ValueError(f"{path} should hold a JSON object; got {type(described).__name__}")
-    return described
-
-
-def read_tensors(path: Path, needed: str = NEEDED) -> dict[str, torch.Tensor]:
-    """The tensors of one safetensors file; `needed` says what its folder should be."""
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}; {needed}")
+        raise ValueError(f"{path.parent} has no {path.name}; {expected}")
     try:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fill(model: Model, tensors: dict[str, torch.Tensor], where: Path) -> None:
-    expected = untied(model)
+    name, expected = type(model).__name__, get_untied_state(model)
     if missing := sorted(set(expected) - set(tensors)):
-        raise ValueError(f"{where} lacks {len(missing)} tensors of {type(model).__name__}, first {missing[0]}")
+        raise ValueError(f"{where} lacks {len(missing)} tensors of {name}, first {missing[0]}")
     if extra := sorted(set(tensors) - set(expected)):
-        raise ValueError(f"{where} has {len(extra)} tensors that {type(model).__name__} has not, first {extra[0]}")
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise ValueError(f"{where}: {name} should be {tuple(expected[name].shape)}; got {tuple(tensor.shape)}")
+        raise ValueError(f"{where} has {len(extra)} tensors that {name} does not have, first {extra[0]}")
+    for key, tensor in tensors.items():
+        if tensor.shape != expected[key].shape:
+            raise ValueError(f"{where}: {key} must be {tuple(expected[key].shape)}, got {tuple(tensor.shape)}")
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
     model.load_state_dict(tensors, strict=False)
 
 
-def untied(model: Model) -> dict[str, torch.Tensor]:
-    """The state, with a tensor that has two names under the first of them only."""
-    kept: dict[str, torch.Tensor] = {}
+def get_untied_state(model: Model) -> dict[str, torch.Tensor]:
+    """The state dict, with a tensor that has two names (tied embeddings) under the first name only."""
+    state: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            kept[name] = tensor.detach().contiguous()
-    return kept
+            state[name] = tensor.detach().contiguous()
+    return state

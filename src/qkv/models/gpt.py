@@ -1,6 +1,6 @@
-"""GPT: a decoder-only language model; each token sees itself and those before it.
+"""GPT: decoder-only language model, with RoPE, grouped-query attention, sliding window and KV cache.
 
-Axes: b batch · t tokens · c model width.
+Axes: b batch · t tokens · c model dim.
 """
 
 from dataclasses import dataclass
@@ -8,31 +8,32 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.models.base import Model, small_normal
-from qkv.models.decode import WORTHWHILE, Decoder, decodable
-from qkv.models.generate import LanguageModel
+from qkv.models.base import Model, init_weights
+from qkv.models.fast_decoding import MIN_TOKENS, FastDecoder, can_decode_fast
+from qkv.models.generation import LanguageModel
 from qkv.nn import DenseSynthesizer, Dot, KVCache, LocationAware, RandomSynthesizer, Score
-from qkv.nn.block import Block, BlockConfig, Order
-from qkv.nn.context import causal_context
-from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.block import Block, BlockConfig, NormOrder
+from qkv.nn.embeddings import Position, PositionEmbedding, TokenEmbedding, get_position
 from qkv.nn.feed_forward import Activation
-from qkv.nn.kv_cache import undone_on_failure
+from qkv.nn.kv_cache import restore_on_error
 from qkv.nn.multi_head_attention import AttentionBias
 from qkv.nn.norms import NormKind
-from qkv.nn.placement import Placement, Position, named_position
+from qkv.nn.prepare_masks import prepare_causal
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """A GPT's sizes and choices.
+    """The sizes and choices of a GPT.
 
-    length: the longest sequence that learned positions know; other positions set no limit.
-    hidden: width of the feed-forward network; 4·width if not given.
-    position: learned, sinusoidal, none, rope, alibi, t5, shaw, or a scheme such as Rope(base=500_000).
-    score: how queries meet keys; DenseSynthesizer(length) is the synthesizer variant.
-    window: how many tokens a query sees, itself included; None is all before it.
-    attention_bias: whether attention's projections add a vector, if not as the others do; "qkv": its last does not.
-    tied: whether the output shares the token vectors.
+    Args:
+        max_length: longest sequence with learned positions; other positions set no limit.
+        kv_heads: number of key heads, default `heads`; fewer is grouped-query attention.
+        mlp_dim: hidden dim of the feed-forward network, default 4·dim.
+        position: learned, sinusoidal, none, rope, alibi, t5, shaw, or a scheme such as Rope(base=500_000).
+        score: attention score; DenseSynthesizer(max_length) is the synthesizer variant.
+        sliding_window: number of tokens a query sees, including itself; None is all before it.
+        attention_bias: biases of the attention projections, default `bias`; "qkv": all but the output projection.
+        tie_embeddings: whether the output projection shares the token embedding.
     """
 
     vocab_size: int
@@ -45,7 +46,7 @@ class GPTConfig:
     mlp_dim: int | None = None
     activation: Activation = "gelu"
     norm: NormKind = "layer"
-    norm_order: Order = "pre"
+    norm_order: NormOrder = "pre"
     norm_eps: float = 1e-5
     position: Position = "learned"
     score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
@@ -56,17 +57,19 @@ class GPTConfig:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "position", named_position(self.position, causal=True))
-        if self.layers < 0 or (self.sliding_window is not None and self.sliding_window < 1):
-            raise ValueError(f"layers are 0 or more, a window 1 or more; got {self.layers} and {self.sliding_window}")
+        object.__setattr__(self, "position", get_position(self.position, causal=True))
+        if self.layers < 0:
+            raise ValueError(f"layers must be 0 or more, got {self.layers}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}")
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig.of(self)
+        return BlockConfig.from_model_config(self)
 
 
 class GPT(LanguageModel, Model):
-    """Tokens in, logits of each next token out.
+    """Decoder-only transformer: tokens in, logits of each next token out.
 
     >>> import torch
     >>> model = GPT(GPTConfig(vocab_size=65, dim=32, layers=2, heads=4))
@@ -79,11 +82,13 @@ class GPT(LanguageModel, Model):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(config)
         self.tokens = TokenEmbedding(config.vocab_size, config.dim)
-        self.place = Placement(config.position, config.max_length, config.dim, dropout=config.dropout)
+        self.position_embedding = PositionEmbedding(
+            config.position, config.max_length, config.dim, dropout=config.dropout
+        )
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
-        self.norm = config.block.make_last_norm()
+        self.norm = config.block.make_final_norm()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        small_normal(self, layers=config.layers)
+        init_weights(self, layers=config.layers)
         if config.tie_embeddings:
             self.head.weight = self.tokens.weight
 
@@ -94,9 +99,12 @@ class GPT(LanguageModel, Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Float[Tensor, "b t vocab"]:
-        """present (b, t): which tokens exist. cache: what earlier calls left; this call's tokens are added.
+        """Logits of each next token.
 
-        documents (b, t): a number for each of several texts packed into a row; each is read as if it were alone.
+        Args:
+            token_mask: (b, t), True for real tokens.
+            cache: KV cache of earlier calls (`new_cache`); the tokens of this call are appended.
+            documents: (b, t), the document of each token where a row packs several texts; each is read independently.
         """
         return self.head(self.hidden_states(tokens, token_mask, cache, documents))
 
@@ -107,16 +115,16 @@ class GPT(LanguageModel, Model):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
     ) -> Float[Tensor, "b t c"]:
-        """What the output projection reads."""
+        """The input of the output projection; arguments as in `forward`."""
         x = self.tokens(tokens)
         if documents is not None and isinstance(self.config.score, LocationAware):
-            raise ValueError("location-aware scores look back at the last query, which may be another document's")
-        with undone_on_failure(cache):
-            positions, mask = causal_context(x, token_mask, cache, self.config.sliding_window, documents)
-            x = self.place(x, positions)
+            raise ValueError("location-aware scores cannot pack documents: they use the previous query's weights")
+        with restore_on_error(cache):
+            positions, mask = prepare_causal(x, token_mask, cache, self.config.sliding_window, documents)
+            x = self.position_embedding(x, positions)
             for index, block in enumerate(self.blocks):
-                held = None if cache is None else cache.layer(index)
-                x = block(x, mask=mask, positions=positions, cache=held)
+                layer_cache = None if cache is None else cache.layer(index)
+                x = block(x, mask=mask, positions=positions, cache=layer_cache)
             if cache is not None:
                 cache.trim()
         return self.norm(x)
@@ -124,13 +132,15 @@ class GPT(LanguageModel, Model):
     def new_cache(self) -> KVCache:
         return KVCache(self.config.sliding_window)
 
-    def decoder(self, cache: KVCache, room: int) -> Decoder | None:
-        return Decoder(self, cache, room) if room >= WORTHWHILE and decodable(self) else None
+    def fast_decoder(self, cache: KVCache, max_tokens: int) -> FastDecoder | None:
+        if max_tokens < MIN_TOKENS or not can_decode_fast(self):
+            return None
+        return FastDecoder(self, cache, max_tokens)
 
     @property
-    def limit(self) -> int | None:
-        """The longest sequence that the model knows positions for; None if there is no such limit."""
-        lengths = [self.config.max_length] if self.config.position == "learned" else []
+    def max_positions(self) -> int | None:
+        """The longest sequence that the model has positions for; None is without limit."""
+        limits = [self.config.max_length] if self.config.position == "learned" else []
         if isinstance(self.config.score, DenseSynthesizer | RandomSynthesizer):
-            lengths.append(self.config.score.max_length)
-        return min(lengths, default=None)
+            limits.append(self.config.score.max_length)
+        return min(limits, default=None)

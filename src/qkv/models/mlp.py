@@ -1,4 +1,4 @@
-"""MLP: the baseline that reads all pixels at once, each with a weight of its own.
+"""MLP: fully connected image classifier, a baseline for ViT.
 
 Axes: b batch.
 """
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.models.base import Model
-from qkv.models.images import check_images
+from qkv.models.base import Model, check_images
 from qkv.nn.dropout import Dropout
 
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """An MLP's sizes. widths: of its hidden layers."""
+    """The sizes of an MLP."""
 
     image_size: int = 32
     channels: int = 3
@@ -24,16 +23,16 @@ class MLPConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.hidden_sizes))
+        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
         if min(self.image_size, self.channels, self.num_classes, *self.hidden_sizes) < 1:
             raise ValueError(
-                f"image, channels, classes and widths are at least 1; got {self.image_size}, {self.channels}, "
-                f"{self.num_classes} and {self.hidden_sizes}"
+                f"image_size, channels, num_classes and hidden_sizes must be at least 1, got {self.image_size}, "
+                f"{self.channels}, {self.num_classes} and {self.hidden_sizes}"
             )
 
 
 class MLP(Model):
-    """Pictures in, logits of classes out.
+    """Multilayer perceptron on all pixels: images in, class logits out.
 
     >>> import torch
     >>> model = MLP(MLPConfig(hidden_sizes=(16,)))
@@ -46,9 +45,9 @@ class MLP(Model):
     def __init__(self, config: MLPConfig) -> None:
         super().__init__(config)
         layers, before = [], config.channels * config.image_size**2
-        for dim in config.hidden_sizes:
-            layers += [nn.Linear(before, dim), nn.ReLU(), Dropout(config.dropout)]
-            before = dim
+        for size in config.hidden_sizes:
+            layers += [nn.Linear(before, size), nn.ReLU(), Dropout(config.dropout)]
+            before = size
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(before, config.num_classes)
 

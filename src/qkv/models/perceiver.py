@@ -1,10 +1,10 @@
-"""Perceiver: a long text is pressed into a few latents, worked on there, and brought back to its tokens.
+"""Perceiver: language model that compresses a text into a few latents, processes them and expands to tokens again.
 
-Axes: b batch · t tokens · m latents · c model width.
+Axes: b batch · t tokens · m latents · c model dim.
 
-Down-project: latents attend to tokens. Blocks: latents attend to latents. Up-project: tokens attend to latents.
-To stay a language model, latent k stands at a position, sees tokens up to it and latents up to itself, and is seen
-by tokens from it on.
+Down-projection: latents attend to tokens. Blocks: latents attend to latents. Up-projection: tokens attend to latents.
+To stay causal, each latent has a position: it sees tokens up to there and latents up to itself, and tokens from there
+on see it.
 """
 
 from dataclasses import dataclass
@@ -14,27 +14,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.models.base import Model, small_normal
-from qkv.models.generate import LanguageModel
+from qkv.models.base import Model, init_weights
+from qkv.models.generation import LanguageModel
 from qkv.nn import MultiHeadAttention, masks
-from qkv.nn.block import Block, BlockConfig, Order
-from qkv.nn.context import causal_context
+from qkv.nn.block import Block, BlockConfig, NormOrder
 from qkv.nn.dropout import Dropout
-from qkv.nn.embeddings import TokenEmbedding
+from qkv.nn.embeddings import PositionEmbedding, TokenEmbedding
 from qkv.nn.feed_forward import Activation
 from qkv.nn.masks import Mask
 from qkv.nn.norms import NormKind
-from qkv.nn.placement import Placement
+from qkv.nn.prepare_masks import prepare_causal
 
 
 @dataclass(frozen=True)
 class PerceiverConfig:
-    """A Perceiver's sizes and choices.
+    """The sizes and choices of a Perceiver.
 
-    layers: all of them: one down-projection, layers − 2 blocks on the latents, one up-projection.
-    latents: how many there are.
-    coverage: where the latents stand: "even", spread over the whole length; or "course", latent k at position k, as
-        in the course's version, where tokens beyond the last latent are read by none.
+    Args:
+        layers: one down-projection, layers − 2 blocks on the latents, one up-projection.
+        coverage: positions of the latents: "even" spreads them over max_length; "prefix" puts latent k at position k,
+            as CS224N A5 does, so that no latent reads the tokens beyond the last one.
     """
 
     vocab_size: int
@@ -42,12 +41,12 @@ class PerceiverConfig:
     dim: int = 256
     layers: int = 4
     heads: int = 8
-    latents: int = 32
-    coverage: Literal["even", "course"] = "even"
+    num_latents: int = 32
+    coverage: Literal["even", "prefix"] = "even"
     mlp_dim: int | None = None
     activation: Activation = "gelu"
     norm: NormKind = "layer"
-    norm_order: Order = "pre"
+    norm_order: NormOrder = "pre"
     norm_eps: float = 1e-5
     position: Literal["learned", "sinusoidal"] = "learned"
     dropout: float = 0.0
@@ -55,88 +54,89 @@ class PerceiverConfig:
 
     def __post_init__(self) -> None:
         if self.layers < 2:
-            raise ValueError(f"a Perceiver has a layer down and a layer up, so at least 2; got layers={self.layers}")
-        if not 1 <= self.latents <= self.max_length:
-            raise ValueError(f"latents are from 1 to the length {self.max_length}; got {self.latents}")
-        if self.coverage not in ("even", "course") or self.position not in ("learned", "sinusoidal"):
-            raise ValueError(
-                f"coverage is 'even' or 'course' and position 'learned' or 'sinusoidal'; got {self.coverage!r} and "
-                f"{self.position!r}"
-            )
+            raise ValueError(f"layers of a Perceiver must be at least 2 (one down, one up), got layers={self.layers}")
+        if not 1 <= self.num_latents <= self.max_length:
+            raise ValueError(f"num_latents must be from 1 to max_length={self.max_length}, got {self.num_latents}")
+        if self.coverage not in ("even", "prefix"):
+            raise ValueError(f"coverage must be 'even' or 'prefix', got {self.coverage!r}")
+        if self.position not in ("learned", "sinusoidal"):
+            raise ValueError(f"position of a Perceiver must be 'learned' or 'sinusoidal', got {self.position!r}")
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig.of(self)
+        return BlockConfig.from_model_config(self)
 
     @property
-    def places(self) -> list[int]:
-        """The position at which each latent stands."""
-        if self.coverage == "course":
-            return list(range(self.latents))
-        return [(k + 1) * self.max_length // self.latents - 1 for k in range(self.latents)]
+    def latent_positions(self) -> list[int]:
+        """The position of each latent."""
+        if self.coverage == "prefix":
+            return list(range(self.num_latents))
+        return [(k + 1) * self.max_length // self.num_latents - 1 for k in range(self.num_latents)]
 
 
 class Perceiver(LanguageModel, Model):
-    """Tokens in, logits of each next token out.
+    """Perceiver language model: tokens in, logits of each next token out.
 
-    >>> model = Perceiver(PerceiverConfig(vocab_size=65, dim=32, heads=4, latents=8))
+    >>> model = Perceiver(PerceiverConfig(vocab_size=65, dim=32, heads=4, num_latents=8))
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 65])
     """
 
     config_class = PerceiverConfig
-    places: Tensor
+    latent_positions: Tensor
 
     def __init__(self, config: PerceiverConfig) -> None:
         super().__init__(config)
         self.tokens = TokenEmbedding(config.vocab_size, config.dim)
-        self.place = Placement(config.position, config.max_length, config.dim, dropout=config.dropout)
-        self.latents = nn.Parameter(torch.randn(1, config.latents, config.dim) * 0.02)
-        self.down = Exchange(config.block)
+        self.position_embedding = PositionEmbedding(
+            config.position, config.max_length, config.dim, dropout=config.dropout
+        )
+        self.latents = nn.Parameter(torch.randn(1, config.num_latents, config.dim) * 0.02)
+        self.down = CrossBlock(config.block)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers - 2))
-        self.up = Exchange(config.block)
-        self.norm = config.block.make_last_norm()
+        self.up = CrossBlock(config.block)
+        self.norm = config.block.make_final_norm()
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.register_buffer("places", torch.tensor(config.places), persistent=False)
-        small_normal(self, layers=config.layers)
+        self.register_buffer("latent_positions", torch.tensor(config.latent_positions), persistent=False)
+        init_weights(self, layers=config.layers)
 
     def forward(self, tokens: Int[Tensor, "b t"], token_mask: Tensor | None = None) -> Float[Tensor, "b t vocab"]:
-        """present (b, t): which tokens exist."""
+        """Logits of each next token; token_mask (b, t) is True for real tokens."""
         return self.head(self.hidden_states(tokens, token_mask))
 
     def hidden_states(
         self, tokens: Int[Tensor, "b t"], token_mask: Tensor | None = None, cache: None = None
     ) -> Float[Tensor, "b t c"]:
-        """What the output projection reads."""
+        """The input of the output projection. A Perceiver has no cache."""
         x = self.tokens(tokens)
-        positions, _ = causal_context(x, token_mask, None)
-        x = self.place(x, positions)
-        latents = self.latents.expand(len(x), -1, -1)
-        where = positions.queries
-        if where.numel() and int(where.max()) >= self.config.max_length:
+        positions, _ = prepare_causal(x, token_mask, None)
+        x = self.position_embedding(x, positions)
+        token_positions = positions.queries
+        if token_positions.numel() and int(token_positions.max()) >= self.config.max_length:
             raise ValueError(
-                f"this model has latents for {self.config.max_length} positions; got a sequence of {int(where.max()) + 1}"
+                f"this model has latents for {self.config.max_length} positions, got a sequence of "
+                f"{int(token_positions.max()) + 1}"
             )
-        reads = masks.band_over_positions(self.places, where, right=0)  # a latent reads tokens up to its place
+        down_mask = masks.position_band(self.latent_positions, token_positions, right=0)  # tokens up to the latent
         if token_mask is not None:
-            reads = reads & masks.padding(token_mask)
-        seen = masks.band_over_positions(where, self.places, right=0)  # a token sees latents up to its own
-        latents = self.down(latents, x, mask=reads)
+            down_mask = down_mask & masks.padding(token_mask)
+        up_mask = masks.position_band(token_positions, self.latent_positions, right=0)  # latents up to the token
+        latents = self.down(self.latents.expand(len(x), -1, -1), x, mask=down_mask)
         for block in self.blocks:
-            latents = block(latents, mask=masks.causal(self.config.latents))
-        return self.norm(self.up(x, latents, mask=seen))
+            latents = block(latents, mask=masks.causal(self.config.num_latents))
+        return self.norm(self.up(x, latents, mask=up_mask))
 
     @property
-    def limit(self) -> int | None:
+    def max_positions(self) -> int | None:
         return self.config.max_length
 
 
-class Exchange(nn.Module):
-    """A block without attention to itself: one sequence reads another, then the feed-forward network."""
+class CrossBlock(nn.Module):
+    """A block without self-attention: cross-attention from one sequence to another, then the feed-forward network."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.order = config.norm_order
+        self.norm_order = config.norm_order
         self.attention = MultiHeadAttention(config.dim, config.heads, dropout=config.dropout, bias=config.bias)
         self.feed_forward = config.make_feed_forward()
         self.attention_norm, self.memory_norm, self.feed_forward_norm = (config.make_norm() for _ in range(3))
@@ -146,7 +146,7 @@ class Exchange(nn.Module):
         self, x: Float[Tensor, "b t c"], memory: Float[Tensor, "b m c"], *, mask: Mask
     ) -> Float[Tensor, "b t c"]:
         memory = self.memory_norm(memory)
-        if self.order == "pre":
+        if self.norm_order == "pre":
             x = x + self.dropout(self.attention(self.attention_norm(x), memory, mask=mask))
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         x = self.attention_norm(x + self.dropout(self.attention(x, memory, mask=mask)))

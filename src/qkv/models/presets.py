@@ -1,4 +1,4 @@
-"""Sizes are data: the models that courses train, exactly."""
+"""Preset model configs: the models of NYU DL HW4 (ViT) and CS224N A5 (GPT, synthesizer, Perceiver)."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ _GPT = GPTConfig(vocab_size=256, max_length=128, dim=256, layers=4, heads=8, dro
 
 PRESETS = {
     # CIFAR-100: 65 tokens, no final norm; 3,217,764 parameters
-    "course-vit": ViTConfig(
+    "nyu-hw4-vit": ViTConfig(
         image_size=32,
         patch_size=4,
         num_classes=100,
@@ -23,12 +23,12 @@ PRESETS = {
         final_norm=False,
     ),
     # characters, learned positions; 3,323,392 parameters
-    "course-gpt": _GPT,
+    "cs224n-a5-gpt": _GPT,
     # scores for 127 positions, the longest input of a text of 128; 3,076,988 parameters
-    "course-gpt-synthesizer": replace(_GPT, score=DenseSynthesizer(127)),
-    # rotary positions instead of a table; 3,290,624 parameters
-    "course-gpt-rope": replace(_GPT, position="rope"),
-    "course-perceiver": PerceiverConfig(
-        vocab_size=256, max_length=128, dim=256, layers=4, heads=8, latents=32, coverage="course", dropout=0.1
+    "cs224n-a5-gpt-synthesizer": replace(_GPT, score=DenseSynthesizer(127)),
+    # RoPE instead of a position table; 3,290,624 parameters
+    "cs224n-a5-gpt-rope": replace(_GPT, position="rope"),
+    "cs224n-a5-perceiver": PerceiverConfig(
+        vocab_size=256, max_length=128, dim=256, layers=4, heads=8, num_latents=32, coverage="prefix", dropout=0.1
     ),
 }

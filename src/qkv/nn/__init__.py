@@ -6,17 +6,17 @@ from qkv.nn.feed_forward import FeedForward
 from qkv.nn.kv_cache import KVCache, LayerKVCache
 from qkv.nn.multi_head_attention import MultiHeadAttention
 from qkv.nn.norms import make_norm
-from qkv.nn.position_layers import Positions, Shaw, T5Bias
+from qkv.nn.positions import Positions, Shaw, T5Bias
 from qkv.nn.scores import Additive, DenseSynthesizer, Dot, LocationAware, RandomSynthesizer, Score
 
 __all__ = [
     "Additive",
     "Block",
     "BlockConfig",
-    "KVCache",
     "DenseSynthesizer",
     "Dot",
     "FeedForward",
+    "KVCache",
     "LayerKVCache",
     "LearnedPositions",
     "LearnedPositions2D",

@@ -1,10 +1,10 @@
-"""Dot-product attention: out = softmax(β q·kᵀ + bias) v, over the keys that a query may attend to.
+"""Scaled dot-product attention: softmax(scale · q·kᵀ + bias) v, masked, causal, with grouped-query heads.
 
-Axes: b batch · h heads · t queries · s keys · d head width.
+Axes: b batch · h query heads · g key heads · t queries · s keys · d head dim · e value dim.
 
-Two paths, the same numbers: the plain one writes the weights out, the fused one never holds them. With a
-lazy mask or a lazy bias the fused path takes the queries in blocks, so that memory grows with s and not with
-t·s, and keys beyond a block's reach cost nothing.
+There are two paths with the same numbers. The explicit path computes the weights; the fused path calls a PyTorch kernel
+that never stores them. With a lazy mask or bias the fused path takes the queries in blocks, so that memory grows with
+s instead of t·s, and keys that a block cannot see cost nothing.
 """
 
 from typing import Any, Literal, Protocol, overload, runtime_checkable
@@ -15,19 +15,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from qkv.nn import shapes
-from qkv.nn.dropout import dropout as drop
-from qkv.nn.heads import repeat_heads
-from qkv.nn.masks import Band, Both, Dense, Mask, as_mask
+from qkv.nn.dropout import dropout
+from qkv.nn.masks import AndMask, BandMask, DenseMask, Mask, as_mask
 from qkv.nn.masks import causal as causal_mask
-from qkv.nn.softmax import hard_choice, soft_choice
+from qkv.nn.shapes import check_attention, check_bias, check_dropout, check_mask, check_scale, repeat_heads
 
-BLOCK = 512  # queries at a time, where a mask or a bias must be written out
+BLOCK = 512  # queries at a time, where a mask or a bias must become a tensor
 
 
 @runtime_checkable
 class Bias(Protocol):
-    """A matrix to be added to the scores that can show any rectangle of itself."""
+    """A lazy bias: any rectangle of the matrix that is added to the scores."""
 
     def tile(self, rows: range, columns: range) -> Float[Tensor, "... t s"]: ...
 
@@ -98,28 +96,28 @@ def attention(
     (5.0, [[0.0, 1.0]])
     """
     if has_torch_function_variadic(query, key, value):  # so that `qkv.interp.intervene` sees the whole call
-        options = {
+        options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
             "scale": scale,
             "causal": causal,
             "dropout_p": dropout_p,
             "hard": hard,
-            "return_weights": return_weights,
         }
+        options["return_weights"] = return_weights
         return handle_torch_function(attention, (query, key, value), query, key, value, **options)
-    shapes.check_attention(query, key, value)
-    shapes.check_dropout(dropout_p)
+    check_attention(query, key, value)
+    check_dropout(dropout_p)
     axes = query.ndim
-    rule = None if mask is None else _lift(as_mask(mask), axes)
-    query, key, value, scale, bias = (_lift(x, axes) for x in (query, key, value, scale, bias))
+    rule = None if mask is None else _add_axes(as_mask(mask), axes)
+    query, key, value, scale, bias = (_add_axes(x, axes) for x in (query, key, value, scale, bias))
     scores_shape = (*query.shape[:-1], key.shape[-2])
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    shapes.check_scale(factor, query.shape)
+    check_scale(factor, query.shape)
     if rule is not None:
-        shapes.check_mask(rule, scores_shape)
+        check_mask(rule, scores_shape)
     if isinstance(bias, Tensor):
-        shapes.check_bias(bias, scores_shape)
+        check_bias(bias, scores_shape)
     elif bias is not None and (isinstance(bias, Mask) or not isinstance(bias, Bias)):
         raise ValueError(
             f"bias must be a floating tensor or a lazy Bias, got {type(bias).__name__}; pass a mask as mask="
@@ -129,19 +127,49 @@ def attention(
         rule = past if rule is None else past & rule
 
     if return_weights or hard or key.shape[-2] == 0:
-        out, weights = _plain(query, key, value, factor, rule, bias, hard, dropout_p)
-        return (_drop(out, axes), _drop(weights, axes)) if return_weights else _drop(out, axes)
-    return _drop(_fused(query, key, value, factor, rule, bias, dropout_p), axes)
+        out, weights = _explicit(query, key, value, factor, rule, bias, hard, dropout_p)
+        out, weights = _remove_axes(out, axes), _remove_axes(weights, axes)
+        return (out, weights) if return_weights else out
+    return _remove_axes(_fused(query, key, value, factor, rule, bias, dropout_p), axes)
 
 
-def attend(
-    weights: Float[Tensor, "b h t s"], v: Float[Tensor, "b g s e"], dropout_p: float = 0.0
+def masked_softmax(
+    scores: Float[Tensor, "*batch t s"], mask: Bool[Tensor, "..."] | None = None
+) -> Float[Tensor, "*batch t s"]:
+    """Softmax over the keys that the mask allows; a row that allows none is 0 and has finite gradients.
+
+    >>> masked_softmax(torch.zeros(1, 2), torch.tensor([[True, False]])).tolist()
+    [[1.0, 0.0]]
+    """
+    if mask is None:
+        return scores.softmax(-1)
+    empty = ~mask.any(-1, keepdim=True)
+    # An empty row is set to 0 before and after: the softmax of a row of −∞ is NaN.
+    weights = scores.masked_fill(~mask, float("-inf")).masked_fill(empty, 0.0).softmax(-1)
+    return weights.masked_fill(empty, 0.0)
+
+
+def hardmax(
+    scores: Float[Tensor, "*batch t s"], mask: Bool[Tensor, "..."] | None = None
+) -> Float[Tensor, "*batch t s"]:
+    """1 on the highest allowed score (the first of equals), 0 elsewhere; a row that allows none is 0.
+
+    >>> hardmax(torch.tensor([[1.0, 3.0, 2.0]])).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
+    masked = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+    one_hot = torch.zeros_like(scores).scatter(-1, masked.argmax(-1, keepdim=True), 1.0)
+    return one_hot if mask is None else one_hot.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+
+
+def apply_weights(
+    weights: Float[Tensor, "b h t s"], value: Float[Tensor, "b g s e"], dropout_p: float = 0.0
 ) -> Float[Tensor, "b h t e"]:
-    """The values averaged by given weights, each weight dropped with the given probability."""
-    return drop(weights, dropout_p).to(v.dtype) @ repeat_heads(v, weights.shape[1])
+    """Average the values by attention weights, after dropout of the weights."""
+    return dropout(weights, dropout_p).to(value.dtype) @ repeat_heads(value, weights.shape[1])
 
 
-def _plain(
+def _explicit(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s e"],
@@ -151,7 +179,7 @@ def _plain(
     hard: bool,
     dropout_p: float,
 ) -> tuple[Float[Tensor, "b h t e"], Float[Tensor, "b h t s"]]:
-    """Attention with its weights written out; scores and softmax in float32 at least."""
+    """Attention with explicit weights; scores and softmax are at least float32."""
     rows, columns = range(q.shape[-2]), range(k.shape[-2])
     exact = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
@@ -162,9 +190,9 @@ def _plain(
             scores = scores + added.to(exact)
             finite = ~added.isneginf()  # a bias of −∞ forbids, as a mask does
             mask = finite if mask is None else mask & finite
-        choice = hard_choice if hard and columns else soft_choice
-        weights = choice(scores, mask).to(q.dtype)
-    return attend(weights, v, dropout_p), weights
+        choose = hardmax if hard and columns else masked_softmax
+        weights = choose(scores, mask).to(q.dtype)
+    return apply_weights(weights, v, dropout_p), weights
 
 
 def _fused(
@@ -176,28 +204,29 @@ def _fused(
     bias: Tensor | Bias | None,
     dropout_p: float,
 ) -> Float[Tensor, "b h t e"]:
-    """Attention by PyTorch's fused kernel, which never holds the weights."""
+    """Attention by PyTorch's fused kernel, which never stores the weights."""
     if isinstance(scale, Tensor) or scale < 1e-30:  # the kernel's causal path is NaN for a scale of 0 or below
         q, scale = (q * scale).to(q.dtype), 1.0
     t, s = q.shape[-2], k.shape[-2]
     if rule is None and bias is None:
-        return _kernel(q, k, v, scale, dropout_p)
-    if bias is None and t == s and isinstance(rule, Band) and rule.is_causal:
-        return _kernel(q, k, v, scale, dropout_p, causal=True)
-    written = (rule is None or isinstance(rule, Dense)) and (bias is None or isinstance(bias, Tensor))
-    size = t if written else BLOCK
+        return _call_kernel(q, k, v, scale, dropout_p)
+    if bias is None and t == s and isinstance(rule, BandMask) and rule.is_causal:
+        return _call_kernel(q, k, v, scale, dropout_p, causal=True)
+    lazy = not (rule is None or isinstance(rule, DenseMask)) or not (bias is None or isinstance(bias, Tensor))
+    size = BLOCK if lazy else t
     blocks = []
     for start in range(0, max(t, 1), max(size, 1)):
         rows = range(start, min(start + size, t))
-        columns = range(s) if rule is None or rule.shape[1] != s else rule.reach(rows)
-        mask = None if rule is None or rule.open(rows) else rule.tile(rows, columns, q.device)
-        part = q[..., rows.start : rows.stop, :]
-        keys, values = (x[..., columns.start : columns.stop, :] for x in (k, v))
-        blocks.append(_kernel(part, keys, values, scale, dropout_p, mask, _part(bias, rows, columns)))
+        columns = range(s) if rule is None or rule.shape[1] != s else rule.key_range(rows)
+        mask = None if rule is None or rule.is_full(rows) else rule.tile(rows, columns, q.device)
+        block_q = q[..., rows.start : rows.stop, :]
+        block_k, block_v = (x[..., columns.start : columns.stop, :] for x in (k, v))
+        block_bias = _tile_bias(bias, rows, columns)
+        blocks.append(_call_kernel(block_q, block_k, block_v, scale, dropout_p, mask, block_bias))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-2)
 
 
-def _kernel(
+def _call_kernel(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s e"],
@@ -207,33 +236,30 @@ def _kernel(
     bias: Float[Tensor, "..."] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "b h t e"]:
-    """One call of the kernel; rows with nothing allowed are let through whole and emptied afterwards."""
-    nothing = None
+    """One kernel call. Rows that allow no key see all keys in the kernel and are set to 0 afterwards."""
+    added = empty = None
     if bias is not None:
-        bias = bias.to(torch.promote_types(q.dtype, torch.float32))  # the kernel adds it to scores of that precision
+        bias = bias.to(torch.promote_types(q.dtype, torch.float32))  # the precision of the kernel's scores
         forbidden = bias.isneginf() if mask is None else bias.isneginf() | ~mask
-        nothing = forbidden.all(-1, keepdim=True)
-        added = bias.masked_fill(forbidden, float("-inf")).masked_fill(nothing, 0.0)
+        empty = forbidden.all(-1, keepdim=True)
+        added = bias.masked_fill(forbidden, float("-inf")).masked_fill(empty, 0.0)
     elif mask is not None:
-        nothing = ~mask.any(-1, keepdim=True)
-        added = mask | nothing
-    else:
-        added = None
-    if added is not None:  # the kernel takes a mask of two axes or of four, with as many keys as there are
+        empty = ~mask.any(-1, keepdim=True)
+        added = mask | empty
+    if added is not None:  # the kernel takes two axes or four, and all keys
         added = added.reshape(*[1] * (4 - added.ndim), *added.shape)
         added = added.expand(*added.shape[:2], q.shape[-2], k.shape[-2])
     d, e = q.shape[-1], v.shape[-1]
-    if d != e:  # the fused kernels know one width; zeros add nothing to a score, and are cut off the output again
+    if d != e:  # fused kernels need one head dim: pad with zeros, which change no score, and cut the output
         q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
-        q, k, v, added, dropout_p, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, added, dropout_p, causal, scale=scale, enable_gqa=grouped)
     out = out if d == e else out[..., :e]
-    return out if nothing is None else out.masked_fill(nothing, 0.0)
+    return out if empty is None else out.masked_fill(empty, 0.0)
 
 
-def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | None:
-    """The part of the bias for these queries and keys; axes of size 1 stand for all."""
+def _tile_bias(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | None:
+    """The bias of these queries and keys; axes of size 1 broadcast."""
     if bias is None:
         return None
     if not isinstance(bias, Tensor):
@@ -243,16 +269,19 @@ def _part(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | N
     return part if part.shape[-1] == 1 else part[..., columns.start : columns.stop]
 
 
-def _lift(x: Any, axes: int) -> Any:
-    """Give a tensor of `axes` axes the missing ones of (b, h, t, d); lazy masks and biases know no axes."""
-    if isinstance(x, Both):
-        return Both(tuple(_lift(part, axes) for part in x.parts))
-    if isinstance(x, Dense):
-        return Dense(_lift(x.mask, axes))
+def _add_axes(x: Any, axes: int) -> Any:
+    """Give a tensor of `axes` axes all four of (b, h, t, d); lazy masks and biases have none to add."""
+    if isinstance(x, AndMask):
+        return AndMask(tuple(_add_axes(part, axes) for part in x.parts))
+    if isinstance(x, DenseMask):
+        return DenseMask(_add_axes(x.mask, axes))
     if not isinstance(x, Tensor) or x.ndim != axes or axes == 4:
         return x
     return x.unsqueeze(1) if axes == 3 else x[None, None]
 
 
-def _drop(x: Tensor, axes: int) -> Tensor:
-    return x if axes == 4 else x.squeeze(1) if axes == 3 else x[0, 0]
+def _remove_axes(x: Tensor, axes: int) -> Tensor:
+    """The inverse of `_add_axes` for results."""
+    if axes == 4:
+        return x
+    return x.squeeze(1) if axes == 3 else x[0, 0]

@@ -1,4 +1,4 @@
-"""Norms: what keeps the numbers of a deep network in range."""
+"""Normalization layers: LayerNorm and RMSNorm."""
 
 from typing import Literal
 
@@ -7,14 +7,14 @@ from torch import nn
 NormKind = Literal["layer", "rms"]
 
 
-def make_norm(kind: NormKind, dim: int, *, epsilon: float = 1e-5, bias: bool = True) -> nn.Module:
-    """A LayerNorm (mean 0, deviation 1, then scale and shift) or an RMSNorm (root mean square 1, then scale).
+def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
+    """Make a LayerNorm (mean 0, deviation 1, then scale and shift) or an RMSNorm (root mean square 1, then scale).
 
     >>> make_norm("rms", 8)
     RMSNorm((8,), eps=1e-05, elementwise_affine=True)
     """
     if kind == "layer":
-        return nn.LayerNorm(dim, eps=epsilon, bias=bias)
+        return nn.LayerNorm(dim, eps=eps, bias=bias)
     if kind == "rms":
-        return nn.RMSNorm(dim, eps=epsilon)
-    raise ValueError(f"a norm is 'layer' or 'rms'; got {kind!r}")
+        return nn.RMSNorm(dim, eps=eps)
+    raise ValueError(f"norm must be 'layer' or 'rms', got {kind!r}")

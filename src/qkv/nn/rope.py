@@ -1,8 +1,9 @@
-"""Rotary positions: each pair of features is a point in the plane, turned by an angle that grows with position.
+"""Rotary position embedding (RoPE) and its scalings for long contexts: linear, NTK, Llama 3, YaRN.
 
-Axes: b batch · h heads · t tokens · d head width.
+Axes: b batch · h heads · t tokens · d head dim.
 
-A query at position m and a key at position n then meet with a score that depends on m − n alone.
+Each pair of features is a point in the plane, rotated by an angle that grows with the position. The score of a query at
+position m and a key at position n then depends on m − n alone.
 """
 
 import math
@@ -13,33 +14,36 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.nn.positions import Relative, Rotation, exact_dtype
+from qkv._config import variant
+from qkv.nn.positions import PositionScheme, Rotation, get_angle_dtype
 
 Pairing = Literal["interleaved", "halves"]
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """How a model trained on short texts is stretched to long ones: it changes the frequencies. This one does not."""
+class RopeScaling:
+    """How RoPE is stretched to contexts longer than the trained one, by changing frequencies. This one does nothing."""
 
     @property
     def amplitude(self) -> float:
-        """What cosine and sine are multiplied by."""
+        """Factor of cosine and sine."""
         return 1.0
 
     def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
-        """How far each pair turns from one token to the next: base^(−2i/d), as published."""
+        """The angle from one token to the next, for each pair: base^(−2i/d), as published."""
         return base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
+@variant
 @dataclass(frozen=True)
-class Rope(Relative):
-    """Rotary position embedding.
+class Rope(PositionScheme):
+    """Rotary position embedding (RoPE).
 
-    base: the slowest pair turns once in about 2π·base tokens.
-    pairing: "interleaved" turns features (0, 1), (2, 3), … together, as published; "halves" turns (i, i + d/2).
-    width: how many of a head's first features are turned; None is all of them.
-    scaling: how frequencies are stretched for texts longer than the model was trained on.
+    Args:
+        base: the slowest pair turns once in about 2π·base tokens (rope_theta).
+        pairing: "interleaved" rotates features (0, 1), (2, 3), … as published; "halves" rotates (i, i + d/2) as Llama.
+        rotary_dim: number of a head's first features that are rotated; None is all.
+        scaling: stretches the frequencies for contexts longer than the trained one.
 
     >>> x = torch.tensor([[[[1.0, 0.0]]]])
     >>> Rope()(x, offset=1).round(decimals=3).tolist()
@@ -49,47 +53,47 @@ class Rope(Relative):
     base: float = 10000.0
     pairing: Pairing = "interleaved"
     rotary_dim: int | None = None
-    scaling: Scaling | None = None
+    scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         if self.pairing not in ("interleaved", "halves"):
-            raise ValueError(f"a Rope pairs features as 'interleaved' or 'halves'; got {self.pairing!r}")
+            raise ValueError(f"pairing of Rope must be 'interleaved' or 'halves', got {self.pairing!r}")
         if self.base <= 0:
-            raise ValueError(f"a Rope's base is a positive number; got {self.base}")
+            raise ValueError(f"base of Rope must be positive, got {self.base}")
         if self.rotary_dim is not None and (self.rotary_dim < 2 or self.rotary_dim % 2):
-            raise ValueError(f"a Rope turns pairs, so its width is an even number from 2; got {self.rotary_dim}")
+            raise ValueError(f"rotary_dim of Rope must be an even number of at least 2, got {self.rotary_dim}")
 
     def __call__(
         self, x: Float[Tensor, "*b t d"], positions: Tensor | None = None, *, offset: int = 0
     ) -> Float[Tensor, "*b t d"]:
-        """Turn x by its positions: (t,) or (b, t); counted from `offset` if not given."""
+        """Rotate x by its positions, (t,) or (b, t); they are counted from `offset` if not given."""
         if positions is None:
             positions = torch.arange(offset, offset + x.shape[-2], device=x.device)
         if positions.shape[-1] != x.shape[-2]:
-            raise ValueError(f"{x.shape[-2]} tokens stand at as many positions; got {positions.shape[-1]} of them")
+            raise ValueError(f"there must be one position per token, got {positions.shape[-1]} for {x.shape[-2]}")
         rotation = self.rotation(positions, x.shape[-1], x.dtype)
         if positions.ndim == 2 and x.ndim == 3:  # x has no heads
             rotation = Rotation(rotation.cos.squeeze(-3), rotation.sin.squeeze(-3))
-        return self.turn(x, rotation)
+        return self.rotate(x, rotation)
 
     def build(self, heads: int, head_dim: int) -> "Rope":
-        self.turned(head_dim)
+        self.rotated_dim(head_dim)
         return self
 
-    def turned(self, head_dim: int) -> int:
-        """How many features of a head are turned."""
+    def rotated_dim(self, head_dim: int) -> int:
+        """The number of features of a head that are rotated."""
         dim = head_dim if self.rotary_dim is None else self.rotary_dim
         if dim % 2 or dim > head_dim:
             raise ValueError(
-                f"a Rope turns an even number of features, at most the head's width; "
-                f"got {dim} of {head_dim}; the nearest that fits: Rope(rotary_dim={min(dim, head_dim) // 2 * 2})"
+                f"Rope rotates an even number of features, at most head_dim={head_dim}, got {dim}; try "
+                f"Rope(rotary_dim={min(dim, head_dim) // 2 * 2})"
             )
         return dim
 
     def rotation(self, positions: Int[Tensor, "... t"], head_dim: int, dtype: torch.dtype) -> Rotation:
-        """The table of angles for these positions, which every layer of a model can share."""
-        dim, exact = self.turned(head_dim), exact_dtype(positions.device)
-        scaling = self.scaling or Scaling()
+        """The table of angles for these positions, which all layers of a model share."""
+        dim, exact = self.rotated_dim(head_dim), get_angle_dtype(positions.device)
+        scaling = self.scaling or RopeScaling()
         frequencies = scaling.frequencies(dim, self.base).to(positions.device, exact)
         angles = positions[..., None].to(exact) * frequencies
         angles = angles if positions.ndim == 1 else angles.unsqueeze(-3)
@@ -97,102 +101,110 @@ class Rope(Relative):
         amplitude = scaling.amplitude
         return Rotation((angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype))
 
-    def turn(self, x: Float[Tensor, "*b t d"], rotation: Rotation | None) -> Float[Tensor, "*b t d"]:
-        """Turn the pairs of x by a table of angles; in float32 at least."""
+    def rotate(self, x: Float[Tensor, "*b t d"], rotation: Rotation | None) -> Float[Tensor, "*b t d"]:
+        """Rotate the pairs of x by a table of angles, at least in float32."""
         if rotation is None:
-            raise ValueError("a Rope turns by a table of angles: rope.rotation(positions, head_width, dtype)")
+            raise ValueError("Rope needs a table of angles: rope.rotation(positions, head_dim, dtype)")
         dim = 2 * rotation.cos.shape[-1]
-        turned = x[..., :dim].to(rotation.cos.dtype)
+        features = x[..., :dim].to(rotation.cos.dtype)
         if self.pairing == "interleaved":
-            first, second = turned[..., 0::2], turned[..., 1::2]
+            first, second = features[..., 0::2], features[..., 1::2]
         else:
-            first, second = turned.chunk(2, dim=-1)
+            first, second = features.chunk(2, dim=-1)
         pairs = (
             first * rotation.cos - second * rotation.sin,
             second * rotation.cos + first * rotation.sin,
         )
-        turned = torch.stack(pairs, -1).flatten(-2) if self.pairing == "interleaved" else torch.cat(pairs, -1)
-        turned = turned.to(x.dtype)
-        return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
+        rotated = torch.stack(pairs, -1).flatten(-2) if self.pairing == "interleaved" else torch.cat(pairs, -1)
+        rotated = rotated.to(x.dtype)
+        return rotated if dim == x.shape[-1] else torch.cat((rotated, x[..., dim:]), dim=-1)
 
 
+@variant
 @dataclass(frozen=True)
-class Linear(Scaling):
-    """Positions pressed together by `factor` (position interpolation)."""
+class LinearScaling(RopeScaling):
+    """Position interpolation: positions are divided by `factor`."""
 
     factor: float
 
     def __post_init__(self) -> None:
-        _positive(self, "factor")
+        _check_positive(self, "factor")
 
     def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
         return super().frequencies(dim, base) / self.factor
 
 
+@variant
 @dataclass(frozen=True)
-class Ntk(Scaling):
-    """A larger base, so that the slowest pair is stretched by `factor` and the fastest not at all."""
+class NtkScaling(RopeScaling):
+    """NTK-aware scaling: a larger base stretches the slowest pair by `factor` and keeps the fastest."""
 
     factor: float
 
     def __post_init__(self) -> None:
-        _positive(self, "factor")
+        _check_positive(self, "factor")
 
     def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
         return super().frequencies(dim, base * self.factor ** (dim / max(dim - 2, 1)))
 
 
+@variant
 @dataclass(frozen=True)
-class Llama3(Scaling):
-    """Llama 3: slow pairs are stretched by `factor`, fast ones are kept, those between are blended."""
+class Llama3Scaling(RopeScaling):
+    """Llama 3: slow pairs are stretched by `factor`, fast pairs are kept, those in between are blended."""
 
     factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
     original_max_length: int = 8192
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "original_max_length")
-        if self.low >= self.high:
+        _check_positive(self, "factor", "original_max_length")
+        if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
-                f"Llama3 blends from low to a higher number of turns; got low={self.low}, high={self.high}"
+                f"low_freq_factor of Llama3Scaling must be below high_freq_factor, got {self.low_freq_factor} and "
+                f"{self.high_freq_factor}"
             )
 
     def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
         plain = super().frequencies(dim, base)
-        turns = self.original_max_length * plain / (2 * math.pi)  # how often a pair turns within the trained length
-        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        turns = self.original_max_length * plain / (2 * math.pi)  # of each pair within the trained context
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return kept * plain + (1 - kept) * plain / self.factor
 
 
+@variant
 @dataclass(frozen=True)
-class Yarn(Scaling):
-    """YaRN: as Llama 3's, with the blend measured in pairs, and scores sharpened by `attention`.
+class YarnScaling(RopeScaling):
+    """YaRN: blends like Llama 3, but linearly in pairs, and sharpens the scores.
 
-    attention: what cosine and sine are multiplied by; None is 0.1·ln(factor) + 1.
+    Args:
+        beta_fast, beta_slow: turns within the trained context between which pairs are blended.
+        attention_factor: factor of cosine and sine; None is 0.1·ln(factor) + 1.
+        truncate: round the blended range to whole pairs.
     """
 
     factor: float
     original_max_length: int
-    fast: float = 32.0
-    slow: float = 1.0
-    attention: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "original_max_length", "fast", "slow")
+        _check_positive(self, "factor", "original_max_length", "beta_fast", "beta_slow")
 
     @property
     def amplitude(self) -> float:
-        if self.attention is not None:
-            return self.attention
+        if self.attention_factor is not None:
+            return self.attention_factor
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
     def frequencies(self, dim: int, base: float) -> Float[Tensor, " pairs"]:
-        def pair_turning(turns: float) -> float:
+        def find_pair(turns: float) -> float:
             return dim * math.log(self.original_max_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-        low, high = pair_turning(self.fast), pair_turning(self.slow)
+        low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -202,7 +214,7 @@ class Yarn(Scaling):
         return stretched * plain / self.factor + (1 - stretched) * plain
 
 
-def _positive(scaling: Scaling, *names: str) -> None:
+def _check_positive(scaling: RopeScaling, *names: str) -> None:
     for name in names:
         if getattr(scaling, name) <= 0:
-            raise ValueError(f"{type(scaling).__name__}'s {name} is a positive number; got {getattr(scaling, name)}")
+            raise ValueError(f"{name} of {type(scaling).__name__} must be positive, got {getattr(scaling, name)}")

@@ -1,73 +1,108 @@
-"""What the arguments of attention must look like, said in one sentence when they do not.
+"""Split and merge attention heads, repeat key heads for grouped-query attention (GQA), and check argument shapes.
 
-Axes: b batch · h heads · t queries · s keys · d head width.
+Axes: b batch · h query heads · g key heads · t queries · s keys · d head dim · c model dim = h·d.
 """
 
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from qkv.nn.masks import Both, Dense, Mask
-
-LAYOUT = "q (b, h, t, d), k (b, h, s, d) and v (b, h, s, d), or without h, or without b and h"
+from qkv.nn.masks import AndMask, DenseMask, Mask
 
 
-def check_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise a ValueError unless the three fit together."""
-    named = {"q": q, "k": k, "v": v}
+def split_heads(x: Float[Tensor, "b t c"], heads: int) -> Float[Tensor, "b h t d"]:
+    """Split the features into heads: head i holds features i·d to (i+1)·d.
+
+    >>> split_heads(torch.zeros(1, 5, 8), heads=2).shape
+    torch.Size([1, 2, 5, 4])
+    """
+    return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t c"]:
+    """Concatenate the heads: the inverse of `split_heads`.
+
+    >>> x = torch.randn(1, 5, 8)
+    >>> torch.equal(merge_heads(split_heads(x, 2)), x)
+    True
+    """
+    return x.transpose(1, 2).flatten(-2)
+
+
+def repeat_heads(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h s d"]:
+    """Repeat key or value heads for grouped-query attention: query heads 0 … h/g−1 share the first, and so on."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def divisors(number: int) -> list[int]:
+    """The positive divisors of a number.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise a ValueError unless query, key and value fit together."""
+    named = {"query": query, "key": key, "value": value}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-    if not 2 <= q.ndim <= 4 or len({x.ndim for x in named.values()}) > 1:
-        raise ValueError(f"attention takes {LAYOUT}; got {shapes}")
+    if not 2 <= query.ndim <= 4 or len({x.ndim for x in named.values()}) > 1:
+        raise ValueError(
+            "attention takes query (b, h, t, d), key (b, h, s, d) and value (b, h, s, d), or all without h, or without "
+            f"b and h; got {shapes}"
+        )
     if not all(x.is_floating_point() for x in named.values()) or len({x.dtype for x in named.values()}) > 1:
         types = ", ".join(f"{name} {x.dtype}" for name, x in named.items())
-        raise ValueError(f"attention takes q, k and v of one floating dtype; got {types}")
+        raise ValueError(f"query, key and value must have one floating dtype, got {types}")
     if len({x.device for x in named.values()}) > 1:
-        places = ", ".join(f"{name} on {x.device}" for name, x in named.items())
-        raise ValueError(f"attention takes q, k and v on one device; got {places}")
-    if q.shape[-1] == 0:
-        raise ValueError(f"queries and keys need a width d of at least 1; got {shapes}")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"queries and keys need the same width d; got {q.shape[-1]} and {k.shape[-1]} ({shapes})")
-    if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"each key needs a value; got {k.shape[-2]} keys and {v.shape[-2]} values ({shapes})")
-    if q.ndim > 2 and not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ValueError(f"q, k and v need the same batch size b; got {shapes}")
-    if q.ndim == 4:
-        heads, groups = q.shape[1], k.shape[1]
-        if groups != v.shape[1]:
-            raise ValueError(f"keys and values need the same number of heads; got {shapes}")
-        if groups == 0 or heads % groups:
-            raise ValueError(
-                f"{heads} heads of queries do not share {groups} heads of keys evenly; "
-                f"numbers of key heads that fit: {divisors(heads)}"
-            )
+        devices = ", ".join(f"{name} on {x.device}" for name, x in named.items())
+        raise ValueError(f"query, key and value must be on one device, got {devices}")
+    if query.shape[-1] == 0:
+        raise ValueError(f"the head dim d must be at least 1, got {shapes}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must have the same head dim d, got {shapes}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"there must be one value per key, got {key.shape[-2]} keys and {value.shape[-2]} values")
+    if query.ndim > 2 and not query.shape[0] == key.shape[0] == value.shape[0]:
+        raise ValueError(f"query, key and value must have the same batch size b, got {shapes}")
+    if query.ndim == 4:
+        _check_heads(query.shape[1], key.shape[1], value.shape[1])
 
 
-def check_scale(scale: float | Tensor, shape: torch.Size) -> None:
-    """Raise a ValueError unless β is a finite number, or a tensor that broadcasts over (b, h, t, 1)."""
+def _check_heads(query_heads: int, key_heads: int, value_heads: int) -> None:
+    if key_heads != value_heads:
+        raise ValueError(f"key and value must have the same number of heads, got {key_heads} and {value_heads}")
+    if key_heads == 0 or query_heads % key_heads:
+        raise ValueError(
+            f"{query_heads} query heads cannot share {key_heads} key heads evenly; try {divisors(query_heads)}"
+        )
+
+
+def check_scale(scale: float | Tensor, query_shape: torch.Size) -> None:
+    """Raise a ValueError unless the scale is a finite number, or a tensor that broadcasts to (b, h, t, 1)."""
     if isinstance(scale, Tensor):
-        _check_broadcast("scale", tuple(scale.shape), (*shape[:-1], 1))
+        _check_broadcast("scale", tuple(scale.shape), (*query_shape[:-1], 1))
     elif not math.isfinite(scale):
-        raise ValueError(f"beta is a finite number; got {scale}. For its limit, the hard choice, say hard=True")
+        raise ValueError(f"scale must be a finite number, got {scale}; for the limit of a large scale use hard=True")
 
 
-def check_dropout(dropout: float) -> None:
-    """Raise a ValueError unless dropout is a probability below 1."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout is a probability from 0 to below 1; got {dropout}")
+def check_dropout(dropout_p: float) -> None:
+    """Raise a ValueError unless the dropout probability is in [0, 1)."""
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"the dropout probability must be in [0, 1), got {dropout_p}")
 
 
 def check_mask(mask: Mask, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless the mask fits scores of shape (b, h, t, s)."""
     t, s = shape[-2:]
-    for part in mask.parts if isinstance(mask, Both) else (mask,):
+    for part in mask.parts if isinstance(mask, AndMask) else (mask,):
         queries, keys = part.shape
-        if queries not in (None, t) or not (keys == s or (keys == 1 and isinstance(part, Dense))):
-            raise ValueError(
-                f"the mask is for {'any number of' if queries is None else queries} queries and {keys} keys; there are "
-                f"{t} queries and {s} keys"
-            )
+        if queries not in (None, t) or not (keys == s or (keys == 1 and isinstance(part, DenseMask))):
+            number = "any number of" if queries is None else queries
+            raise ValueError(f"the mask is for {number} queries and {keys} keys, got {t} queries and {s} keys")
         corner = part.tile(range(min(t, 1)), range(min(s, 1)))
         _check_broadcast("mask", (*corner.shape[:-2], 1 if queries is None else queries, keys), shape)
 
@@ -75,19 +110,8 @@ def check_mask(mask: Mask, shape: tuple[int, ...]) -> None:
 def check_bias(bias: Tensor, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless the bias is floating and broadcasts to (b, h, t, s)."""
     if not bias.is_floating_point():
-        raise ValueError(
-            f"bias is added to the scores, so it is floating; got {bias.dtype}. A boolean mask goes into allowed="
-        )
+        raise ValueError(f"bias must be a floating tensor, got {bias.dtype}; pass a boolean mask as mask=")
     _check_broadcast("bias", tuple(bias.shape), shape)
-
-
-def divisors(number: int) -> list[int]:
-    """The whole numbers that divide it.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
 def _check_broadcast(name: str, got: tuple[int, ...], shape: tuple[int, ...]) -> None:

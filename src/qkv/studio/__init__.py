@@ -1,1 +1,1 @@
-"""The local page: a server on this machine, and the built page it hands out."""
+"""The studio: a local web app with a server (Starlette), an API per page, and the built page."""

@@ -1,4 +1,4 @@
-"""Long work: begun by a request, watched as events, cancelled by another; its result stays until the server ends."""
+"""Background jobs: started by a request, followed as server-sent events, cancelled by another request."""
 
 from __future__ import annotations
 
@@ -10,140 +10,137 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT = 64  # finished jobs that are remembered
-RUNNING = 32  # jobs that may be under way, or wait for their turn
-EVENTS = 5000  # events of a job that are remembered
-BEAT = 15.0  # seconds after which a quiet stream says that it is alive
-LOOK = 0.05  # seconds between two looks at a job
+from qkv._workers import CancelledError
 
-
-class CancelledError(Exception):
-    """Raised inside work that was cancelled, at its next word of progress."""
+MAX_FINISHED = 64  # finished jobs that are remembered
+MAX_RUNNING = 32  # jobs that may run or wait for their turn
+MAX_EVENTS = 5000  # events of one job that are remembered
+HEARTBEAT_SECONDS = 15.0  # between two signs of life of a stream without events
+POLL_SECONDS = 0.05  # between two looks at a job
 
 
 @dataclass
 class Job:
-    """One piece of work. state: running, done, failed or cancelled.
+    """One background job.
 
-    events: the last of them; `forgotten` were before. left: set when the server ends.
+    state: running, done, failed or cancelled.
+    events: the last events; `num_dropped` older ones are forgotten.
+    server_stopped: set when the server stops.
     """
 
     id: str
     kind: str
     state: str = "running"
     events: list[dict[str, Any]] = field(default_factory=list)
-    forgotten: int = 0
+    num_dropped: int = 0
     result: Any = None
     error: str = ""
     cancel: threading.Event = field(default_factory=threading.Event)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    left: threading.Event = field(default_factory=threading.Event)
+    server_stopped: threading.Event = field(default_factory=threading.Event)
 
-    def say(self, **event: Any) -> None:
-        """A word of progress; raises `CancelledError` when nobody wants to know any more."""
+    def report(self, **event: Any) -> None:
+        """Publish an event; raises `CancelledError` if the job was cancelled."""
         if self.cancel.is_set():
             raise CancelledError
         with self.changed:
             self._add(event)
             self.changed.notify_all()
 
-    def end(self, state: str, result: Any, error: str) -> None:
-        """The last word."""
+    def finish(self, state: str, result: Any = None, error: str = "") -> None:
+        """Set the final state and publish it."""
         with self.changed:
             self.result, self.error = result, error
             self._add({"state": state, "error": error})
-            self.state = state  # after its event, so that a stream that sees the state has sent the event
+            self.state = state  # after its event: a stream that sees the state has sent the event
             self.changed.notify_all()
 
-    def since(self, place: int) -> tuple[int, list[dict[str, Any]]]:
-        """The events after a place that are still known, and the place after them."""
+    def events_after(self, number: int) -> tuple[int, list[dict[str, Any]]]:
+        """The number of the last event, and the events after `number` that are remembered."""
         with self.changed:
-            return self.forgotten + len(self.events), self.events[max(place - self.forgotten, 0) :]
+            return self.num_dropped + len(self.events), self.events[max(number - self.num_dropped, 0) :]
 
     def _add(self, event: dict[str, Any]) -> None:
         self.events.append(event)
-        if len(self.events) > EVENTS:
-            half = EVENTS // 2
+        if len(self.events) > MAX_EVENTS:
+            half = MAX_EVENTS // 2
             del self.events[:half]
-            self.forgotten += half
+            self.num_dropped += half
 
-    def as_plain(self) -> dict[str, Any]:
-        """For the page."""
+    def to_json(self) -> dict[str, Any]:
+        """The job as the page reads it."""
         return {"id": self.id, "kind": self.kind, "state": self.state, "error": self.error, "result": self.result}
 
 
-Work = Callable[[Job], Any]
-
-
 class Jobs:
-    """All work of a server. Work runs in threads; heavy work of one lane waits for the one before."""
+    """All jobs of a server. Each runs in a thread; jobs in the same lane run one after another."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
         self._lanes: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._left = threading.Event()
+        self._stopped = threading.Event()
 
-    def start(self, kind: str, work: Work, *, lane: str = "") -> Job:
-        """Begin; `work` gets its job, says progress with it, and returns plain data."""
+    def start(self, kind: str, work: Callable[[Job], Any], *, lane: str = "") -> Job:
+        """Start a job. `work(job)` reports progress with `job.report` and returns JSON data. lane: default the kind."""
         with self._lock:
-            if sum(each.state == "running" for each in self._jobs.values()) >= RUNNING:
-                raise ValueError(f"{RUNNING} pieces of work are under way already; wait for one, or cancel it")
-            job = Job(str(next(self._numbers)), kind, left=self._left)
+            if sum(job.state == "running" for job in self._jobs.values()) >= MAX_RUNNING:
+                raise ValueError(f"{MAX_RUNNING} jobs are running already; wait for one or cancel it")
+            job = Job(str(next(self._numbers)), kind, server_stopped=self._stopped)
             self._jobs[job.id] = job
-            ended = [name for name, each in self._jobs.items() if each.state != "running"]
-            for name in ended[: max(len(self._jobs) - KEPT, 0)]:
+            finished = [name for name, each in self._jobs.items() if each.state != "running"]
+            for name in finished[: max(len(self._jobs) - MAX_FINISHED, 0)]:
                 del self._jobs[name]
-            gate = self._lanes.setdefault(lane or kind, threading.Lock())
-        threading.Thread(target=self._run, args=(job, work, gate), daemon=True, name=f"job-{job.id}").start()
+            turn = self._lanes.setdefault(lane or kind, threading.Lock())
+        threading.Thread(target=self._run, args=(job, work, turn), daemon=True, name=f"job-{job.id}").start()
         return job
 
-    def _run(self, job: Job, work: Work, gate: threading.Lock) -> None:
+    def _run(self, job: Job, work: Callable[[Job], Any], turn: threading.Lock) -> None:
         try:
-            if not gate.acquire(blocking=False):
-                job.say(state="waiting")
-                while not gate.acquire(timeout=LOOK):
-                    if job.cancel.is_set():  # before its turn came
+            if not turn.acquire(blocking=False):
+                job.report(state="waiting")
+                while not turn.acquire(timeout=POLL_SECONDS):
+                    if job.cancel.is_set():
                         raise CancelledError
             try:
-                job.say(state="running")
+                job.report(state="running")
                 result = work(job)
             finally:
-                gate.release()
-            job.end("done", result, "")
+                turn.release()
+            job.finish("done", result)
         except CancelledError:
-            job.end("cancelled", None, "")
+            job.finish("cancelled")
         except Exception as problem:
-            job.end("failed", None, str(problem) or type(problem).__name__)
+            job.finish("failed", error=str(problem) or type(problem).__name__)
 
     def get(self, name: str) -> Job | None:
         """A job by its id."""
         return self._jobs.get(name)
 
     def stop(self) -> None:
-        """Everything is cancelled, and nobody is told any more."""
-        self._left.set()
+        """Cancel all jobs and end their event streams."""
+        self._stopped.set()
         for job in list(self._jobs.values()):
             job.cancel.set()
 
 
-async def stream(job: Job, after: int = 0) -> AsyncIterator[bytes]:
-    """The events of a job as they come (server-sent), from a place on, until it ends or the server does."""
-    place, quiet = after, 0.0
-    while not job.left.is_set():
+async def stream_events(job: Job, after: int = 0) -> AsyncIterator[bytes]:
+    """The events of a job as server-sent events, from a number on, until the job ends or the server stops."""
+    sent, silent_seconds = after, 0.0
+    while not job.server_stopped.is_set():
         ended = job.state != "running"
-        new, events = job.since(place)
-        for number, event in enumerate(events, start=new - len(events) + 1):
+        last, events = job.events_after(sent)
+        for number, event in enumerate(events, start=last - len(events) + 1):
             yield f"id: {number}\ndata: {json.dumps(event)}\n\n".encode()
-        place = max(new, place)
+        sent = max(last, sent)
         if ended:
             return
         if events:
-            quiet = 0.0
+            silent_seconds = 0.0
             continue
-        await asyncio.sleep(LOOK)
-        quiet += LOOK
-        if quiet >= BEAT:
-            quiet = 0.0
+        await asyncio.sleep(POLL_SECONDS)
+        silent_seconds += POLL_SECONDS
+        if silent_seconds >= HEARTBEAT_SECONDS:
+            silent_seconds = 0.0
             yield b": alive\n\n"

@@ -1,35 +1,60 @@
-"""The one training loop: objectives, optimisers, schedules, checkpoints, distributed."""
+"""Training: the training loop, optimizers, schedules, checkpoints, distributed training, and recipes.
 
-from qkv.training.callbacks import Outcome, Progress, Report
-from qkv.training.config import Optimiser, Saving, Schedule, Settings
-from qkv.training.diagnosis import NotFiniteError
-from qkv.training.distributed import World, alone, joined
-from qkv.training.evaluation import over
-from qkv.training.export import export, restored
+`train(model, data, objective, TrainConfig(...), folder)` trains any model; `run_recipe("vit-digits")` trains a recipe.
+"""
+
+from qkv.training.checkpointing import export_model, load_checkpoint
+from qkv.training.config import CheckpointConfig, TrainConfig
+from qkv.training.data_loader import DatasetBatches
+from qkv.training.distributed import World, init_distributed, single_process
+from qkv.training.evaluation import evaluator
 from qkv.training.loop import train
-from qkv.training.objectives import classification, ctc, language_model, sequence_to_sequence
-from qkv.training.score import Objective, Score
+from qkv.training.malloc import disable_malloc_trim
+from qkv.training.metrics import Progress, TrainCallback, TrainResult, read_metrics
+from qkv.training.nonfinite import NotFiniteError
+from qkv.training.objectives import (
+    LossSum,
+    Objective,
+    classification,
+    ctc,
+    language_model,
+    sequence_to_sequence,
+    supervised,
+)
+from qkv.training.optimizers import OptimizerConfig
+from qkv.training.recipes import RECIPES, get_recipe
+from qkv.training.runs import Run, open_run, run_recipe
+from qkv.training.schedules import ScheduleConfig
 
 __all__ = [
+    "RECIPES",
+    "CheckpointConfig",
+    "DatasetBatches",
+    "LossSum",
     "NotFiniteError",
     "Objective",
-    "Optimiser",
-    "Outcome",
+    "OptimizerConfig",
     "Progress",
-    "Report",
-    "Saving",
-    "Schedule",
-    "Score",
-    "Settings",
+    "Run",
+    "ScheduleConfig",
+    "TrainCallback",
+    "TrainConfig",
+    "TrainResult",
     "World",
-    "alone",
     "classification",
     "ctc",
-    "export",
-    "joined",
+    "disable_malloc_trim",
+    "evaluator",
+    "export_model",
+    "get_recipe",
+    "init_distributed",
     "language_model",
-    "over",
-    "restored",
+    "load_checkpoint",
+    "open_run",
+    "read_metrics",
+    "run_recipe",
     "sequence_to_sequence",
+    "single_process",
+    "supervised",
     "train",
 ]

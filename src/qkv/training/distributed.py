@@ -1,7 +1,7 @@
-"""The processes that train together. One is a world of its own; torchrun starts more, and `joined` connects them.
+"""Distributed training: the processes that torchrun starts (DDP, FSDP2), collectives, and sharded tensors (DTensor).
 
-Each process computes its share of every batch's items; sums are added over all of them. What may fail in one process
-only is agreed upon, so that all stop together.
+Each process computes its share of every batch; sums are reduced over all of them. What may fail in one process only is
+done through `World.run_on_first`, so that all processes stop together.
 """
 
 import os
@@ -13,56 +13,60 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from qkv.data.batches import Batch
 
-_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+_SINGLE: ContextVar[bool] = ContextVar("single_process", default=False)
 
 
 @dataclass(frozen=True)
 class World:
-    """Which process this is (from 0) of how many, and the device that its collectives run on."""
+    """The rank of this process (from 0), the number of processes, and the device of its collectives."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009  (immutable)
 
     @staticmethod
-    def here() -> "World":
-        """The world this process is in."""
-        if _ALONE.get() or not (dist.is_available() and dist.is_initialized()):
+    def current() -> "World":
+        """Return the world this process is in; a world of size 1 without torchrun."""
+        if _SINGLE.get() or not (dist.is_available() and dist.is_initialized()):
             return World()
-        device = (
-            torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-        )
+        device = torch.device("cpu")
+        if dist.get_backend() == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
         return World(dist.get_rank(), dist.get_world_size(), device)
 
     @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+    def is_first(self) -> bool:
+        """Whether this is rank zero, the process that writes files and reports progress."""
         return self.rank == 0
 
-    def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def all_reduce(self, numbers: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def share(self, batch: Batch) -> tuple[Batch, bool]:
-        """This process's items of a batch. With fewer items than processes some get one that must not count (False)."""
+    def shard_batch(self, batch: Batch) -> tuple[Batch, bool]:
+        """Take this process's items of a batch.
+
+        With fewer items than processes some processes get one item that must not count; the second value is then False.
+        """
         if self.size == 1:
             return batch, True
         items = len(next(iter(batch.values())))
-        begin, end = (items * number // self.size for number in (self.rank, self.rank + 1))
-        if begin == end:
+        start, stop = (items * number // self.size for number in (self.rank, self.rank + 1))
+        if start == stop:
             return {name: tensor[:1] for name, tensor in batch.items()}, False
-        return {name: tensor[begin:end] for name, tensor in batch.items()}, True
+        return {name: tensor[start:stop] for name, tensor in batch.items()}, True
 
-    def text(self, mine: str, rank: int = 0) -> str:
-        """The text of one process, in all of them."""
+    def broadcast_text(self, text: str, rank: int = 0) -> str:
+        """Send the text of one process to all of them."""
         if self.size == 1:
-            return mine
-        raw = mine.encode()
+            return text
+        raw = text.encode()
         length = torch.tensor([len(raw)], device=self.device)
         dist.broadcast(length, rank)
         content = torch.zeros(max(int(length), 1), dtype=torch.uint8, device=self.device)
@@ -71,50 +75,75 @@ class World:
         dist.broadcast(content, rank)
         return bytes(content[: int(length)].tolist()).decode()
 
-    def texts(self, mine: str) -> list[str]:
-        """The text of each process, in all of them."""
-        return [self.text(mine, rank) for rank in range(self.size)]
+    def all_gather_text(self, text: str) -> list[str]:
+        """Send the text of each process to all of them."""
+        return [self.broadcast_text(text, rank) for rank in range(self.size)]
 
-    def agreed(self, act: Callable[[], str]) -> str:
-        """Let the first process act, and all have its answer; if it fails, all fail with the same words."""
+    def run_on_first(self, action: Callable[[], str]) -> str:
+        """Run `action` on rank zero and return its answer everywhere; if it fails, all fail with the same message."""
         answer, failure = "", None
-        if self.first:
+        if self.is_first:
             try:
-                answer = act()
+                answer = action()
             except (OSError, ValueError) as error:
                 failure = error
-        said = self.text("" if failure is None else f"{type(failure).__name__}: {failure}")
+        message = self.broadcast_text("" if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure
-        if said:
-            raise ValueError(f"the first process stopped: {said}")
-        return self.text(answer)
+        if message:
+            raise ValueError(f"rank zero stopped: {message}")
+        return self.broadcast_text(answer)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """In here this process is a world of its own: what only one does, such as a last test, waits for no other."""
-    before = _ALONE.set(True)
+def single_process() -> Iterator[None]:
+    """Make this process a world of size 1 inside the block: what only one process does must not wait for the others."""
+    before = _SINGLE.set(True)
     try:
         yield
     finally:
-        _ALONE.reset(before)
+        _SINGLE.reset(before)
 
 
 @contextmanager
-def joined() -> Iterator[World]:
-    """The world that torchrun's environment describes, connected; on its own a world of one.
+def init_distributed() -> Iterator[World]:
+    """Connect the processes that torchrun started; without torchrun this is a world of size 1.
 
-    NCCL between GPUs, gloo between CPUs. The model belongs on the world's device.
+    GPUs use NCCL, CPUs gloo. Move the model to the world's device.
     """
     if "RANK" not in os.environ or (dist.is_available() and dist.is_initialized()):
-        yield World.here()
+        yield World.current()
         return
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        yield World.here()
+        yield World.current()
     finally:
         dist.destroy_process_group()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor in every process; all processes must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this process's shard of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(full: Tensor, like: Tensor) -> Tensor:
+    """Shard a full tensor as another one is sharded. Nothing is sent, because every process has all of it."""
+    if not isinstance(like, DTensor):
+        return full
+    mesh = like.device_mesh
+    replicated = DTensor.from_local(full, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(mesh, like.placements)
+
+
+def copy_into(target: Tensor, full: Tensor) -> None:
+    """Overwrite a tensor, sharded or not, by a full one."""
+    with torch.no_grad():
+        local_tensor(target).copy_(local_tensor(shard_like(full.to(device=target.device), target)))

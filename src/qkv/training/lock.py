@@ -1,4 +1,4 @@
-"""One process writes to a run's folder. The lock names it; a lock whose process is gone is taken over."""
+"""Lock of a run directory: one process writes to it. The lock of a process that has ended is taken over."""
 
 import fcntl
 import json
@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAME = "lock"
+LOCK_FILE = "lock"
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Hold the folder; a ValueError if another live process does."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a directory inside the block; raises a ValueError if another live process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, me = folder / NAME, process(os.getpid())
+    path, me = folder / LOCK_FILE, describe_process(os.getpid())
     with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # for the moment of looking and writing only: workers would inherit it
-        found = _read(file)
-        if found and alive(found):
+        fcntl.flock(file, fcntl.LOCK_EX)  # only while reading and writing the file: workers would inherit it
+        holder = _read(file)
+        if holder and is_alive(holder):
             raise ValueError(
-                f"{folder} is being written to by process {found['pid']} on {found['host']}; wait for it, stop it, "
-                f"or choose another folder (if it is gone for certain, delete {path})"
+                f"{folder} is in use by process {holder['pid']} on {holder['host']}; wait for it, stop it, "
+                f"or choose another directory (if it has certainly ended, delete {path})"
             )
         _write(file, json.dumps(me))
     try:
@@ -35,51 +35,51 @@ def claimed(folder: Path) -> Iterator[None]:
                 _write(file, "")
 
 
-def holder(folder: Path) -> dict[str, Any] | None:
-    """The live process that writes to a folder; None if there is none."""
+def lock_holder(folder: Path) -> dict[str, Any] | None:
+    """Return the live process that writes to a directory, or None."""
     try:
-        with (folder / NAME).open("rb") as file:
-            found = _read(file)
+        with (folder / LOCK_FILE).open("rb") as file:
+            holder = _read(file)
     except OSError:
         return None
-    return found if found and alive(found) else None
+    return holder if holder and is_alive(holder) else None
 
 
-def process(pid: int) -> dict[str, Any]:
-    """Who a process is, so that a later one with the same number is not taken for it."""
-    return {"pid": pid, "host": socket.gethostname(), "began": _began(pid)}
+def describe_process(pid: int) -> dict[str, Any]:
+    """Describe a process so that a later process with the same number is not mistaken for it."""
+    return {"pid": pid, "host": socket.gethostname(), "began": _start_time(pid)}
 
 
-def _began(pid: int) -> str:
-    """When a process began, where the system tells: its boot and the clock ticks since."""
+def is_alive(process: dict[str, Any]) -> bool:
+    """Whether the process still runs; neither a zombie nor a process that reuses its number counts."""
+    if process.get("host") != socket.gethostname():
+        return True  # cannot be known from here
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}:{_stat(pid)[19]}"
-    except (OSError, IndexError):
-        return ""
-
-
-def _stat(pid: int) -> list[str]:
-    """What the system tells of a process after its name: its state, …; nothing where it tells nothing."""
-    try:
-        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return told.rpartition(")")[2].split()
-
-
-def alive(holder: dict[str, Any]) -> bool:
-    """Whether a process that `process` described still runs, not only that its number is taken."""
-    if holder.get("host") != socket.gethostname():
-        return True  # nothing can be known of it from here
-    try:
-        os.kill(int(holder["pid"]), 0)
+        os.kill(int(process["pid"]), 0)
     except PermissionError:
         return True
     except (ProcessLookupError, KeyError, ValueError):
         return False
-    ended = _stat(int(holder["pid"]))[:1] in (["Z"], ["X"])
-    return not ended and _began(int(holder["pid"])) == holder.get("began")
+    ended = _read_stat(int(process["pid"]))[:1] in (["Z"], ["X"])
+    return not ended and _start_time(int(process["pid"])) == process.get("began")
+
+
+def _start_time(pid: int) -> str:
+    """Return the boot id and the clock ticks from boot to the start of a process; "" where the system has no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{_read_stat(pid)[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name (state, …); empty where there are none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
 
 
 def _read(file: Any) -> dict[str, Any]:

@@ -1,14 +1,18 @@
-"""What a model is trained for: functions of (model, batch) that return a Score.
+"""Training objectives: functions of (model, batch) that return the loss as a LossSum.
 
-Each is made by a function that takes its choices, so that the loop knows nothing of them:
+Each is made by a function that takes its options:
 
-    classification()    images (or another input), targets        → model(images)
-    language_model()    tokens, targets, scored                   → model(tokens)
-    sequence_to_sequence()   source, target_in, targets, scored   → model(source, target_in, source_present)
-    ctc()               features, lengths, labels, label_lengths  → model(features, present)
+    classification()         images (or another input), targets        → model(images)
+    language_model()         tokens, targets, loss_mask                → model(tokens)
+    sequence_to_sequence()   source, target_in, targets, loss_mask     → model(source, target_in, source_token_mask)
+    ctc()                    features, lengths, labels, label_lengths  → model(features, token_mask)
+    supervised(loss)         inputs, targets                           → loss(model(inputs), targets)
 
-Span corruption and question → answer are the language model: the data says by `scored` which tokens count.
+Span corruption and question answering use the language model: `loss_mask` in the batch says which tokens count.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -16,93 +20,141 @@ from torch import Tensor, nn
 
 from qkv.data.batches import Batch
 from qkv.nn.losses import class_loss, token_loss
-from qkv.training.score import Objective, Score
+
+Sum = tuple[Tensor, Tensor | int]
 
 
-def classification(*, smoothing: float = 0.0, key: str = "images") -> Objective:
-    """−log p(class); targets are classes (b,) or shares of classes (b, classes). Accuracy is counted too.
+@dataclass(frozen=True)
+class LossSum:
+    """The loss of a batch as a sum and a count, so that batches, processes and log windows add up exactly.
 
-    A mixture counts as right when the class with the largest share is found.
+    total: sum of the losses of the scored items; this is what is differentiated.
+    count: number of scored items (images, tokens). The loss is total / count, over any number of batches.
+    metrics: further numbers: a sum to divide by `count`, or a sum with its own count.
     """
 
-    def objective(model: nn.Module, batch: Batch) -> Score:
+    total: Tensor
+    count: Tensor | int
+    metrics: dict[str, Tensor | Sum] = field(default_factory=dict)
+
+
+Objective = Callable[[nn.Module, Batch], LossSum]
+
+
+def classification(*, label_smoothing: float = 0.0, key: str = "images") -> Objective:
+    """Cross-entropy of classes, and accuracy. Targets are classes (b,) or class probabilities (b, classes).
+
+    Probabilities (MixUp, CutMix) count as correct when the class with the largest one is predicted.
+    """
+
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
         inputs, targets = take(batch, key, "targets")
         logits = model(inputs)
-        total = class_loss(logits, targets, smoothing=smoothing, count=1.0)
+        total = class_loss(logits, targets, label_smoothing=label_smoothing, divisor=1.0)
         with torch.no_grad():
-            right = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)
-        return Score(total, len(targets), {"accuracy": right.sum()})
+            correct = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)
+        return LossSum(total, len(targets), {"accuracy": correct.sum()})
 
     return objective
 
 
-def language_model(*, smoothing: float = 0.0, accuracy: bool = False) -> Objective:
-    """−log p(target) over the scored tokens.
+def language_model(*, label_smoothing: float = 0.0, accuracy: bool = False) -> Objective:
+    """Cross-entropy of the target tokens, over those in `loss_mask`.
 
-    `present` and `documents`, if the batch has them, tell the model which tokens exist and which belong together.
-    accuracy: also count where the likeliest token is the target, which costs a pass over the vocabulary.
+    `token_mask` and `documents`, if the batch has them, tell the model which tokens are real and which belong together.
+    accuracy: also count how often the most likely token is the target, which costs a pass over the vocabulary.
     """
 
-    def objective(model: nn.Module, batch: Batch) -> Score:
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
         tokens, targets = take(batch, "tokens", "targets")
-        known = {name: batch[name] for name in ("present", "documents") if name in batch}
-        return _token_score(model(tokens, **known), targets, batch.get("scored"), smoothing, accuracy)
+        known = {name: batch[name] for name in ("token_mask", "documents") if name in batch}
+        return _token_loss_sum(model(tokens, **known), targets, batch.get("loss_mask"), label_smoothing, accuracy)
 
     return objective
 
 
-def sequence_to_sequence(*, smoothing: float = 0.0, accuracy: bool = False) -> Objective:
-    """−log p(target) over the scored target tokens, given the source and the target before."""
+def sequence_to_sequence(*, label_smoothing: float = 0.0, accuracy: bool = False) -> Objective:
+    """Cross-entropy of the target tokens in `loss_mask`, given the source and the previous target tokens."""
 
-    def objective(model: nn.Module, batch: Batch) -> Score:
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
         source, target_in, targets = take(batch, "source", "target_in", "targets")
-        logits = model(source, target_in, batch.get("source_present"))
-        return _token_score(logits, targets, batch.get("scored"), smoothing, accuracy)
+        logits = model(source, target_in, batch.get("source_token_mask"))
+        return _token_loss_sum(logits, targets, batch.get("loss_mask"), label_smoothing, accuracy)
 
     return objective
 
 
 def ctc() -> Objective:
-    """−log p(labels) summed over every way to place them in the frames (blank is 0); counted by label.
+    """Connectionist temporal classification: −log p(labels) summed over all alignments (blank is 0), per label.
 
-    features (b, t, f) of which `lengths` (b,) exist; labels (b, l) of which `label_lengths` (b,) do. A model that has
-    fewer frames than features says so by `model.frames(lengths)`. A recording too short for its labels has no way to
-    place them: it is left out, and `too_short` says what share of recordings that was.
+    features (b, t, f) of which `lengths` (b,) are real; labels (b, l) of which `label_lengths` (b,) are. A model with
+    fewer output frames than features provides `model.count_tokens(lengths)`. A recording too short for its labels has
+    no alignment: it is left out, and `too_short` is the share of such recordings.
     """
 
-    def objective(model: nn.Module, batch: Batch) -> Score:
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
         features, lengths, labels, label_lengths = take(batch, "features", "lengths", "labels", "label_lengths")
-        present = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
-        logits = model(features, present)
-        frames = model.frames(lengths) if hasattr(model, "frames") else lengths  # type: ignore[operator]
-        fits = frames >= label_lengths + _repeats(labels, label_lengths)
+        token_mask = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+        logits = model(features, token_mask)
+        frames = model.count_tokens(lengths) if hasattr(model, "count_tokens") else lengths  # type: ignore[operator]
+        fits = frames >= label_lengths + _count_repeats(labels, label_lengths)
         log_p = logits.float().log_softmax(-1).transpose(0, 1)
         costs = F.ctc_loss(log_p, labels, frames, label_lengths, reduction="none", zero_infinity=True)
         total = torch.where(fits, costs, 0.0).sum()
         count = torch.where(fits, label_lengths, 0).sum()
-        return Score(total, count, {"too_short": ((~fits).sum(), len(fits))})
+        return LossSum(total, count, {"too_short": ((~fits).sum(), len(fits))})
+
+    return objective
+
+
+def supervised(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
+    """Use a loss function such as `F.cross_entropy`: the mean over a batch of loss(model(inputs), targets).
+
+    Works with `DatasetBatches`, which makes batches of a torch Dataset of pairs.
+    """
+
+    def objective(model: nn.Module, batch: Batch) -> LossSum:
+        inputs, targets = take(batch, "inputs", "targets")
+        return LossSum(loss(model(inputs), targets) * len(targets), len(targets))
 
     return objective
 
 
 def take(batch: Batch, *names: str) -> tuple[Tensor, ...]:
-    """The named tensors of a batch; one that is not there is a ValueError that names it."""
+    """Return the named tensors of a batch; a missing one raises a ValueError that names it."""
     if missing := [name for name in names if name not in batch]:
-        raise ValueError(f"the objective reads {', '.join(names)}; the batch has {', '.join(batch)}, not {missing[0]}")
+        raise ValueError(f"the objective needs {', '.join(names)}; the batch has {', '.join(batch)}, not {missing[0]}")
     return tuple(batch[name] for name in names)
 
 
-def _token_score(logits: Tensor, targets: Tensor, scored: Tensor | None, smoothing: float, accuracy: bool) -> Score:
-    total = token_loss(logits, targets, scored, smoothing=smoothing, count=1.0)
-    count = targets.numel() if scored is None else scored.sum()
+def named_sums(loss: LossSum) -> dict[str, Sum]:
+    """Return each number by name, the loss first, as a sum and its count."""
+    sums: dict[str, Sum] = {"loss": (loss.total.detach(), loss.count)}
+    for name, value in loss.metrics.items():
+        sums[name] = value if isinstance(value, tuple) else (value, loss.count)
+    return sums
+
+
+def pack_sums(sums: dict[str, Sum], device: torch.device) -> Tensor:
+    """Pack sums and counts into one vector (2·names,), so that they are added, reduced and read at once."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    numbers = [torch.as_tensor(number, device=device).detach() for pair in sums.values() for number in pair]
+    return torch.stack([number.to(dtype).reshape(()) for number in numbers])
+
+
+def _token_loss_sum(
+    logits: Tensor, targets: Tensor, loss_mask: Tensor | None, label_smoothing: float, accuracy: bool
+) -> LossSum:
+    total = token_loss(logits, targets, loss_mask, label_smoothing=label_smoothing, divisor=1.0)
+    count = targets.numel() if loss_mask is None else loss_mask.sum()
     if not accuracy:
-        return Score(total, count)
+        return LossSum(total, count)
     with torch.no_grad():
-        right = logits.argmax(-1) == targets
-        return Score(total, count, {"accuracy": (right if scored is None else right & scored).sum()})
+        correct = logits.argmax(-1) == targets
+        return LossSum(total, count, {"accuracy": (correct if loss_mask is None else correct & loss_mask).sum()})
 
 
-def _repeats(labels: Tensor, lengths: Tensor) -> Tensor:
-    """How many labels follow an equal one: each needs a blank between."""
-    places = torch.arange(1, labels.shape[1], device=labels.device)
-    return ((labels[:, 1:] == labels[:, :-1]) & (places < lengths[:, None])).sum(-1)
+def _count_repeats(labels: Tensor, lengths: Tensor) -> Tensor:
+    """Count the labels that follow an equal one: each needs a blank in between."""
+    index = torch.arange(1, labels.shape[1], device=labels.device)
+    return ((labels[:, 1:] == labels[:, :-1]) & (index < lengths[:, None])).sum(-1)

@@ -1,17 +1,18 @@
-"""A run: a folder in which a recipe is carried out, stage by stage, and can be gone on with at any time.
+"""Runs: `run_recipe` trains a recipe in a run directory, stage by stage, and resumes it at any time.
 
-recipe.toml      what is done, resolved
-run.json         when it began, what it ended with
-metrics.jsonl    what was measured on the way (in a folder for each stage, if there are several), and checkpoints/
-prepared.json    what the model of the stage before said, in the folder of a stage that learns from it
+recipe.toml      the resolved config
+run.json         when the run started, its results
+metrics.jsonl    metrics during training, and checkpoints/ (in a subdirectory for each stage, if there are several)
+prepared.json    what the model of the previous stage produced for a stage that learns from it (pseudo-labels)
 model/           the trained model, as `qkv.load`, `qkv use` and `qkv look` read it
-samples.json     what the trained model does with a few inputs
-report.html      curves, numbers and samples
+samples.json     example inputs and outputs of the trained model
+report.html      curves, metrics and samples
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,34 +20,39 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import qkv
 from qkv import __version__
-from qkv._files import write_whole
-from qkv._numbers import finite
-from qkv.models import Model, folder
-from qkv.training import Outcome, Report, Settings, World, alone, restored
-from qkv.training import train as train_stage
-from qkv.training.recipes import time_budget as pace
-from qkv.training.recipes.building import at_work
-from qkv.training.recipes.definition import Recipe, Stage, Task
-from qkv.training.recipes.plain import difference, read_toml, to_toml
-from qkv.training.recipes.prepared import learned_from
-from qkv.training.recipes.registry import system
-from qkv.training.recipes.source import commit
+from qkv._config import find_differences, read_toml, to_toml
+from qkv._files import json_safe, read_json, write_atomic
+from qkv.checkpoints.loading import MODEL_FOLDER, RECIPE_FILE
+from qkv.data.batches import Batches
+from qkv.models import Model
+from qkv.models import folder as model_folder
+from qkv.training import time_budget
+from qkv.training.checkpointing import load_checkpoint
+from qkv.training.config import TrainConfig
+from qkv.training.distributed import World, single_process
+from qkv.training.loop import train
+from qkv.training.metrics import TrainCallback, TrainResult
+from qkv.training.recipes import get_recipe
+from qkv.training.recipes.definition import RecipeConfig, Stage, Task, copy_to_device
 
-RECIPE, STATUS, MODEL, REPORT, PURPOSE = "recipe.toml", "run.json", "model", "report.html", "purpose.json"
-SAMPLES = "samples.json"
-Listener = Callable[[Stage, Settings], Report]
+STATUS_FILE, REPORT_FILE = "run.json", "report.html"
+PURPOSE_FILE, SAMPLES_FILE, PREPARED_FILE = "purpose.json", "samples.json", "prepared.json"
+UNKNOWN_COMMIT = "unknown"
+CallbackFactory = Callable[[Stage, TrainConfig], TrainCallback]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run, or where it stands.
+    """The result of a run, or its current state.
 
-    result: numbers of the last validation and of the test, by part; empty until the run is finished.
+    result: metrics of the last validation and of the test, by part; empty until the run is finished.
+    stopped: the signal that stopped it, if one did.
     """
 
     folder: Path
-    recipe: Recipe
+    config: RecipeConfig
     finished: bool
     stopped: str | None
     seconds: float
@@ -56,15 +62,14 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The trained model."""
-        from qkv.checkpoints import load
+        """Load the trained model."""
+        return model_folder.load(self.folder / MODEL_FOLDER, Model.registry)
 
-        return load(self.folder / MODEL)
-
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data for JSON."""
         return {
             "folder": str(self.folder),
-            "recipe": self.recipe.to_table(),
+            "recipe": self.config.to_table(),
             "finished": self.finished,
             "stopped": self.stopped,
             "seconds": round(self.seconds, 1),
@@ -74,172 +79,169 @@ class Run:
         }
 
 
-def train(
-    recipe: Recipe | str,
-    *changes: Mapping[str, Any],
+def run_recipe(
+    recipe: RecipeConfig | str,
+    *overrides: Mapping[str, Any],
     folder: str | Path | None = None,
     minutes: float | int | None = None,
     steps: int | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
-    listen: Listener | None = None,
-    note: Callable[[str], None] | None = None,
-    **choices: Any,
+    callback: CallbackFactory | None = None,
+    on_note: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Run:
-    """Carry out a recipe, or go on with it where it stopped.
+    """Train a recipe, or resume it where it stopped.
 
-    recipe: resolved, or a name with changes ({"model.dim": 64}) and choices (preset=, model=, seed=).
-    folder: where; runs/NAME-N if not given. A folder that holds this recipe is gone on with; another's is refused.
-    minutes: how long; the speed is measured once, and the steps that fit are written into recipe.toml.
-    listen: makes the listener of each stage. note: hears what was guessed or left out.
+    Args:
+        recipe: a resolved config, or the name of a recipe with overrides ({"model.dim": 64}) and options (preset=,
+            model=, seed=).
+        folder: run directory; runs/NAME-N by default. A directory with a run of this config is resumed; with another
+            run it is refused.
+        minutes: training time; the speed is measured once, and the steps that fit are written into recipe.toml.
+        steps: number of steps in all, instead of the recipe's.
+        callback: makes the TrainCallback of each stage. on_note: receives what was guessed or left out.
+
+    >>> run = run_recipe("vit-digits", {"model.dim": 32}, steps=200)  # doctest: +SKIP
+    >>> run.result["test"]["accuracy"], run.model  # doctest: +SKIP
     """
-    if isinstance(recipe, str):
-        recipe = system(recipe).recipe(*changes, **choices)
-    pace.check(minutes, steps)
-    note = note or (lambda text: None)
-    place = Path(folder) if folder is not None else chosen_folder(recipe, resume, minutes, steps)
-    if place.exists() and not place.is_dir():
-        raise ValueError(f"{place} is a file; a run wants a folder of its own")
-    begun = (place / RECIPE).is_file()
-    if begun and resume != "never":
-        recipe = _held(place, recipe, minutes, steps)
-    elif begun:
-        raise ValueError(f"{place} holds a run already; go on with it (--resume auto), or name another folder")
-    elif resume == "always":
-        raise ValueError(f"{place} holds no run to go on with")
-    if begun and (status := read_status(place)).get("finished"):
-        note(f"{place} is finished already; its result is shown")
-        return _finished(place, recipe, status)
-    task = system(recipe.system).build(recipe)
+    config = get_recipe(recipe).resolve(*overrides, **options) if isinstance(recipe, str) else recipe
+    time_budget.check_length(minutes, steps)
+    on_note = on_note or (lambda text: None)
+    run_folder = Path(folder) if folder is not None else choose_folder(config, resume, minutes, steps)
+    if run_folder.exists() and not run_folder.is_dir():
+        raise ValueError(f"{run_folder} is a file; a run needs its own directory")
+    started = (run_folder / RECIPE_FILE).is_file()
+    if started and resume == "never":
+        raise ValueError(f"{run_folder} contains a run already; resume it (--resume auto) or choose another directory")
+    if not started and resume == "always":
+        raise ValueError(f"{run_folder} contains no run to resume")
+    if started:
+        config = _read_config(run_folder, config, minutes, steps)
+        if read_status(run_folder).get("finished"):
+            on_note(f"{run_folder} is finished already; this is its result")
+            return open_run(run_folder)
+    task = get_recipe(config.recipe).build(config)
     for text in task.notes:
-        note(text)
-    if not begun:
+        on_note(text)
+    if not started:
         try:
-            task = pace.given(task, minutes, steps, note)
-        except pace.StoppedError as stopped:
-            return Run(place, task.recipe, False, str(stopped), 0.0, task.model.num_parameters, notes=task.notes)
-        begin(place, task, minutes)
-    return _carried_out(place, task, listen or (lambda stage, settings: Report()), note)
+            task = time_budget.fit_to_length(task, minutes, steps, on_note)
+        except time_budget.StoppedError as stopped:
+            return Run(run_folder, task.config, False, str(stopped), 0.0, task.model.num_parameters, notes=task.notes)
+        create_run(run_folder, task, minutes)
+    result, seconds = None, 0.0
+    task.model.extra_files = {**task.model.extra_files, **task.files}
+    for stage in task.stages:
+        model = copy_to_device(task.model)  # training may shard it over processes for good
+        if result is not None:  # start with the best weights of the previous stage
+            model.load_state_dict(_best_model(result).state_dict())
+        stage_config, home = task.config.stages[stage.name], task.stage_folder(run_folder, stage)
+        batches = _prepare_batches(stage, model, home, on_note)
+        events = None if callback is None else callback(stage, stage_config)
+        result = train(model, batches, stage.objective, stage_config, home, evaluate=stage.validate, callback=events)
+        seconds += result.seconds
+        if result.stopped or not result.finished:  # also when asked to stop during the last step
+            return Run(run_folder, task.config, False, result.stopped, seconds, model.num_parameters, notes=task.notes)
+    assert result is not None
+    best = _best_model(result)
+    run = Run(run_folder, task.config, True, None, seconds, best.num_parameters, notes=task.notes)
+    if not World.current().is_first:
+        return run
+    with single_process():  # the others have left
+        return _finish(run, task, best, on_note)
 
 
-def begin(place: Path, task: Task, minutes: float | int | None = None) -> None:
-    """Make the run's folder: what is done stands in it before anything is. minutes: those it was given, if any."""
-    if not World.here().first:
+def create_run(run_folder: Path, task: Task, minutes: float | int | None = None) -> None:
+    """Create the run directory with run.json and recipe.toml, before anything is trained."""
+    if not World.current().is_first:
         return
-    place.mkdir(parents=True, exist_ok=True)
-    # a status without a recipe is that of a run which was killed while it began
-    if others := [path.name for path in place.iterdir() if not path.name.startswith(".") and path.name != STATUS]:
-        raise ValueError(f"{place} holds other files ({others[0]}, …); a run wants a folder of its own")
-    described = {
+    run_folder.mkdir(parents=True, exist_ok=True)
+    # run.json without recipe.toml belongs to a run that was killed while it was created
+    others = [path.name for path in run_folder.iterdir() if not path.name.startswith(".") and path.name != STATUS_FILE]
+    if others:
+        raise ValueError(f"{run_folder} contains other files ({others[0]}, …); a run needs its own directory")
+    status = {
         "qkv": __version__,
-        "commit": commit(),
-        "recipe": task.recipe.system,
+        "commit": git_commit(),
+        "recipe": task.config.recipe,
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "parameters": task.model.num_parameters,
         "finished": False,
-        **({} if minutes is None else {"minutes": minutes}),
     }
-    write_status(place, described)
-    write_whole(place / RECIPE, to_toml(task.recipe.to_table(), comment="qkv train --config this-file"))
+    if minutes is not None:
+        status["minutes"] = minutes
+    write_status(run_folder, status)
+    write_atomic(run_folder / RECIPE_FILE, to_toml(task.config.to_table(), comment="qkv train --config this-file"))
 
 
-def _carried_out(place: Path, task: Task, listen: Listener, note: Callable[[str], None]) -> Run:
-    seconds = 0.0
-    outcome: Outcome | None = None
-    task.model.files = {**task.model.files, **task.files}
-    for stage in task.stages:
-        model = at_work(task.model)  # training may spread it over processes for good
-        if outcome is not None:  # the stage before is over: its best weights are what this one begins with
-            model.load_state_dict(restored(outcome.best or outcome.checkpoint or place).state_dict())
-        settings = task.recipe.stages[stage.name]
-        home = stage_folder(place, task, stage)
-        outcome = train_stage(
-            model,
-            learned_from(stage, model, home, note),
-            stage.objective,
-            settings,
-            home,
-            evaluate=stage.validate,
-            report=listen(stage, settings),
-        )
-        seconds += outcome.seconds
-        if outcome.stopped or not outcome.finished:  # asked to stop while the last step was made, too
-            return Run(place, task.recipe, False, outcome.stopped, seconds, model.num_parameters, notes=task.notes)
-    assert outcome is not None
-    return finish(place, task, outcome, seconds, note)
+def _prepare_batches(stage: Stage, model: Model, home: Path, on_note: Callable[[str], None]) -> Batches:
+    """Return the batches of a stage. What the model produces for them is written to the directory, complete, before the
+    first step, and read from there when the run is resumed."""
+    if stage.prepare is None or stage.prepared is None:
+        return stage.batches
+    prepare, path = stage.prepare, home / PREPARED_FILE
+
+    def read_or_prepare() -> str:
+        if not path.is_file():
+            on_note(f"{stage.name}: the model prepares its training data")
+            home.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, json.dumps(prepare(model), ensure_ascii=False, indent=1) + "\n")
+        return json.dumps(read_json(path, f"the training data of {stage.name}; remove it to make it again"))
+
+    return stage.prepared(json.loads(World.current().run_on_first(read_or_prepare)))
 
 
-def finish(place: Path, task: Task, outcome: Outcome, seconds: float, note: Callable[[str], None]) -> Run:
-    """Take the best weights, test them once, and leave model, numbers and report."""
-    best = restored(outcome.best or outcome.checkpoint or place)
-    run = Run(place, task.recipe, True, None, seconds, best.num_parameters, notes=task.notes)
-    if not World.here().first:
-        return run
-    with alone():  # the others have gone
-        return _tested(run, task, best, note)
+def _best_model(result: TrainResult) -> Model:
+    return load_checkpoint(result.best or result.checkpoint or result.folder)
 
 
-def _tested(run: Run, task: Task, best: Model, note: Callable[[str], None]) -> Run:
-    from qkv.training.recipes.report import report_page
+def _finish(run: Run, task: Task, best: Model, on_note: Callable[[str], None]) -> Run:
+    """Test the best model once; write model, metrics, samples and report."""
+    from qkv.training.report import report_page
 
-    place, seconds = run.folder, run.seconds
-    note("testing the best checkpoint")
-    tested = time.perf_counter()
-    validation = task.stages[-1].validate
-    result = {"validation": {} if validation is None else validation(best), "test": task.test(best)}
-    best.files = {**task.files, PURPOSE: json.dumps(task.purpose(best), ensure_ascii=False).encode()}
-    best.save(place / MODEL)
-    run = replace(run, result=result)
-    status = {**read_status(place), "finished": True, "seconds": round(seconds, 1), "result": result}
+    on_note("testing the best checkpoint")
+    run_folder, started = run.folder, time.perf_counter()
+    run = replace(run, result=evaluate_task(task, best))
+    best.extra_files = {**task.files, PURPOSE_FILE: json.dumps(task.purpose(best), ensure_ascii=False).encode()}
+    best.save(run_folder / MODEL_FOLDER)
+    status = {**read_status(run_folder), "finished": True, "seconds": round(run.seconds, 1), "result": run.result}
     samples = task.samples(best)
-    write_whole(place / SAMPLES, json.dumps(samples, ensure_ascii=False) + "\n")
-    write_whole(place / REPORT, report_page(run, task, samples))
-    write_status(
-        place, {**status, "testing_seconds": round(time.perf_counter() - tested, 1), "notes": list(task.notes)}
-    )
+    write_atomic(run_folder / SAMPLES_FILE, json.dumps(samples, ensure_ascii=False) + "\n")
+    write_atomic(run_folder / REPORT_FILE, report_page(run, task, samples))
+    seconds = round(time.perf_counter() - started, 1)
+    write_status(run_folder, {**status, "testing_seconds": seconds, "notes": list(task.notes)})
     return run
 
 
-def stage_folder(place: Path, task: Task, stage: Stage) -> Path:
-    """Where a stage keeps its metrics and checkpoints: in the run's folder, or in one of its own beside others."""
-    return place if len(task.stages) == 1 else place / stage.name
+def evaluate_task(task: Task, model: Model) -> dict[str, dict[str, Any]]:
+    """Compute the metrics of the last stage's validation and of the test."""
+    validate = task.stages[-1].validate
+    return {"validation": {} if validate is None else validate(model), "test": task.test(model)}
 
 
-def chosen_folder(
-    recipe: Recipe, resume: str, minutes: float | int | None, steps: int | None, home: Path = Path("runs")
+def choose_folder(
+    config: RecipeConfig, resume: str, minutes: float | int | None, steps: int | None, home: Path = Path("runs")
 ) -> Path:
-    """The newest unfinished run of this very recipe and length, if it may be gone on with; otherwise a new one."""
-    named = sorted(home.glob(f"{recipe.system}-*"), key=_number, reverse=True)
+    """Return the newest unfinished run of this config and length, if it may be resumed; otherwise a new directory."""
+    existing = sorted(home.glob(f"{config.recipe}-*"), key=_run_number, reverse=True)
     if resume != "never":
-        for place in named:
-            if (place / RECIPE).is_file() and not read_status(place).get("finished"):
-                held = system(recipe.system).read(read_toml(place / RECIPE))
-                if _otherwise(place, held, recipe, minutes, steps) is None:
-                    return place
-    return home / f"{recipe.system}-{max(map(_number, named), default=0) + 1}"
+        for run_folder in existing:
+            if (run_folder / RECIPE_FILE).is_file() and not read_status(run_folder).get("finished"):
+                present = get_recipe(config.recipe).from_table(read_toml(run_folder / RECIPE_FILE))
+                if _describe_difference(run_folder, present, config, minutes, steps) is None:
+                    return run_folder
+    return home / f"{config.recipe}-{max(map(_run_number, existing), default=0) + 1}"
 
 
-def read_status(place: Path) -> dict[str, Any]:
-    """The run.json of a folder."""
-    return folder.read_json(place / STATUS, "a run's folder has recipe.toml and run.json")
-
-
-def write_status(place: Path, status: dict[str, Any]) -> None:
-    write_whole(place / STATUS, json.dumps(finite(status), indent=2, ensure_ascii=False) + "\n")
-
-
-def open_run(place: str | Path) -> Run:
-    """A run as its folder tells it."""
-    place = Path(place)
-    if not (place / RECIPE).is_file():
-        raise ValueError(f"{place} is not a run: it has no {RECIPE}. `qkv runs` lists those there are")
-    table = read_toml(place / RECIPE)
-    return _finished(place, system(str(table.get("recipe"))).read(table), read_status(place))
-
-
-def _finished(place: Path, recipe: Recipe, status: Mapping[str, Any]) -> Run:
+def open_run(run_folder: str | Path) -> Run:
+    """Read a run from its directory."""
+    run_folder = Path(run_folder)
+    if not (run_folder / RECIPE_FILE).is_file():
+        raise ValueError(f"{run_folder} is not a run: it has no {RECIPE_FILE}. `qkv runs` lists the runs")
+    table, status = read_toml(run_folder / RECIPE_FILE), read_status(run_folder)
     return Run(
-        folder=place,
-        recipe=recipe,
+        folder=run_folder,
+        config=get_recipe(str(table.get("recipe"))).from_table(table),
         finished=bool(status.get("finished")),
         stopped=None,
         seconds=float(status.get("seconds", 0.0)),
@@ -249,40 +251,85 @@ def _finished(place: Path, recipe: Recipe, status: Mapping[str, Any]) -> Run:
     )
 
 
-def _held(place: Path, wanted: Recipe, minutes: float | int | None, steps: int | None) -> Recipe:
-    """The recipe that a folder holds; a ValueError if it is another than the one wanted."""
-    table = read_toml(place / RECIPE)
-    if table.get("recipe") != wanted.system:
-        raise ValueError(f"{place} holds a run of {table.get('recipe')}, not of {wanted.system}; name another folder")
-    held = system(wanted.system).read(table)
-    if what := _otherwise(place, held, wanted, minutes, steps):
-        raise ValueError(f"{place} holds a run {what}. Name another folder, or take this back")
-    return held
+def read_status(run_folder: Path) -> dict[str, Any]:
+    """Read the run.json of a run directory."""
+    return read_json(run_folder / STATUS_FILE, "a run directory has recipe.toml and run.json")
 
 
-def _otherwise(place: Path, held: Recipe, wanted: Recipe, minutes: float | int | None, steps: int | None) -> str | None:
-    """In what a run that a folder holds is not the one wanted, as a phrase; None if it is."""
+def write_status(run_folder: Path, status: dict[str, Any]) -> None:
+    """Write the run.json of a run directory."""
+    write_atomic(run_folder / STATUS_FILE, json.dumps(json_safe(status), indent=2, ensure_ascii=False) + "\n")
+
+
+def _read_config(
+    run_folder: Path, wanted: RecipeConfig, minutes: float | int | None, steps: int | None
+) -> RecipeConfig:
+    """Read the config of a run directory; raises a ValueError if it is not the wanted one."""
+    table = read_toml(run_folder / RECIPE_FILE)
+    if table.get("recipe") != wanted.recipe:
+        raise ValueError(
+            f"{run_folder} contains a run of {table.get('recipe')}, not of {wanted.recipe}; choose another directory"
+        )
+    present = get_recipe(wanted.recipe).from_table(table)
+    if what := _describe_difference(run_folder, present, wanted, minutes, steps):
+        raise ValueError(f"{run_folder} contains a run {what}. Choose another directory, or undo this change")
+    return present
+
+
+def _describe_difference(
+    run_folder: Path, present: RecipeConfig, wanted: RecipeConfig, minutes: float | int | None, steps: int | None
+) -> str | None:
+    """Describe how the run in a directory differs from the wanted one; None if it does not."""
     if steps is not None:
-        wanted = pace.with_steps(wanted, steps)
-        if pace.steps_of(held) != pace.steps_of(wanted):
-            return f"of {pace.steps_of(held):,} steps, not of {steps:,}"
+        wanted = time_budget.with_steps(wanted, steps)
+        if time_budget.total_steps(present) != time_budget.total_steps(wanted):
+            return f"of {time_budget.total_steps(present):,} steps, not of {steps:,}"
     if minutes is not None:
-        given = read_status(place).get("minutes")
+        given = read_status(run_folder).get("minutes")
+        if given is None:
+            return f"without a limit in minutes, not of {minutes:g} minutes"
         if given != minutes:
-            return f"{'that was given no minutes' if given is None else f'of {given:g} minutes'}, not of {minutes:g}"
-        wanted = pace.as_long_as(wanted, held)
-    what = difference(_comparable(held), _comparable(wanted))
-    return what and f"with other settings: {what}"
+            return f"of {given:g} minutes, not of {minutes:g}"
+        wanted = time_budget.with_length_of(wanted, present)
+    differences = find_differences([_comparable(present), _comparable(wanted)])
+    if not differences:
+        return None
+    name, (before, now) = next(iter(differences.items()))
+    return f"with another config: {name} was {before!r} and is now {now!r}"
 
 
-def _comparable(recipe: Recipe) -> dict[str, Any]:
-    """A recipe without what the data fills in."""
-    table = recipe.to_table()
-    for name in system(recipe.system).fills:
+def _comparable(config: RecipeConfig) -> dict[str, Any]:
+    """Return a config without what the data fills in."""
+    table = config.to_table()
+    for name in get_recipe(config.recipe).data_fields:
         table["model"].pop(name, None)
     return table
 
 
-def _number(place: Path) -> int:
-    tail = place.name.rpartition("-")[2]
+def _run_number(run_folder: Path) -> int:
+    tail = run_folder.name.rpartition("-")[2]
     return int(tail) if tail.isdigit() else 0
+
+
+def find_checkout() -> Path | None:
+    """Return the root of the git checkout that this qkv runs from; None where it was installed otherwise."""
+    home = Path(qkv.__file__).resolve().parent
+    root = home.parents[1]
+    return root if home == root / "src" / "qkv" and (root / ".git").exists() else None
+
+
+def git_commit() -> str:
+    """Return the commit of the checkout, with -dirty if its code differs from it; "unknown" outside one."""
+    root = find_checkout()
+    commit = None if root is None else _run_git(root, "rev-parse", "--short=12", "HEAD")
+    if root is None or not commit:
+        return UNKNOWN_COMMIT
+    return commit + ("-dirty" if _run_git(root, "status", "--porcelain", "--", "src", "constraints.txt") else "")
+
+
+def _run_git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

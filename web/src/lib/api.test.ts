@@ -1,15 +1,15 @@
 import { afterEach, expect, test, vi } from "vitest";
 
-import { unpacked, watched } from "./api";
+import { followJob, unpackArrays } from "./api";
 
-test("maps come out of bytes as they went in", () => {
+test("unpackArrays reads what the server wrote", () => {
   const head = JSON.stringify({ name: "a", arrays: { w: { dtype: "float32", shape: [1, 2], offset: 0 } } });
   const padded = head + " ".repeat((8 - ((head.length + 4) % 8)) % 8);
   const bytes = new Uint8Array(4 + padded.length + 8);
   new DataView(bytes.buffer).setUint32(0, padded.length, true);
   bytes.set(new TextEncoder().encode(padded), 4);
   new Float32Array(bytes.buffer, 4 + padded.length, 2).set([0.25, 0.75]);
-  const found = unpacked<{ name: string }>(bytes.buffer);
+  const found = unpackArrays<{ name: string }>(bytes.buffer);
   expect(found.head.name).toBe("a");
   expect([...found.arrays.w.data]).toEqual([0.25, 0.75]);
 });
@@ -30,23 +30,23 @@ class Stream {
 
 afterEach(() => vi.unstubAllGlobals());
 
-test("who leaves closes the stream, and opens none afterwards", async () => {
+test("aborting followJob closes its stream, and no new one is opened", async () => {
   vi.stubGlobal("EventSource", Stream);
   const leaving = new AbortController();
-  const ended = watched("1", () => {}, leaving.signal);
+  const ended = followJob("1", () => {}, leaving.signal);
   const first = Stream.last;
   leaving.abort();
   await expect(ended).rejects.toThrow("abort");
   expect(first.readyState).toBe(Stream.CLOSED);
-  await expect(watched("1", () => {}, leaving.signal)).rejects.toThrow("abort");
+  await expect(followJob("1", () => {}, leaving.signal)).rejects.toThrow("abort");
   expect(Stream.last).toBe(first);
 });
 
-test("a server that has ended is said, and one that is only slow is waited for", async () => {
+test("followJob reports a stopped server and waits for a slow one", async () => {
   vi.stubGlobal("EventSource", Stream);
   const fetching = vi.fn().mockResolvedValueOnce(new Response('{"state": "running"}')).mockRejectedValueOnce(new TypeError("refused"));
   vi.stubGlobal("fetch", fetching);
-  const ended = watched("1", () => {}, new AbortController().signal);
+  const ended = followJob("1", () => {}, new AbortController().signal);
   Stream.last.onerror();
   await new Promise((resolve) => setTimeout(resolve));
   expect(Stream.last.readyState).toBe(0);

@@ -1,64 +1,57 @@
-// Asking the server: JSON, maps (bytes behind a JSON head), and the events of long work.
+// Requests to the server: JSON, binary arrays, and the events of background jobs.
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(
-    readonly status: number,
+    readonly status: number, // 0: no answer
     message: string,
+    readonly body: Record<string, any> = {},
   ) {
     super(message);
   }
 }
 
-// A server that has ended answers nothing: that is said as such, and not as the browser says it.
-function fetched(path: string, options: RequestInit): Promise<Response> {
-  return fetch(path, options).catch((problem: Error) => {
-    throw problem.name === "AbortError" ? problem : new Refused(0, "the server does not answer; is qkv studio still open?");
+async function send(path: string, options: RequestInit): Promise<Response> {
+  const response = await fetch(path, options).catch((problem: Error) => {
+    throw problem.name === "AbortError" ? problem : new ApiError(0, "the server does not answer; is qkv studio still running?");
   });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw new ApiError(response.status, body.error ?? `the server answered ${response.status}`, body);
 }
 
-async function answered(response: Response): Promise<Response> {
-  if (response.ok) return response;
-  const problem = await response.json().catch(() => ({}));
-  throw new Refused(response.status, problem.error ?? `the server answered ${response.status}`);
+function sendJson(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  return send(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
 }
 
 export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (await answered(await fetched(path, { signal }))).json();
+  return (await send(path, { signal })).json();
 }
 
 export async function post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
-  return (await answered(await sent(path, body, signal))).json();
+  return (await sendJson(path, body, signal)).json();
 }
 
-function sent(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
-  return fetched(path, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
-}
-
-export type Numbers = Float32Array | Float64Array | Uint8Array | Int32Array;
-export interface Maps<Head> {
+export type NumberArray = Float32Array | Float64Array | Uint8Array | Int32Array;
+export interface Arrays<Head> {
   head: Head;
-  arrays: Record<string, { shape: number[]; data: Numbers }>;
+  arrays: Record<string, { shape: number[]; data: NumberArray }>;
 }
 
-const KINDS = { float32: Float32Array, float64: Float64Array, uint8: Uint8Array, int32: Int32Array };
+const TYPES = { float32: Float32Array, float64: Float64Array, uint8: Uint8Array, int32: Int32Array };
 
-export async function maps<Head>(path: string, body: unknown, signal?: AbortSignal): Promise<Maps<Head>> {
-  return unpacked<Head>(await (await answered(await sent(path, body, signal))).arrayBuffer());
+export async function postForArrays<Head>(path: string, body: unknown, signal?: AbortSignal): Promise<Arrays<Head>> {
+  return unpackArrays<Head>(await (await sendJson(path, body, signal)).arrayBuffer());
 }
 
-export function unpacked<Head>(bytes: ArrayBuffer): Maps<Head> {
+// Reads what responses.py's array_response wrote.
+export function unpackArrays<Head>(bytes: ArrayBuffer): Arrays<Head> {
   const length = new DataView(bytes).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 4, length)));
-  const arrays: Maps<Head>["arrays"] = {};
+  const arrays: Arrays<Head>["arrays"] = {};
   for (const [name, { dtype, shape, offset }] of Object.entries<any>(head.arrays)) {
     const count = shape.reduce((product: number, side: number) => product * side, 1);
-    const kind = KINDS[dtype as keyof typeof KINDS];
-    arrays[name] = { shape, data: new kind(bytes, 4 + length + offset, count) };
+    const type = TYPES[dtype as keyof typeof TYPES];
+    arrays[name] = { shape, data: new type(bytes, 4 + length + offset, count) };
   }
   return { head, arrays };
 }
@@ -71,37 +64,37 @@ export interface JobState<Result> {
   result: Result;
 }
 
-// Watches a job until it ends; every event goes to `heard`, the promise gives its result. Who leaves aborts: a browser
-// has six connections to a server, and a stream that nobody reads keeps one of them.
-export function watched<Result>(id: string, heard: (event: any) => void, signal: AbortSignal): Promise<JobState<Result>> {
+// Follows a job until it ends; `onevent` gets every event. Abort it when nobody reads the events any more: a browser
+// has only six connections to a server, and each stream takes one.
+export function followJob<Result>(id: string, onevent: (event: any) => void, signal: AbortSignal): Promise<JobState<Result>> {
   return new Promise((resolve, reject) => {
     signal.throwIfAborted();
     const source = new EventSource(`/api/jobs/${id}/events`);
-    const ask = () => get<JobState<Result>>(`/api/jobs/${id}`, signal);
+    const getState = () => get<JobState<Result>>(`/api/jobs/${id}`, signal);
     const fail = (problem: unknown) => {
       close();
       reject(problem);
     };
-    const left = () => fail(signal.reason);
+    const aborted = () => fail(signal.reason);
     const close = () => {
       source.close();
-      signal.removeEventListener("abort", left);
+      signal.removeEventListener("abort", aborted);
     };
-    signal.addEventListener("abort", left);
+    signal.addEventListener("abort", aborted);
     source.onmessage = (message) => {
       const event = JSON.parse(message.data);
-      heard(event);
+      onevent(event);
       if (!["done", "failed", "cancelled"].includes(event.state)) return;
       close();
-      ask().then(resolve, reject);
+      getState().then(resolve, reject);
     };
     source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) fail(new Refused(0, "the server does not answer any more"));
-      else ask().catch(fail); // the browser tries for ever to reach a server that has ended
+      if (source.readyState === EventSource.CLOSED) fail(new ApiError(0, "the server does not answer any more"));
+      else getState().catch(fail); // otherwise the browser would try forever to reach a stopped server
     };
   });
 }
 
-export async function cancel(id: string): Promise<void> {
-  await answered(await fetched(`/api/jobs/${id}`, { method: "DELETE" }));
+export async function cancelJob(id: string): Promise<void> {
+  await send(`/api/jobs/${id}`, { method: "DELETE" });
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { parts, typeset, wholes } from "./formula";
+import { groupPieces, splitLines, typeset } from "./formula";
 
 test("indices are lowered and powers raised, and names with an underscore stay", () => {
   expect(typeset("‖h − v_j‖ ≤ e^(−margin)")).toEqual([{ text: "‖h − v" }, { text: "j", lowered: true }, { text: "‖ ≤ e" }, { text: "−margin", raised: true }]);
@@ -10,13 +10,13 @@ test("indices are lowered and powers raised, and names with an underscore stay",
 });
 
 test("a power stays on a line with its base", () => {
-  const found = wholes([{ text: "(5/2·e" }, { text: "3√2/4", raised: true }, { text: "−2e" }, { text: "4√2", raised: true }, { text: ")" }]);
+  const found = groupPieces([{ text: "(5/2·e" }, { text: "3√2/4", raised: true }, { text: "−2e" }, { text: "4√2", raised: true }, { text: ")" }]);
   expect(found.map(({ text, base, more }) => [text, base, more.map((piece) => piece.text).join("")])).toEqual([["(5/2·", "e", "3√2/4"], ["−", "2e", "4√2"], [")", "", ""]]);
 });
 
 test("a long number is broken at its signs", () => {
-  expect(parts("(1+5e")).toEqual(["(1", "+5e"]);
-  expect(parts(")/(2")).toEqual([")/", "(2"]);
-  expect(parts("−3")).toEqual(["−3"]);
-  expect(parts("5/2·")).toEqual(["5/", "2·"]);
+  expect(splitLines("(1+5e")).toEqual(["(1", "+5e"]);
+  expect(splitLines(")/(2")).toEqual([")/", "(2"]);
+  expect(splitLines("−3")).toEqual(["−3"]);
+  expect(splitLines("5/2·")).toEqual(["5/", "2·"]);
 });

@@ -1,4 +1,4 @@
-// Text with powers and indices, in pieces: each raised or lowered one stands with what it belongs to, and never alone on a line.
+// Text with powers and indices, in pieces: a raised or lowered piece stays on one line with its base.
 
 export interface Piece {
   text: string;
@@ -8,14 +8,14 @@ export interface Piece {
 
 export const minus = (text: string): string => text.replaceAll("-", "−");
 
-// Sentences: v_j, e^(−β²), e^β. Words with an underscore stay as they are.
+// Text such as v_j, e^(−β²), e^β; words with an underscore are not changed.
 export function typeset(written: string): Piece[] {
-  return split(written, /\^\(([^()]*)\)|\^([\p{L}\d])|(?<=[\p{L}\d])_([\p{L}\d])(?![\p{L}\d]{2})/gu, (match) =>
+  return splitPieces(written, /\^\(([^()]*)\)|\^([\p{L}\d])|(?<=[\p{L}\d])_([\p{L}\d])(?![\p{L}\d]{2})/gu, (match) =>
     match[3] !== undefined ? [{ text: match[3], lowered: true }] : [{ text: match[1] ?? match[2], raised: true }],
   );
 }
 
-export function split(written: string, pattern: RegExp, found: (match: RegExpMatchArray) => Piece[]): Piece[] {
+export function splitPieces(written: string, pattern: RegExp, found: (match: RegExpMatchArray) => Piece[]): Piece[] {
   const pieces: Piece[] = [];
   let place = 0;
   for (const match of written.matchAll(pattern)) {
@@ -26,15 +26,15 @@ export function split(written: string, pattern: RegExp, found: (match: RegExpMat
   return pieces.filter((piece) => piece.text);
 }
 
-export interface Whole {
-  text: string; // what may be broken before it
-  base: string; // what stays on one line with its powers and indices
+export interface PieceGroup {
+  text: string; // a line may break inside
+  base: string; // stays on one line with its powers and indices
   more: Piece[];
 }
 
-// The pieces with those raised or lowered beside their base; a line may be broken between wholes, and after a sign in a text.
-export function wholes(pieces: Piece[]): Whole[] {
-  const found: Whole[] = [];
+// Groups raised and lowered pieces with their base; a line may break between groups.
+export function groupPieces(pieces: Piece[]): PieceGroup[] {
+  const found: PieceGroup[] = [];
   for (const piece of pieces) {
     const last = found.at(-1);
     if (!piece.raised && !piece.lowered) found.push({ text: piece.text, base: "", more: [] });
@@ -48,7 +48,7 @@ export function wholes(pieces: Piece[]): Whole[] {
   return found;
 }
 
-// A text in parts between which a line may be broken: before a sum's sign, after a sign of division.
-export function parts(text: string): string[] {
+// Parts of a text between which a line may break: before + and −, after / and ·.
+export function splitLines(text: string): string[] {
   return text.split(/(?<=[/·])(?=.)|(?=(?<=[\p{L}\d)])[+−])/u);
 }

@@ -1,11 +1,11 @@
-// Where the person is: a room, and its state, both in the address after '#', so that a link restores what was seen.
+// The current page and its state, both in the address after '#', so that a link restores what was shown.
 
 export type State = Record<string, string>;
 
-class Place {
-  room = $state("playground");
+class Route {
+  page = $state("playground");
   state = $state<State>({});
-  private known = ""; // the address as it was last read or written
+  private hash = ""; // the address as it was last read or written
 
   constructor() {
     this.read();
@@ -13,21 +13,21 @@ class Place {
   }
 
   private read(): void {
-    this.known = location.hash;
-    const [room, query] = this.known.replace(/^#\/?/, "").split("?");
-    this.room = room || "playground";
+    this.hash = location.hash;
+    const [page, query] = this.hash.replace(/^#\/?/, "").split("?");
+    this.page = page || "playground";
     this.state = Object.fromEntries(new URLSearchParams(query ?? ""));
   }
 
-  // Keeps the state of the room in the address without a new entry in the browser's history. Where the address has
-  // changed already, the person is on the way to another place, and nothing is kept.
+  // Writes the page's state into the address, without a new entry in the browser's history. Does nothing if the
+  // address has changed already, because the user is going to another page.
   keep(state: State): void {
-    if (location.hash !== this.known) return;
-    const shown = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== ""));
-    const query = new URLSearchParams(shown).toString();
-    history.replaceState(null, "", `#/${this.room}${query ? `?${query}` : ""}`);
-    this.known = location.hash;
+    if (location.hash !== this.hash) return;
+    const kept = Object.fromEntries(Object.entries(state).filter(([, value]) => value !== ""));
+    const query = new URLSearchParams(kept).toString();
+    history.replaceState(null, "", `#/${this.page}${query ? `?${query}` : ""}`);
+    this.hash = location.hash;
   }
 }
 
-export const place = new Place();
+export const route = new Route();

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until the person says otherwise.
+// The theme, light or dark: the system's, until the user chooses one.
 
 const KEY = "qkv-theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -7,8 +7,8 @@ class Theme {
   dark = $state(false);
 
   constructor() {
-    const kept = localStorage.getItem(KEY);
-    this.set(kept ? kept === "dark" : system.matches);
+    const stored = localStorage.getItem(KEY);
+    this.set(stored ? stored === "dark" : system.matches);
     system.addEventListener("change", (event) => {
       if (!localStorage.getItem(KEY)) this.set(event.matches);
     });
@@ -19,7 +19,7 @@ class Theme {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
   }
 
-  turn(): void {
+  toggle(): void {
     this.set(!this.dark);
     localStorage.setItem(KEY, this.dark ? "dark" : "light");
   }

@@ -1,5 +1,5 @@
-"""The results table, rerun: rows as data, each trained end to end, measured, kept as JSON and drawn as a page."""
+"""Reproduce the results table: train each row end to end, measure it, keep it as JSON and draw the page."""
 
-from qkv.bench.reproduce.rows import ROWS, Figure, Part, Row, row
+from qkv.bench.reproduce.rows import ROWS, Metric, ResultRow, RowPart, get_row
 
-__all__ = ["ROWS", "Figure", "Part", "Row", "row"]
+__all__ = ["ROWS", "Metric", "ResultRow", "RowPart", "get_row"]

@@ -1,0 +1,1 @@
+"""The checks, one file per family; `qkv.check.registry` lists them all."""

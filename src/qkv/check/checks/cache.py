@@ -1,52 +1,159 @@
-"""Its own cache must agree with itself: one token at a time, a beginning and then steps, and chunks."""
+"""KV cache: pieces run through the cache (steps, prefill, chunks) must give the outputs of the whole sequence.
+
+Axes: b batch · h heads · t queries · s keys · d head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding, told
-from qkv.check.subject import Subject
+from qkv.check.implementation import Implementation
+from qkv.check.report import Diagnosis, Finding, describe_error
+from qkv.check.tracing.heads import is_close
+from qkv.check.tracing.readings import record_run
+from qkv.check.tracing.recorder import AttentionRecord, Recording, record_attention
 
-FAMILY = {"steps": "cache order", "prefill": "positions with cache", "chunks": "mask with cache"}
+FAMILIES = {"steps": "cache order", "prefill": "positions with cache", "chunks": "mask with cache"}
+HINTS = {
+    "steps": "a step differs: positions without the cache's offset, or keys dropped or in another order",
+    "prefill": "a step after a prefill differs: positions without the cache's offset, or a mask not aligned at the end",
+    "chunks": "a chunk differs: its mask is skipped or aligned at the start, or keys are in another order",
+}
 
 
-def check_cache(subject: Subject, contract: Contract, kind: str = "causal") -> list[Finding]:
-    if subject.cached is None:
+def piece_sizes(way: str, n: int) -> list[int]:
+    """The sizes of the pieces of a sequence of n tokens, for "steps", "prefill" and "chunks"."""
+    return {"steps": [1] * n, "prefill": [n - 3, 1, 1, 1], "chunks": [3, 4, 2, n - 9]}[way]
+
+
+def check_cache(impl: Implementation, contract: Contract, kind: str = "causal") -> list[Finding]:
+    """One token at a time, a prefill and then steps, and chunks all give the outputs of the whole sequence."""
+    if impl.run_cached is None:
         verdict = "fail" if contract.cache else "n/a"
-        return [Finding("cache", verdict, None, "it has no cache that could be recognised")]
+        return [Finding("cache", verdict, None, "it has no KV cache that could be recognized")]
     if kind == "bidirectional" and contract.kind != "causal":
-        return [Finding("cache", "n/a", None, "it sees the whole sequence: pieces of it cannot give the same")]
-    n = subject.length
-    x = subject.draw(2, n, torch.Generator().manual_seed(11))
-    whole = subject.run(x)
-    ways = {
-        "steps": [1] * n,
-        "prefill": [n - 3, 1, 1, 1],
-        "chunks": [3, 4, 2, n - 9],
-    }
+        return [Finding("cache", "n/a", None, "it sees the whole sequence: pieces cannot give the same outputs")]
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(11))
+    whole = impl.run(x)
     findings = []
-    for name, sizes in ways.items():
+    for way in HINTS:
+        sizes = piece_sizes(way, impl.length)
         try:
-            out = subject.cached(x.split(sizes, dim=1), [None] * len(sizes))
+            out = impl.run_cached(x.split(sizes, dim=1))
         except Exception as error:
-            findings.append(Finding(f"cache ({name})", "inconclusive", None, f"the call failed: {told(error)}"))
+            evidence = f"the call failed: {describe_error(error)}"
+            findings.append(Finding(f"cache ({way})", "inconclusive", None, evidence))
             continue
-        findings.append(_judged(subject, name, whole, out))
+        findings.append(_compare(impl, way, whole, out))
     return findings
 
 
-def _judged(subject: Subject, name: str, whole: Tensor, out: Tensor) -> Finding:
+def _compare(impl: Implementation, way: str, whole: Tensor, out: Tensor) -> Finding:
     off = (out - whole).abs().flatten(2).amax((0, 2)) / (float(whole.abs().max()) or 1.0)
     score, at = float(off.max()), int(off.argmax())
-    evidence = f"with the cache output {at} differs by {score:.2g} from the call without"
-    if score <= 10 * subject.tolerance:
-        return Finding(f"cache ({name})", "pass", score, evidence)
-    first = int((off > 10 * subject.tolerance).nonzero()[0])
-    hint = {
-        "steps": "a step differs: positions without the cache's offset, keys dropped or in another order",
-        "prefill": "a step after a beginning differs: positions without the cache's offset, or a mask not at the end",
-        "chunks": "a chunk differs: its mask is skipped or aligned at the start, or keys are in another order",
-    }[name]
-    return Finding(
-        f"cache ({name})", "fail", score, f"{evidence}; the first that differs is {first}", hint, FAMILY[name]
+    evidence = f"with the cache, output {at} differs by {score:.2g} (relative) from the call without"
+    if score <= 10 * impl.tolerance:
+        return Finding(f"cache ({way})", "pass", score, evidence)
+    first = int((off > 10 * impl.tolerance).nonzero()[0])
+    evidence = f"{evidence}; output {first} is the first that differs"
+    return Finding(f"cache ({way})", "fail", score, evidence, HINTS[way], FAMILIES[way])
+
+
+# -- the bug behind a difference: the operands of each piece compared with those of the whole ---------------------------
+
+
+def find_cache_bug(impl: Implementation, sizes: Sequence[int]) -> Diagnosis | None:
+    """Why pieces of these sizes differ from the whole when they run through the cache."""
+    if impl.run_cached is None:
+        return None
+    x = impl.random_input(2, sum(sizes), torch.Generator().manual_seed(22))
+    whole = record_run(impl, x)
+    alone = record_run(impl, x[:, sizes[0] : sizes[0] + sizes[1]])
+    try:
+        with torch.enable_grad(), record_attention(impl.module, 2) as found:
+            impl.run_cached(x.split(list(sizes), dim=1))
+    except Exception:  # what cannot be recorded is judged as a black box
+        return None
+    for name in dict.fromkeys(attention.name for attention in whole.attentions):
+        bug = _find_bug_in_layer(name, whole, found[0], alone, sizes)
+        if bug is not None:
+            return bug
+    return None
+
+
+def _find_bug_in_layer(
+    name: str, whole: Recording, pieces: Recording, alone: Recording, sizes: Sequence[int]
+) -> Diagnosis | None:
+    all_of, steps, fresh = (
+        [attention for attention in part.attentions if attention.name == name] for part in (whole, pieces, alone)
     )
+    if len(all_of) != 1 or len(steps) != len(sizes):
+        return None
+    end = 0
+    for number, (size, step) in enumerate(zip(sizes, steps, strict=True)):
+        end += size
+        restarted = fresh[0] if number == 1 and len(fresh) == 1 else None
+        bug = _find_bug_in_piece(name, all_of[0], step, restarted, end - size, end)
+        if bug is not None:
+            return bug
+    return None
+
+
+def _find_bug_in_piece(
+    name: str, whole: AttentionRecord, step: AttentionRecord, restarted: AttentionRecord | None, start: int, end: int
+) -> Diagnosis | None:
+    """Compares the piece [start, end) with the whole; `restarted`: the piece as a sequence of its own."""
+    count = step.keys.shape[2]
+    if count < end:
+        return Diagnosis("cache order", f"there are {count} keys after {end} tokens: some are dropped", name)
+    same_queries = is_close(step.queries, whole.queries[:, :, start:end])
+    if restarted is not None and not same_queries:
+        again = any(
+            is_close(step.keys[:, :, part], restarted.keys) for part in (slice(start, end), slice(0, end - start))
+        )
+        if is_close(step.queries, restarted.queries) or again:
+            words = "positions restart at 0 in each piece: the cache's length is not added"
+            return Diagnosis("positions with cache", words, name)
+    for words, own, other in (("keys", step.keys, whole.keys), ("values", step.values, whole.values)):
+        bug = _find_order_bug(words, own[:, :, :end], other[:, :, :end], range(start, end), name)
+        if bug is not None:
+            return bug
+    if not same_queries:
+        return Diagnosis("positions with cache", "queries differ from those of the whole: their positions do", name)
+    return _find_cached_mask_bug(name, whole, step, start, end)
+
+
+def _find_order_bug(what: str, own: Tensor, whole: Tensor, new: range, name: str) -> Diagnosis | None:
+    if is_close(own, whole):
+        return None
+    near = (own[:, :, :, None] - whole[:, :, None]).abs().amax(-1) <= 1e-6 * (float(whole.abs().max()) or 1.0)
+    places = near.all(0).all(0)  # (s, s): which key of the whole is where
+    if bool(places.any(0).all()) and bool(places.any(1).all()):
+        order = [int(row.to(torch.int8).argmax()) for row in places]
+        return Diagnosis("cache order", f"{what} are in the order {order} in the cache", name)
+    norms = own.norm(dim=-1), whole.norm(dim=-1)
+    if float((norms[0] - norms[1]).abs().max()) <= 1e-6 * float(norms[1].max()):
+        return Diagnosis("positions with cache", f"{what} are rotated by other positions than in the whole", name)
+    if bool(places.any(1).any()):
+        return Diagnosis("cache order", f"some cached {what} are missing, replaced or in another place", name)
+    return Diagnosis("positions with cache", f"{what} of tokens {list(new)} differ from those of the whole", name)
+
+
+def _find_cached_mask_bug(
+    name: str, whole: AttentionRecord, step: AttentionRecord, start: int, end: int
+) -> Diagnosis | None:
+    found = step.attended.any(0).any(0)[:, :end]
+    expected = whole.attended.any(0).any(0)[start:end, :end]
+    if torch.equal(found, expected):
+        return None
+    if bool(found.all()):
+        words = "the mask is skipped when there is a cache: tokens of one piece see each other's future"
+    elif torch.equal(found, torch.ones_like(found).tril()):
+        words = "the mask is aligned at the start (top-left), so cached keys are hidden"
+    else:
+        words = "the mask of a piece is not the last rows of the whole mask"
+    return Diagnosis("mask with cache", words, name)

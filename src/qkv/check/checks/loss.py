@@ -1,44 +1,216 @@
-"""Models that compute their own loss: what each place is asked for."""
+"""Next-token losses: which position is scored on which token, what a mask leaves out, and what the sum is divided by.
+
+The gradient of a cross-entropy with respect to the logits of a position is softmax − 1 at its target: it is negative at
+the target alone. So it shows what each position was compared with, whatever the code looks like.
+
+Axes: b batch · t positions · v vocabulary.
+"""
+
+from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding
-from qkv.check.subject import Subject
-from qkv.check.training.loss import alignment, read, unique_tokens
+from qkv.check.implementation import Implementation
+from qkv.check.report import Finding, Verdict
 
+BATCH, LENGTH, VOCAB_SIZE = 2, 8, 24
+MASKS = ("mask", "loss_mask", "weights", "weight", "attention_mask", "token_mask", "label_mask", "present")
 LABELS = ("labels", "targets", "target", "y")
+IGNORE_INDEX = -100
 
 
-def check_own_loss(subject: Subject, contract: Contract) -> list[Finding]:
+@dataclass(frozen=True)
+class ScoredPositions:
+    """What a loss compares: (row, position, row of the target, position of the target) and the weight of each."""
+
+    pairs: tuple[tuple[int, int, int, int], ...]
+    weights: tuple[float, ...]
+
+    @property
+    def offsets(self) -> set[int]:
+        """How far the target is from the position."""
+        return {target - position for row, position, other, target in self.pairs if row == other}
+
+    @property
+    def crosses_rows(self) -> bool:
+        return any(row != other for row, _, other, _ in self.pairs)
+
+    @property
+    def positions(self) -> set[tuple[int, int]]:
+        return {(row, position) for row, position, _, _ in self.pairs}
+
+    @property
+    def targets(self) -> set[tuple[int, int]]:
+        return {(row, target) for _, _, row, target in self.pairs}
+
+
+def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, list[Finding]]:
+    """A function loss(logits, tokens), perhaps with a mask; returns how it is called and the findings."""
+    names = list(inspect.signature(function).parameters)
+    mask = next((name for name in names[2:] if name.lower() in MASKS), None)
+    tokens = unique_tokens()
+    how = f"a loss of logits (b, t, v) and {names[1]} (b, t){f', {mask} (b, t): 1 = scored' if mask else ''}"
+    scored = scored_positions(lambda logits: function(logits, tokens), tokens)
+    findings = [check_alignment(scored, contract, names[1])]
+    if mask is not None:
+        findings.append(_check_mask(function, tokens, mask))
+    findings.append(_check_ignore_index(function, tokens))
+    return how, findings
+
+
+def check_own_loss(impl: Implementation, contract: Contract) -> list[Finding]:
     """For a model on tokens that takes labels: the gradient of its loss with respect to the logits that it returns."""
-    if subject.module is None or subject.vocab is None or subject.source is not None:
+    if impl.module is None or impl.vocab_size is None or impl.source is not None:
         return []
-    names = inspect.signature(subject.module.forward).parameters
-    name = next((known for known in LABELS if known in names), None)
-    if name is None or subject.vocab < 2 * subject.length:
+    names = inspect.signature(impl.module.forward).parameters
+    label = next((known for known in LABELS if known in names), None)
+    if label is None or impl.vocab_size < 2 * impl.length:
         return []
-    x = subject.draw(1, subject.length, torch.Generator().manual_seed(35))
-    labels = unique_tokens(1, subject.length, subject.vocab)
+    x = impl.random_input(1, impl.length, torch.Generator().manual_seed(35))
+    labels = unique_tokens(1, impl.length, impl.vocab_size)
+    name = "loss alignment"
     with torch.enable_grad():
-        result = subject.module(x, **{name: labels})
-        loss, logits = _parts(result, subject.vocab)
+        loss, logits = _loss_and_logits(impl.module(x, **{label: labels}), impl.vocab_size)
         if loss is None or logits is None or not loss.requires_grad:
-            return [Finding("loss alignment", "n/a", None, "no loss and logits were returned together")]
-        (slope,) = torch.autograd.grad(loss, logits, allow_unused=True)
-    if slope is None or slope.ndim != 3 or slope.shape[1] != subject.length:
-        return [Finding("loss alignment", "n/a", None, "the loss is not computed from the logits that are returned")]
-    return [alignment(read(slope.double(), logits.detach().double(), labels), contract, name)]
+            return [Finding(name, "n/a", None, "no loss and logits were returned together")]
+        (gradient,) = torch.autograd.grad(loss, logits, allow_unused=True)
+    if gradient is None or gradient.ndim != 3 or gradient.shape[1] != impl.length:
+        return [Finding(name, "n/a", None, "the loss is not computed from the returned logits")]
+    scored = read_gradient(gradient.double(), logits.detach().double(), labels)
+    return [check_alignment(scored, contract, label)]
 
 
-def _parts(result: Any, vocab: int) -> tuple[Tensor | None, Tensor | None]:
-    values = list(result.values()) if isinstance(result, dict) else list(result) if isinstance(result, tuple) else []
-    values = [getattr(result, "loss", None), getattr(result, "logits", None), *values]
+def _loss_and_logits(result: Any, vocab_size: int) -> tuple[Tensor | None, Tensor | None]:
+    values = [getattr(result, "loss", None), getattr(result, "logits", None)]
+    if isinstance(result, dict):
+        values += result.values()
+    elif isinstance(result, tuple):
+        values += result
     tensors = [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
     loss = next((value for value in tensors if value.numel() == 1), None)
-    logits = next((value for value in tensors if value.ndim == 3 and value.shape[-1] == vocab), None)
+    logits = next((value for value in tensors if value.ndim == 3 and value.shape[-1] == vocab_size), None)
     return loss, logits
+
+
+def unique_tokens(batch: int = BATCH, length: int = LENGTH, vocab_size: int = VOCAB_SIZE) -> Tensor:
+    """Tokens (b, t) of which none occurs twice, so that a target shows its position."""
+    order = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(31))
+    return order[: batch * length].reshape(batch, length)
+
+
+def scored_positions(loss: Callable[[Tensor], Any], tokens: Tensor, vocab_size: int = VOCAB_SIZE) -> ScoredPositions:
+    """Which position a loss of logits scores on which token."""
+    generator = torch.Generator().manual_seed(32)
+    logits = torch.randn(*tokens.shape, vocab_size, generator=generator, dtype=torch.float64).requires_grad_()
+    value = loss(logits)
+    value = value[0] if isinstance(value, tuple | list) else value
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    return read_gradient(gradient, logits.detach(), tokens)
+
+
+def read_gradient(gradient: Tensor, logits: Tensor, tokens: Tensor) -> ScoredPositions:
+    """The scored positions that a gradient with respect to the logits shows."""
+    probabilities = logits.softmax(-1)
+    pairs, weights = [], []
+    for row in range(tokens.shape[0]):
+        for position in range(tokens.shape[1]):
+            own = gradient[row, position]
+            if float(own.abs().max()) <= 1e-12:
+                continue
+            target = int(own.argmin())
+            places = (tokens == target).nonzero()
+            if len(places):
+                pairs.append((row, position, int(places[0, 0]), int(places[0, 1])))
+                weights.append(float(-own[target] / (1 - probabilities[row, position, target])))
+    return ScoredPositions(tuple(pairs), tuple(weights))
+
+
+def check_alignment(scored: ScoredPositions, contract: Contract, name: str) -> Finding:
+    """Whether position i is scored on token i + 1 (or i, if labels come shifted); name: the parameter of the labels."""
+    check, family = "loss alignment", "loss shift"
+    if not scored.pairs:
+        return Finding(check, "inconclusive", None, "no gradient reached the logits")
+    offsets = sorted(scored.offsets)
+    words = ", ".join(f"i{offset:+d}" if offset else "i" for offset in offsets)
+    evidence = f"position i is scored on {name} {words} ({len(scored.pairs)} positions are scored)"
+    if scored.crosses_rows:
+        hint = "a position is scored on a token of another row: flatten logits and labels after shifting, not before"
+        return Finding(check, "fail", 1.0, evidence, hint, family)
+    promised = {"next": [1], "same": [0]}.get(contract.loss or "")
+    if offsets == promised or (promised is None and offsets in ([0], [1])):
+        verdict: Verdict = "pass" if promised else "described"
+        note = "; the caller must shift the labels" if offsets == [0] and not promised else ""
+        return Finding(check, verdict, 0.0, evidence + note)
+    if offsets == [2] or (offsets == [1] and contract.loss == "same"):
+        hint = "labels are shifted twice: once by the data or the caller, once in here"
+    elif offsets == [0]:
+        hint = "labels are not shifted: each position is scored on the token that it has just read"
+    elif offsets and max(offsets) < 0:
+        hint = "labels are shifted the wrong way: each position is scored on a token before it"
+    else:
+        hint = "logits and labels are cut differently"
+    return Finding(check, "fail", 1.0, evidence, hint, family)
+
+
+def _check_mask(function: Callable[..., Any], tokens: Tensor, parameter: str) -> Finding:
+    """Exactly the tokens that the mask leaves out are not scored."""
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[0, 3:5], mask[1, 6:] = False, False
+    full = scored_positions(lambda logits: function(logits, tokens), tokens)
+    for form in (mask.double(), mask, mask.long()):
+        try:
+            found = scored_positions(lambda logits, form=form: function(logits, tokens, **{parameter: form}), tokens)
+            break
+        except Exception as error:  # try another dtype of mask
+            problem = f"{type(error).__name__}: {error}"
+    else:
+        return Finding("loss mask", "inconclusive", None, f"the call with a mask failed: {problem}")
+    expected = {place for place in full.targets if bool(mask[place])}
+    if found.targets == expected:
+        return _check_mean(found, tokens.numel())
+    evidence = f"{len(found.targets ^ expected)} tokens are scored although masked, or not scored although kept"
+    if found.positions == {place for place in full.positions if bool(mask[place])}:
+        hint = "the mask is off by one: it is read at the position that predicts, not at the predicted token"
+    elif found.targets == full.targets:
+        hint = "the mask is not used"
+    elif found.targets == full.targets - expected:
+        hint = "the mask is inverted"
+    else:
+        hint = "the mask is cut or shifted differently from the labels"
+    return Finding("loss mask", "fail", 1.0, evidence, hint, "loss mask")
+
+
+def _check_mean(found: ScoredPositions, all_tokens: int) -> Finding:
+    """What the sum is divided by: the scored tokens, or all tokens."""
+    each, count = found.weights[0], len(found.weights)
+    total = each * count
+    evidence = f"each of {count} scored tokens has weight {each:.4g}: "
+    if abs(total - 1) <= 1e-6:
+        return Finding("loss mask", "pass", 0.0, f"{evidence}a mean over the scored tokens")
+    if abs(each - 1) <= 1e-6:
+        return Finding("loss mask", "pass", 0.0, f"{evidence}a sum")
+    if each * all_tokens > 0.5 and total < 1:
+        hint = "masked tokens are counted in the mean, so a sequence with more padding learns less"
+        evidence = f"{evidence}a mean over tokens that are not scored too"
+        return Finding("loss mask", "fail", abs(total - 1), evidence, hint, "loss mean")
+    return Finding("loss mask", "described", abs(total - 1), f"{evidence}{total:.4g} in all")
+
+
+def _check_ignore_index(function: Callable[..., Any], tokens: Tensor) -> Finding:
+    """Labels of −100 are not scored, by convention."""
+    labels = tokens.clone()
+    labels[0, 3:5] = IGNORE_INDEX
+    try:
+        full, found = (scored_positions(lambda logits, x=x: function(logits, x), tokens) for x in (tokens, labels))
+    except Exception as error:  # usually an index out of range
+        return Finding("labels of −100", "described", None, f"they raise {type(error).__name__}")
+    if found.targets == {place for place in full.targets if int(labels[place]) != IGNORE_INDEX}:
+        return Finding("labels of −100", "described", 0.0, "they are not scored")
+    return Finding("labels of −100", "described", 1.0, "they are scored, or shift what is scored")

@@ -1,96 +1,170 @@
-"""Padding must not matter: not its content, and not that it is there, wherever it stands."""
+"""Padding and packing: padding must not matter, wherever it is, and packed documents must not see each other.
+
+Axes: b batch · t queries · s keys.
+"""
+
+import inspect
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding, Verdict
-from qkv.check.subject import Subject
+from qkv.check.implementation import Implementation, relative_difference
+from qkv.check.report import Diagnosis, Finding, Verdict
+from qkv.check.tracing.readings import record_run
+
+DOCUMENT_IDS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "documents", "seq_ids", "document")
 
 
-def check_padding(subject: Subject, contract: Contract) -> list[Finding]:
-    if not subject.pads:
+def check_padding(impl: Implementation, contract: Contract) -> list[Finding]:
+    """The content of padding does not matter, removing it changes nothing, and a fully padded row stays finite."""
+    if not impl.takes_padding:
         verdict: Verdict = "fail" if contract.padding else "n/a"
-        return [Finding("padding", verdict, None, "it takes no padding mask that could be recognised")]
+        return [Finding("padding", verdict, None, "it takes no padding mask that could be recognized")]
     findings = []
-    for side, present in flags(subject.length).items():
-        findings.append(_content(subject, contract, side, present))
-        findings.append(_removed(subject, contract, side, present))
-    return [*findings, _empty_row(subject)]
+    for side, token_mask in padding_masks(impl.length).items():
+        findings.append(_check_content(impl, contract, side, token_mask))
+        findings.append(_check_removed(impl, contract, side, token_mask))
+    return [*findings, _check_fully_padded_row(impl)]
 
 
-def flags(n: int) -> dict[str, Tensor]:
-    """Padding on the right, on the left, and holes: True = exists."""
-    places = torch.arange(n)
+def padding_masks(n: int) -> dict[str, Tensor]:
+    """Padding on the right, on the left, and holes: True = a real token."""
+    positions = torch.arange(n)
     return {
-        "right": places < n - 3,
-        "left": places >= 3,
-        "holes": (places != 2) & (places != n - 4),
+        "right": positions < n - 3,
+        "left": positions >= 3,
+        "holes": (positions != 2) & (positions != n - 4),
     }
 
 
-def _content(subject: Subject, contract: Contract, side: str, present: Tensor) -> Finding:
-    """What stands in the padding is irrelevant to the tokens that exist."""
+def _check_content(impl: Implementation, contract: Contract, side: str, token_mask: Tensor) -> Finding:
+    """The content of padding does not change the outputs of real tokens."""
     generator = torch.Generator().manual_seed(9)
-    x = subject.draw(2, subject.length, generator)
-    both = torch.stack((present, torch.ones_like(present)))  # rows differ, so that mixing them shows
-    other = torch.where(_like(present, x), x, subject.draw(2, subject.length, generator).to(x))
-    free = subject.changed(x, int(present.nonzero()[0]), generator)  # the control: a token that exists
-    before, after, control = (subject.at(subject.run(y, both)[:1], present) for y in (x, other, free))
-    moved, may = float((after - before).abs().max()), float((control - before).abs().max())
+    x = impl.random_input(2, impl.length, generator)
+    both = torch.stack((token_mask, torch.ones_like(token_mask)))  # rows differ, so that mixing them shows
+    keep = token_mask if x.ndim == 2 else token_mask[:, None]
+    padded = torch.where(keep, x, impl.random_input(2, impl.length, generator).to(x))
+    control = impl.change_token(x, int(token_mask.nonzero()[0]), generator)
+    before, without, changed = (impl.select_tokens(impl.run(y, both)[:1], token_mask) for y in (x, padded, control))
     name = f"padding content ({side})"
     if not bool(before.isfinite().all()):
         hint = "a softmax over −∞ alone is NaN, and 0 · NaN is NaN in the next layer: give such rows weights of 0"
-        return Finding(name, "fail", None, "outputs of tokens that exist are NaN or infinite", hint)
-    if not may > 0:
-        return Finding(name, "inconclusive", None, "changing a token that exists moved nothing either")
-    score = moved / may
-    evidence = f"other padding moved outputs by {moved:.2g} (control {may:.2g})"
-    if score <= subject.tolerance:
+        return Finding(name, "fail", None, "outputs of real tokens are NaN or infinite", hint)
+    effect, allowed = float((without - before).abs().max()), float((changed - before).abs().max())
+    if not allowed > 0:
+        return Finding(name, "inconclusive", None, "changing a real token changes no output either")
+    score = effect / allowed
+    evidence = f"other padding has effect {effect:.2g} on real tokens (an allowed change has {allowed:.2g})"
+    if score <= impl.tolerance:
         return Finding(name, "pass", score, evidence)
     hint = "the padding mask does not reach the scores of every key: check its polarity, its axis and its broadcasting"
     return Finding(name, "fail" if contract.padding is not False else "described", score, evidence, hint, "padding")
 
 
-def _removed(subject: Subject, contract: Contract, side: str, present: Tensor) -> Finding:
-    """The tokens that exist give the same outputs without any padding."""
-    x = subject.draw(2, subject.length, torch.Generator().manual_seed(10))
-    padded = subject.at(subject.run(x, torch.stack((present, torch.ones_like(present))))[:1], present)
-    alone = subject.run(x[:1, present])
-    score = float((padded - alone).abs().nan_to_num(nan=float("inf")).max()) / (float(alone.abs().max()) or 1.0)
-    name, evidence = f"padding removed ({side})", f"without its padding a text's outputs differ by {score:.2g}"
-    if score <= 10 * subject.tolerance:
+def _check_removed(impl: Implementation, contract: Contract, side: str, token_mask: Tensor) -> Finding:
+    """Real tokens give the same outputs without any padding."""
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(10))
+    both = torch.stack((token_mask, torch.ones_like(token_mask)))
+    padded = impl.select_tokens(impl.run(x, both)[:1], token_mask)
+    score = relative_difference(impl.run(x[:1, token_mask]), padded)
+    name, evidence = f"padding removed ({side})", f"without its padding, outputs differ by {score:.2g} (relative)"
+    if score <= 10 * impl.tolerance:
         return Finding(name, "pass", score, evidence)
     if side == "left" and contract.relative:
         hint = (
-            "where the text stands matters, so positions are not relative: a rotation of queries only, of values, "
-            "or by another amount for queries than for keys"
+            "absolute positions matter, so positions are not relative: a rotation of queries only, of values, "
+            "or by different amounts for queries and keys"
         )
         return Finding(name, "fail", score, evidence, hint, "positions")
-    if side != "right":  # a declared contract in most libraries: positions are counted over padding too
-        hint = "positions count padding; give position ids, or count over what is present"
+    if side != "right":  # most libraries document it: positions count padding too
+        hint = "positions count padding: pass position ids, or count real tokens only"
         return Finding(name, "fail" if contract.padding else "warn", score, evidence, hint, "padding")
     verdict = "fail" if contract.padding is not False else "described"
     return Finding(name, verdict, score, evidence, "padding on the right changes tokens before it", "padding")
 
 
-def _empty_row(subject: Subject) -> Finding:
-    """A row of the batch that is all padding gives finite numbers, and leaves the other rows alone."""
-    x = subject.draw(2, subject.length, torch.Generator().manual_seed(17))
-    there = torch.ones(2, subject.length, dtype=torch.bool)
-    full = subject.run(x, there)
-    there[1] = False
-    out = subject.run(x, there)
+def _check_fully_padded_row(impl: Implementation) -> Finding:
+    """A row of the batch that is all padding gives finite outputs, and does not change the other rows."""
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(17))
+    token_mask = torch.ones(2, impl.length, dtype=torch.bool)
+    full = impl.run(x, token_mask)
+    token_mask[1] = False
+    out = impl.run(x, token_mask)
     if not bool(out.isfinite().all()):
         rows = [row for row in range(2) if not bool(out[row].isfinite().all())]
         evidence = f"row 1 is all padding; the outputs of rows {rows} are NaN or infinite"
         hint = "a softmax over −∞ alone is NaN: give such rows weights of 0"
         share = float((~out.isfinite()).float().mean())
         return Finding("fully padded row", "fail", share, evidence, hint, "fully masked row")
-    score = float((out[0] - full[0]).abs().max()) / (float(full[0].abs().max()) or 1.0)
-    verdict = "pass" if score <= 10 * subject.tolerance else "fail"
+    score = relative_difference(full[0], out[0])
+    verdict = "pass" if score <= 10 * impl.tolerance else "fail"
     return Finding("fully padded row", verdict, score, f"its outputs are finite; the other row differs by {score:.2g}")
 
 
-def _like(present: Tensor, x: Tensor) -> Tensor:
-    return present if x.ndim == 2 else present[:, None]
+def find_padding_bug(impl: Implementation, side: str) -> Diagnosis | None:
+    """What a padding mask does wrong, read off the weights of the first attention; the second row has no padding."""
+    real = padding_masks(impl.length)[side]
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(23))
+    tokens = torch.stack((real, torch.ones_like(real)))
+    padded, plain = record_run(impl, x, tokens), record_run(impl, x)
+    if not padded.attentions or not plain.attentions:
+        return None
+    found, base = (recording.attentions[0].attended.any(1) for recording in (padded, plain))
+    if found.shape != base.shape or found.shape[-1] != len(real):
+        return None
+    if torch.equal(found[tokens], (base & tokens[:, None, :])[tokens]):  # rows of padding may attend to anything
+        return None
+    hypotheses = {
+        "the padding mask never reaches the scores": base,
+        "the padding mask is inverted: real tokens are hidden": base & ~tokens[:, None, :],
+        "the padding mask hides queries instead of keys: it is on the wrong axis": base & tokens[:, :, None],
+        "the padding of one row is used for another": base & tokens.flip(0)[:, None, :],
+        "a key is hidden only if it is padding in every row": base & tokens.any(0)[None, None, :],
+        "a key is hidden in all rows if it is padding in one": base & tokens.all(0)[None, None, :],
+        "the padding mask of the first row is used for all rows": base & tokens[:1, None, :],
+    }
+    name = padded.attentions[0].name
+    for where in (torch.ones_like(tokens), tokens):
+        for words, expected in hypotheses.items():
+            if torch.equal(found[where], expected[where]):
+                return Diagnosis("padding", words, name)
+    return Diagnosis("padding", "the padding mask hides other keys than the padded ones", name)
+
+
+def check_packing(impl: Implementation) -> list[Finding]:
+    """Packed documents do not see each other, and positions restart in each; for modules that take document ids."""
+    module = impl.module
+    assert module is not None
+    parameter = next((known for known in DOCUMENT_IDS if known in inspect.signature(module.forward).parameters), None)
+    if parameter is None:
+        return []
+    generator = torch.Generator().manual_seed(36)
+    n, cut = impl.length, 5
+    x = impl.random_input(2, n, generator)
+    documents = (torch.arange(n) >= cut).long().expand(2, -1)
+    first, alone = impl.change_token(x, 1, generator), x[:, cut:]
+    forward = module.forward
+    try:
+        module.forward = partial(forward, **{parameter: documents})
+        packed, other, control = (impl.run(y).detach() for y in (x, first, impl.change_token(x, cut, generator)))
+        module.forward = partial(forward, **{parameter: documents[:, cut:]})
+        by_itself = impl.run(alone).detach()
+    finally:
+        del module.forward
+    effect, allowed = (float((after - packed)[:, cut:].abs().max()) for after in (other, control))
+    evidence = (
+        f"a token of the first document has effect {effect:.2g} on the second (an allowed change has {allowed:.2g})"
+    )
+    if not allowed > 0:
+        return [Finding("packing", "inconclusive", None, evidence)]
+    if effect / allowed > impl.tolerance:
+        hint = "documents see each other: positions may restart, but the mask does not separate them"
+        return [Finding("packing", "fail", effect / allowed, evidence, hint, "packing")]
+    off = relative_difference(by_itself, packed[:, cut:])
+    difference = f"packed, the second document differs by {off:.2g} (relative) from itself alone"
+    if off > 10 * impl.tolerance:
+        hint = "positions continue from one document into the next: restart them in each"
+        return [Finding("packing", "fail", off, difference, hint, "packing")]
+    return [Finding("packing", "pass", off, f"{evidence}; {difference}")]

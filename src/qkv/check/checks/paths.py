@@ -1,7 +1,8 @@
-"""Its own paths agree: training and eval, checkpointing on and off, weights handed out or not, kernels."""
+"""Paths agree: with and without gradients, in training and eval, checkpointing, returned weights, save and load."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,60 +12,83 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.finding import Finding
-from qkv.check.subject import Subject
+from qkv.check.implementation import Implementation, relative_difference
+from qkv.check.report import Finding, describe_error
 
-WEIGHTS = ("need_weights", "output_attentions", "return_weights", "weights", "return_attention", "return_attn")
+WEIGHT_FLAGS = ("need_weights", "output_attentions", "return_weights", "weights", "return_attention", "return_attn")
 CHECKPOINTING = ("gradient_checkpointing", "use_checkpoint", "checkpointing", "use_checkpointing", "grad_checkpointing")
 
 
-def check_paths(subject: Subject) -> list[Finding]:
-    module = subject.module
-    if module is None:
-        return []
-    findings = [_compared(subject, "training", _training)]
-    if _switches(module) or hasattr(module, "gradient_checkpointing_enable"):
-        findings.append(_compared(subject, "checkpointing", _checkpointed))
-    flag = next((name for name in WEIGHTS if name in inspect.signature(module.forward).parameters), None)
+def check_grad_modes(impl: Implementation) -> Finding:
+    """Outputs are the same with and without gradients, where libraries take different paths; with padding too."""
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(20))
+    worst = 0.0
+    for token_mask in _token_masks(impl):
+        with torch.no_grad():
+            fast = impl.run(x, token_mask)
+        with torch.enable_grad():
+            slow = impl.run(x, token_mask).detach()
+        worst = max(worst, _difference(impl, token_mask, slow, fast))
+    evidence = f"outputs with and without gradients differ by {worst:.2g} (relative)"
+    if worst <= 10 * impl.tolerance:
+        return Finding("paths agree", "pass", worst, evidence)
+    hint = "a fast path without gradients computes something else"
+    return Finding("paths agree", "fail", worst, evidence, hint, "paths differ")
+
+
+def check_paths(impl: Implementation) -> list[Finding]:
+    """Training and eval, checkpointing on and off, weights returned or not give the same outputs."""
+    module = impl.module
+    assert module is not None
+    findings = [_compare_path(impl, "training", "in training and in eval", _training_mode)]
+    if _checkpointing_switches(module) or hasattr(module, "gradient_checkpointing_enable"):
+        words = "with and without activation checkpointing"
+        findings.append(_compare_path(impl, "checkpointing", words, _checkpointing))
+    flag = next((name for name in WEIGHT_FLAGS if name in inspect.signature(module.forward).parameters), None)
     if flag is not None:
-        findings.append(_compared(subject, "weights", partial(_handing_out, flag=flag)))
+        words = "with and without returning weights"
+        findings.append(_compare_path(impl, "weights", words, partial(_returning_weights, flag=flag)))
     return findings
 
 
-def _compared(subject: Subject, name: str, path: Callable[[nn.Module], Any]) -> Finding:
-    """The same input by the plain path and by another."""
-    assert subject.module is not None
-    generator = torch.Generator().manual_seed(27)
-    x = subject.draw(2, subject.length, generator)
-    left = torch.arange(subject.length) >= 3
-    flags: list[Tensor | None] = [None, torch.stack((left, torch.ones_like(left)))] if subject.pads else [None]
-    worst = 0.0
+def _compare_path(impl: Implementation, name: str, words: str, path: Callable[[nn.Module], Any]) -> Finding:
+    """The same input on the plain path and on another."""
+    assert impl.module is not None
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(27))
+    check, worst = f"paths agree ({name})", 0.0
     with torch.enable_grad():
-        for present in flags:
-            plain = subject.run(x, present).detach()
-            with path(subject.module):
-                first, again = (subject.run(x, present).detach() for _ in range(2))
+        for token_mask in _token_masks(impl):
+            plain = impl.run(x, token_mask).detach()
+            with path(impl.module):
+                first, again = (impl.run(x, token_mask).detach() for _ in range(2))
             if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-                return Finding(
-                    f"paths agree ({name})", "n/a", None, "this path draws at random (dropout): not compared"
-                )
-            if present is not None:
-                plain, first = subject.at(plain, present), subject.at(first, present)
-                both = plain.isnan() & first.isnan()  # what is NaN on both paths is said elsewhere
-                plain, first = plain.masked_fill(both, 0.0), first.masked_fill(both, 0.0)
-            size = float(plain.nan_to_num().abs().max()) or 1.0
-            worst = max(worst, float((plain - first).abs().nan_to_num(nan=float("inf")).max()) / size)
-    words = {"training": "in training and in eval", "checkpointing": "with and without checkpointing"}
-    evidence = f"{words.get(name, 'with and without handing out weights')} outputs differ by {worst:.2g} of their size"
-    if worst <= 10 * subject.tolerance:
-        return Finding(f"paths agree ({name})", "pass", worst, evidence)
-    hint = f"{words.get(name, 'when weights are handed out')} it computes something else: is the mask handed on?"
-    return Finding(f"paths agree ({name})", "fail", worst, evidence, hint, "paths differ")
+                return Finding(check, "n/a", None, "this path is random (dropout): not compared")
+            worst = max(worst, _difference(impl, token_mask, plain, first))
+    evidence = f"outputs {words} differ by {worst:.2g} (relative)"
+    if worst <= 10 * impl.tolerance:
+        return Finding(check, "pass", worst, evidence)
+    hint = f"{words} it computes something else: is the mask passed on?"
+    return Finding(check, "fail", worst, evidence, hint, "paths differ")
+
+
+def _token_masks(impl: Implementation) -> list[Tensor | None]:
+    """No padding, and left padding in the first row if padding can be passed."""
+    left = torch.arange(impl.length) >= 3
+    return [None, torch.stack((left, torch.ones_like(left)))] if impl.takes_padding else [None]
+
+
+def _difference(impl: Implementation, token_mask: Tensor | None, expected: Tensor, found: Tensor) -> float:
+    """The relative difference of the outputs of real tokens."""
+    if token_mask is not None:
+        expected, found = impl.select_tokens(expected, token_mask), impl.select_tokens(found, token_mask)
+        both_nan = expected.isnan() & found.isnan()  # NaN on both paths is reported by other checks
+        expected, found = expected.masked_fill(both_nan, 0.0), found.masked_fill(both_nan, 0.0)
+    return relative_difference(expected, found)
 
 
 @contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    """Training mode with all dropout modules silent and batch norms as in eval: they differ by design, and remember."""
+def _training_mode(module: nn.Module) -> Iterator[None]:
+    """Training mode with dropout modules off and batch norms in eval: they differ by design, and keep state."""
     rates = [(part, part.p) for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part, _ in rates:
         part.p = 0.0
@@ -81,18 +105,18 @@ def _training(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _checkpointed(module: nn.Module) -> Iterator[None]:
-    """In training mode with every checkpointing switch the other way round."""
-    with _training(module):
+def _checkpointing(module: nn.Module) -> Iterator[None]:
+    """Training mode with every checkpointing switch inverted."""
+    with _training_mode(module):
         enable, disable = (getattr(module, f"gradient_checkpointing_{word}", None) for word in ("enable", "disable"))
-        if enable is not None and disable is not None:  # transformers' models hand the function out on enabling
+        if enable is not None and disable is not None:  # models of transformers
             enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             try:
                 yield
             finally:
                 disable()
             return
-        switches = _switches(module)
+        switches = _checkpointing_switches(module)
         for part, name, value in switches:
             setattr(part, name, not value)
         try:
@@ -102,7 +126,7 @@ def _checkpointed(module: nn.Module) -> Iterator[None]:
                 setattr(part, name, value)
 
 
-def _switches(module: nn.Module) -> list[tuple[nn.Module, str, bool]]:
+def _checkpointing_switches(module: nn.Module) -> list[tuple[nn.Module, str, bool]]:
     return [
         (part, name, getattr(part, name))
         for part in module.modules()
@@ -112,12 +136,71 @@ def _switches(module: nn.Module) -> list[tuple[nn.Module, str, bool]]:
 
 
 @contextmanager
-def _handing_out(module: nn.Module, flag: str) -> Iterator[None]:
-    """With its flag for weights the other way round than its default."""
+def _returning_weights(module: nn.Module, flag: str) -> Iterator[None]:
+    """With its flag for weights inverted."""
     default = inspect.signature(module.forward).parameters[flag].default
-    plain = module.forward
-    module.forward = partial(plain, **{flag: not default if isinstance(default, bool) else True})
+    forward = module.forward
+    module.forward = partial(forward, **{flag: not default if isinstance(default, bool) else True})
     try:
         yield
     finally:
         del module.forward
+
+
+# -- save and load -----------------------------------------------------------------------------------------------------
+
+
+def check_save_and_load(impl: Implementation) -> list[Finding]:
+    """Loaded from its own state it gives the same outputs, and tied weights stay tied."""
+    module, name = impl.module, "saved and loaded"
+    assert module is not None
+    if not any(True for _ in module.parameters()):
+        return []
+    try:
+        other = copy.deepcopy(module)
+    except Exception as error:
+        return [Finding(name, "n/a", None, f"it cannot be copied: {type(error).__name__}")]
+    state = {key: value.clone() for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.is_floating_point():
+                parameter.add_(0.1)
+    try:
+        other.load_state_dict(state)
+    except Exception as error:
+        evidence = f"load_state_dict refuses its own state: {describe_error(error)}"
+        return [Finding(name, "fail", 1.0, evidence, "the names of weights change", "untied")]
+    untied = tied_weights(module) - tied_weights(other)
+    if untied:
+        evidence = f"after loading, {' and '.join(sorted(next(iter(untied))))} are two tensors; before they were one"
+        hint = "loading unties: copy into the existing tensor, or tie again afterwards"
+        return [Finding(name, "fail", 1.0, evidence, hint, "untied")]
+    score = _difference_after_loading(impl, module, other)
+    evidence = f"loaded from its own state, outputs differ by {score:.2g} (relative)"
+    if score <= 10 * impl.tolerance:
+        return [Finding(name, "pass", score, evidence)]
+    return [Finding(name, "fail", score, evidence, "some weights are not in the state, or change", "untied")]
+
+
+def tied_weights(module: nn.Module) -> set[frozenset[str]]:
+    """The groups of names that are one tensor."""
+    groups: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter.numel():
+            groups.setdefault(parameter.data_ptr(), set()).add(name)
+    return {frozenset(names) for names in groups.values() if len(names) > 1}
+
+
+def _difference_after_loading(impl: Implementation, module: nn.Module, other: nn.Module) -> float:
+    """How much the outputs change when the module gets the loaded weights."""
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(28))
+    before = impl.run(x)
+    kept = [parameter.detach().clone() for parameter in module.parameters()]
+    loaded = dict(other.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            parameter.copy_(loaded[name])
+        after = impl.run(x)
+        for parameter, value in zip(module.parameters(), kept, strict=True):
+            parameter.copy_(value)
+    return relative_difference(before, after)

@@ -1,125 +1,124 @@
-"""Positions: whether only distances matter, also far out, and whether the order matters at all.
+"""Positions: whether only distances matter (also far out), ALiBi slopes, and permutation equivariance.
+
+On a sequence of one repeated token the content is the same everywhere, so what remains in the scores is position alone.
+If only distances matter, scores are constant along every diagonal and outputs are the same at every position.
 
 Axes: b batch · h heads · t queries · s keys.
-
-On a sequence of one token repeated, content is the same everywhere: what is left in the scores is position alone. If
-only distances matter they are constant along every diagonal, and the outputs are the same at every place.
 """
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding, Verdict
-from qkv.check.inside.read import recorded
-from qkv.check.inside.scores import slope_of
-from qkv.check.inside.seen import Recording, Seen
-from qkv.check.subject import Subject
+from qkv.check.implementation import Implementation, relative_difference
+from qkv.check.report import Finding, Verdict
+from qkv.check.tracing.readings import record_run
+from qkv.check.tracing.recorder import AttentionRecord
+from qkv.check.tracing.scores import measure_slope
 
-FAR = 200
+FAR = 200  # the length of a long sequence
 
 
-def check_positions(subject: Subject, contract: Contract, kind: str) -> list[Finding]:
-    findings = [_order(subject, contract)] if kind == "bidirectional" else []
-    if subject.module is None:
+def check_positions(impl: Implementation, contract: Contract, kind: str) -> list[Finding]:
+    """What the contract promises of positions; without a promise, what they do."""
+    findings = [_check_order(impl, contract)] if kind == "bidirectional" else []
+    if impl.module is None:
         return findings
-    findings.append(_diagonals(subject, contract, subject.length, "relative positions"))
+    findings.append(_check_diagonals(impl, contract, impl.length, "relative positions"))
     if contract.relative:
-        findings.append(_diagonals(subject, contract, FAR, "long positions"))
-        findings.append(_outputs(subject))
+        findings.append(_check_diagonals(impl, contract, FAR, "long positions"))
+        findings.append(_check_scores_only(impl))
     if contract.position == "alibi":
-        findings.append(_slopes(subject))
+        findings.append(_check_alibi_slopes(impl))
     return findings
 
 
-def _same_token(subject: Subject, length: int) -> Tensor:
-    x = subject.draw(2, 1, torch.Generator().manual_seed(24))
+def _repeated_token(impl: Implementation, length: int) -> Tensor:
+    x = impl.random_input(2, 1, torch.Generator().manual_seed(24))
     return x.expand(2, length, *x.shape[2:]).contiguous()
 
 
-def _diagonals(subject: Subject, contract: Contract, length: int, name: str) -> Finding:
+def _check_diagonals(impl: Implementation, contract: Contract, length: int, name: str) -> Finding:
+    """Scores of one repeated token are constant along diagonals."""
     promised = contract.relative
-    recording = recorded(subject, _same_token(subject, length))
-    if not recording.seen or recording.seen[0].scores is None:
+    recording = record_run(impl, _repeated_token(impl, length))
+    if not recording.attentions or recording.attentions[0].scores is None:
         verdict: Verdict = "inconclusive" if promised and length < FAR else "n/a"
-        said = recording.refused or "the scores were not seen"
-        return Finding(name, verdict, None, f"{length} tokens: {said}")
-    off = _uneven(recording.seen[0])
-    evidence = f"one token {length} times: scores along a diagonal differ by {off:.2g} of their size"
+        return Finding(name, verdict, None, f"{length} tokens: {recording.refused or 'no scores were recorded'}")
+    off = _diagonal_difference(recording.attentions[0])
+    evidence = f"one token {length} times: scores along a diagonal differ by {off:.2g} (relative)"
     limit = 1e-6 if length < FAR else 1e-3
-    if subject.dtype != torch.float64:
+    if impl.dtype != torch.float64:
         limit *= 1e3
     if off <= limit:
         return Finding(name, "pass" if promised else "described", off, evidence)
     if not promised:
-        return Finding(name, "described", off, f"{evidence}: where a token stands matters")
+        return Finding(name, "described", off, f"{evidence}: absolute positions matter")
     if length == FAR:
-        hint = "angles lose precision far out: compute them in float32 at least, from integer places"
-        return Finding(name, "fail", off, evidence, hint, "rotary")
-    hint = "where a token stands matters, not only how far apart two are: queries and keys must be turned alike"
+        hint = "angles lose precision far out: compute them in float32 at least, from integer positions"
+    else:
+        hint = "absolute positions matter, not only distances: queries and keys must be rotated alike"
     return Finding(name, "fail", off, evidence, hint, "rotary")
 
 
-def _uneven(seen: Seen) -> float:
+def _diagonal_difference(attention: AttentionRecord) -> float:
     """How far scores are from being constant along diagonals."""
-    assert seen.scores is not None
-    there = seen.allowed
-    assert there is not None
-    scores = seen.scores.masked_fill(~there, 0.0)
-    both = there[..., 1:, 1:] & there[..., :-1, :-1]
-    moved = (scores[..., 1:, 1:] - scores[..., :-1, :-1]).masked_fill(~both, 0.0).abs()
-    return float(moved.max() / scores.abs().max().clamp(min=1e-12))
+    assert attention.scores is not None
+    mask = attention.mask
+    assert mask is not None
+    scores = attention.scores.masked_fill(~mask, 0.0)
+    both = mask[..., 1:, 1:] & mask[..., :-1, :-1]
+    change = (scores[..., 1:, 1:] - scores[..., :-1, :-1]).masked_fill(~both, 0.0).abs()
+    return float(change.max() / scores.abs().max().clamp(min=1e-12))
 
 
-def _outputs(subject: Subject) -> Finding:
-    """One token repeated gives one output repeated, if positions reach the scores only and rows sum to one."""
-    out = subject.run(_same_token(subject, subject.length))
-    size = float(out.abs().max()) or 1.0
-    off = float((out - out[:, :1]).abs().max()) / size
-    evidence = f"one token {subject.length} times: outputs differ by {off:.2g} from place to place"
-    if off <= 100 * subject.tolerance:
+def _check_scores_only(impl: Implementation) -> Finding:
+    """One repeated token gives one repeated output, if positions enter the scores only and rows sum to one."""
+    out = impl.run(_repeated_token(impl, impl.length))
+    off = relative_difference(out, out[:, :1].expand_as(out))
+    evidence = f"one token {impl.length} times: outputs differ by {off:.2g} (relative) from position to position"
+    if off <= 100 * impl.tolerance:
         return Finding("positions in scores only", "pass", off, evidence)
-    hint = "positions reach what is gathered, not only the scores: values are turned, or positions are added to tokens"
+    hint = "positions reach the values, not only the scores: values are rotated, or positions are added to tokens"
     return Finding("positions in scores only", "fail", off, evidence, hint, "rotary")
 
 
-def _order(subject: Subject, contract: Contract) -> Finding:
-    """Tokens in another order give the same outputs in that order, if there are no positions."""
+def _check_order(impl: Implementation, contract: Contract) -> Finding:
+    """Without positions, reordered tokens give the same outputs in the new order (permutation equivariance)."""
     generator = torch.Generator().manual_seed(25)
-    x = subject.draw(2, subject.length, generator)
-    order = torch.randperm(subject.length, generator=generator)
-    out, turned = subject.run(x), subject.run(x[:, order])
-    off = float((turned - out[:, order]).abs().max()) / (float(out.abs().max()) or 1.0)
-    evidence = f"tokens in another order: outputs differ by {off:.2g} from the same outputs in that order"
-    same = off <= 10 * subject.tolerance
+    x = impl.random_input(2, impl.length, generator)
+    order = torch.randperm(impl.length, generator=generator)
+    off = relative_difference(impl.run(x)[:, order], impl.run(x[:, order]))
+    evidence = f"with reordered tokens, outputs differ by {off:.2g} (relative) from the reordered outputs"
+    same = off <= 10 * impl.tolerance
     if contract.position != "none":
-        return Finding("order", "described", off, f"{evidence}{'' if same else ': the order matters'}")
+        return Finding("order", "described", off, evidence if same else f"{evidence}: the order matters")
     if same:
         return Finding("order", "pass", off, evidence)
-    hint = "the order matters although no positions were promised: a view that mixes tokens, or a mask"
+    hint = "the order matters although no positions are promised: a view that mixes tokens, or a mask"
     return Finding("order", "fail", off, evidence, hint, "heads mixed")
 
 
-def _slopes(subject: Subject) -> Finding:
-    """The slopes of a bias that falls with distance."""
-    recording: Recording = recorded(subject, subject.draw(2, subject.length, torch.Generator().manual_seed(26)))
-    if not recording.seen or (slope := slope_of(recording.seen[0])) is None or recording.seen[0].scores is None:
-        return Finding("alibi", "inconclusive", None, f"the bias was not seen: {recording.refused or 'no scores'}")
-    seen = recording.seen[0]
-    assert seen.scores is not None
-    bias = (seen.scores - slope[0] * seen.product)[0]  # (h, t, s)
+def _check_alibi_slopes(impl: Implementation) -> Finding:
+    """The slopes of a bias that falls with distance are 2^(−8/h), 2^(−16/h), …."""
+    recording = record_run(impl, impl.random_input(2, impl.length, torch.Generator().manual_seed(26)))
+    attention = recording.attentions[0] if recording.attentions else None
+    slope = None if attention is None else measure_slope(attention)
+    if attention is None or slope is None or attention.scores is None:
+        return Finding("alibi", "inconclusive", None, f"no bias was recorded: {recording.refused or 'no scores'}")
+    bias = (attention.scores - slope[0] * attention.product)[0]  # (h, t, s)
     t, h = bias.shape[-1], bias.shape[0]
     found = [float(bias[head, t - 1, t - 1] - bias[head, t - 1, 0]) / (t - 1) for head in range(h)]
-    right = [2.0 ** (-8 * (head + 1) / h) for head in range(h)]
-    off = max(abs(a - b) / b for a, b in zip(found, right, strict=True))
-    evidence = f"slopes are {', '.join(f'{x:.4g}' for x in found)}; promised {', '.join(f'{x:.4g}' for x in right)}"
+    promised = [2.0 ** (-8 * (head + 1) / h) for head in range(h)]
+    off = max(abs(a - b) / b for a, b in zip(found, promised, strict=True))
+    evidence = f"slopes are {', '.join(f'{x:.4g}' for x in found)}; promised {', '.join(f'{x:.4g}' for x in promised)}"
     if off <= 0.01:
         return Finding("alibi", "pass", off, evidence)
-    late = [2.0 ** (-8 * head / h) for head in range(h)]
-    if max(abs(a - b) for a, b in zip(found, late, strict=True)) <= 0.01:
-        hint = "the exponents are off by one: the first head's slope is 2^(−8/h), not 1"
-    elif max(abs(a + b) for a, b in zip(found, right, strict=True)) <= 0.01 * right[0]:
+    shifted = [2.0 ** (-8 * head / h) for head in range(h)]
+    if max(abs(a - b) for a, b in zip(found, shifted, strict=True)) <= 0.01:
+        hint = "the exponents are off by one: the slope of the first head is 2^(−8/h), not 1"
+    elif max(abs(a + b) for a, b in zip(found, promised, strict=True)) <= 0.01 * promised[0]:
         hint = "the sign is wrong: the bias grows with distance"
     else:
-        hint = "the slopes are others than 2^(−8/h), 2^(−16/h), …"
+        hint = "the slopes are not 2^(−8/h), 2^(−16/h), …"
     return Finding("alibi", "fail", off, evidence, hint, "alibi")

@@ -1,8 +1,7 @@
-"""Grading: points by property for files that are run behind walls and never imported here."""
+"""Grading: points by property for submissions that run in a sandbox and are never imported here."""
 
-from qkv.check.grading.batch import grade_all
-from qkv.check.grading.grading import Earned, Grade, grade
-from qkv.check.grading.remote import Limits
-from qkv.check.grading.rubric import Rubric, load_rubric, shipped
+from qkv.check.grading.client import Limits
+from qkv.check.grading.grade import Grade, PropertyGrade, grade_file, grade_files
+from qkv.check.grading.rubric import Rubric, bundled_rubrics, load_rubric
 
-__all__ = ["Earned", "Grade", "Limits", "Rubric", "grade", "grade_all", "load_rubric", "shipped"]
+__all__ = ["Grade", "Limits", "PropertyGrade", "Rubric", "bundled_rubrics", "grade_file", "grade_files", "load_rubric"]

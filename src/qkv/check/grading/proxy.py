@@ -1,6 +1,6 @@
-"""A submission as the checks see it: a function of tensors with gradients, though every call crosses to its sandbox.
+"""Calls into the sandbox as differentiable PyTorch functions, so that the checks can treat a submission as one.
 
-Its parameters live here, drawn by the grader, and are sent with each call; gradients come back as tensors.
+The parameters live here: the grader draws them and sends them with each call. Gradients come back as tensors.
 """
 
 from __future__ import annotations
@@ -11,101 +11,109 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.grading.remote import Call, Remote, UnansweredError
-from qkv.check.subject import randomised
+from qkv.check.grading.client import Call, Sandbox, SubmissionError
+from qkv.check.implementation import randomize_weights
 
 
-class _Crossing(torch.autograd.Function):
-    """Forward: one call. Backward: the call again, with what to multiply its output's gradient by."""
+class _RemoteCall(torch.autograd.Function):
+    """Forward: one call. Backward: the same call again, with the gradient of its output."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        remote: Remote,
-        places: tuple[Any, ...],
-        named: dict[str, Any],
+        sandbox: Sandbox,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         names: tuple[str, ...],
         grad: bool,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.remote, ctx.places, ctx.named, ctx.names = remote, places, named, names
+        ctx.sandbox, ctx.args, ctx.kwargs, ctx.names = sandbox, args, kwargs, names
         ctx.tensors = [tensor.detach().clone() for tensor in tensors]
-        call, weights = _assembled(places, named, names, ctx.tensors, None)
-        (out,), _ = remote.call([call], weights, grad=grad)
+        call, weights = _make_call(args, kwargs, names, ctx.tensors, None)
+        (out,), _ = sandbox.call([call], weights, grad=grad)
         if isinstance(out, str) or not out.is_floating_point():
-            raise UnansweredError("it returned no tensor of real numbers")
-        ctx.shape, ctx.kind = out.shape, out.dtype
+            raise SubmissionError("it returned no tensor of real numbers")
+        ctx.shape, ctx.dtype = out.shape, out.dtype
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        call, weights = _assembled(ctx.places, ctx.named, ctx.names, ctx.tensors, slopes[0].to(ctx.kind))
-        (out,), found = ctx.remote.call([call], weights, grad=True)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        call, weights = _make_call(ctx.args, ctx.kwargs, ctx.names, ctx.tensors, grad_outputs[0].to(ctx.dtype))
+        (out,), gradients = ctx.sandbox.call([call], weights, grad=True)
         if isinstance(out, str) or out.shape != ctx.shape:
-            raise UnansweredError("with gradients it returned another shape")
-        given = []
+            raise SubmissionError("with gradients it returned another shape")
+        results = []
         for name, tensor in zip(ctx.names, ctx.tensors, strict=True):
-            slope = found.get(f"0.w.{name[2:]}" if name.startswith("w.") else f"0.i.0.{name}")
-            if slope is not None and slope.shape != tensor.shape:
-                raise UnansweredError(
-                    f"it handed back a gradient of shape {tuple(slope.shape)} for {tuple(tensor.shape)}"
+            gradient = gradients.get(f"0.w.{name[2:]}" if name.startswith("w.") else f"0.i.0.{name}")
+            if gradient is not None and gradient.shape != tensor.shape:
+                raise SubmissionError(
+                    f"it returned a gradient of shape {tuple(gradient.shape)} for {tuple(tensor.shape)}"
                 )
-            given.append(None if slope is None else slope.to(tensor.dtype))
-        return (None, None, None, None, None, *given)
+            results.append(None if gradient is None else gradient.to(tensor.dtype))
+        return (None, None, None, None, None, *results)
 
 
-def crossed(
-    remote: Remote, places: Sequence[Any], named: dict[str, Any] | None = None, weights: dict[str, Tensor] | None = None
+def call_remote(
+    sandbox: Sandbox,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Call the submission; the result has gradients with respect to the tensors handed in and the weights."""
-    named, weights = named or {}, weights or {}
-    inputs = {str(place): said for place, said in enumerate(places) if isinstance(said, Tensor)}
-    inputs |= {name: said for name, said in named.items() if isinstance(said, Tensor)}
-    everything = inputs | {f"w.{name}": weight for name, weight in weights.items()}
-    template = tuple(None if isinstance(said, Tensor) else said for said in places)
-    plain = {name: said for name, said in named.items() if not isinstance(said, Tensor)}
-    out = _Crossing.apply(remote, template, plain, tuple(everything), torch.is_grad_enabled(), *everything.values())
+    """Call the submission. The result has gradients with respect to the tensors of the call and the weights."""
+    kwargs, weights = kwargs or {}, weights or {}
+    tensors = {str(index): value for index, value in enumerate(args) if isinstance(value, Tensor)}
+    tensors |= {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+    tensors |= {f"w.{name}": weight for name, weight in weights.items()}
+    template = tuple(None if isinstance(value, Tensor) else value for value in args)
+    constants = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
+    out = _RemoteCall.apply(sandbox, template, constants, tuple(tensors), torch.is_grad_enabled(), *tensors.values())
     assert isinstance(out, Tensor)
     return out
 
 
-def _assembled(
-    places: tuple[Any, ...], named: dict[str, Any], names: tuple[str, ...], tensors: list[Tensor], slopes: Tensor | None
+def _make_call(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    names: tuple[str, ...],
+    tensors: list[Tensor],
+    grad_output: Tensor | None,
 ) -> tuple[Call, dict[str, Tensor]]:
-    given = dict(zip(names, tensors, strict=True))
-    weights = {name[2:]: tensor for name, tensor in given.items() if name.startswith("w.")}
-    filled = tuple(given.get(str(place), said) for place, said in enumerate(places))
-    extra = {name: t for name, t in given.items() if not name.startswith("w.") and not name.isdigit()}
-    return Call(filled, named | extra, slopes), weights
+    """Put the tensors back where they belong: positional (named by a digit), keyword, or weight (w.name)."""
+    named = dict(zip(names, tensors, strict=True))
+    weights = {name[2:]: tensor for name, tensor in named.items() if name.startswith("w.")}
+    filled = tuple(named.get(str(index), value) for index, value in enumerate(args))
+    extra = {name: tensor for name, tensor in named.items() if not name.startswith("w.") and not name.isdigit()}
+    return Call(filled, kwargs | extra, grad_output), weights
 
 
-def shell_of(values: dict[str, Tensor], trained: dict[str, bool]) -> nn.Module:
-    """A submission's parameters under their dotted names, without its code."""
-    shell = nn.Module()
+def load_parameters(sandbox: Sandbox, seed: int) -> nn.Module:
+    """Ask a submission for its parameters and draw the trainable ones anew: a module without its code."""
+    values, trainable = sandbox.describe()
+    try:
+        module = _module_of(values, trainable)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise SubmissionError("the names of its parameters do not form a module") from None
+    return randomize_weights(module, seed)
+
+
+def _module_of(values: dict[str, Tensor], trainable: dict[str, bool]) -> nn.Module:
+    """A module that holds these parameters under their dotted names."""
+    root = nn.Module()
     for name, value in values.items():
         *path, last = name.split(".")
-        holder = shell
+        parent = root
         for part in path:
-            if not isinstance(getattr(holder, part, None), nn.Module):
-                holder.add_module(part, nn.Module())
-            holder = holder.get_submodule(part)
-        learned = trained[name] and value.is_floating_point()
-        holder.register_parameter(last, nn.Parameter(value, requires_grad=learned))
-    return shell
+            if not isinstance(getattr(parent, part, None), nn.Module):
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        requires_grad = trainable[name] and value.is_floating_point()
+        parent.register_parameter(last, nn.Parameter(value, requires_grad=requires_grad))
+    return root
 
 
-def opened(remote: Remote, seed: int) -> nn.Module:
-    """Ask the submission for its parameters, and draw those that are trained anew."""
-    values, trained = remote.describe()
-    try:
-        shell = shell_of(values, trained)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UnansweredError("its parameters have names that make no module") from None
-    return randomised(shell, seed)
-
-
-def of_shape(out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The output, if it has the shape that was asked for."""
+def check_shape(out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the output if it has the expected shape."""
     if tuple(out.shape) != shape:
-        raise UnansweredError(f"its output has shape {tuple(out.shape)}, expected {shape}")
+        raise SubmissionError(f"its output has shape {tuple(out.shape)}, expected {shape}")
     return out

@@ -1,13 +1,13 @@
-"""Causal layers with one fused projection, written another way than the textbook's, with one mistake each.
+"""Wrong causal layers with one fused projection, written in another way than the textbook layer.
 
-Axes: b batch · h heads · t queries · s keys · d head width · c model width.
+Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 """
 
 import torch
 from torch import Tensor, nn
 
-from qkv.check.contract import COURSE
-from qkv.check.mutants.mutant import mutant
+from qkv.check.contract import TEXTBOOK
+from qkv.check.mutants.suite import mutant
 
 
 class FusedLayer(nn.Module):
@@ -21,145 +21,145 @@ class FusedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.shape
-        q, k, v = self.cut(self.qkv(x).view(b, t, 3, self.n_head, c // self.n_head))
+        q, k, v = self.split(self.qkv(x).view(b, t, 3, self.n_head, c // self.n_head))
         scores = torch.einsum("bihd,bjhd->bhij", q, k) * self.scale(q)
-        later = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
-        return self.proj(self.gather(self.weights(scores, later), v))
+        future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
+        return self.proj(self.average(self.weights(scores, future), v))
 
-    def cut(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = x.unbind(2)
         return q, k, v
 
     def scale(self, q: Tensor) -> float:
         return q.shape[-1] ** -0.5
 
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.masked_fill(later, float("-inf")).softmax(-1)
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.masked_fill(future, float("-inf")).softmax(-1)
 
-    def gather(self, weights: Tensor, v: Tensor) -> Tensor:
+    def average(self, weights: Tensor, v: Tensor) -> Tensor:
         return torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
 
 
-@mutant("fused: scale by the model's width", "scale", COURSE)
-class ModelScale(FusedLayer):
+@mutant("fused: scale by the model dim", "scale", TEXTBOOK)
+class FusedModelScale(FusedLayer):
     def scale(self, q: Tensor) -> float:
         return (q.shape[-1] * self.n_head) ** -0.5
 
 
-@mutant("fused: scale missing", "scale", COURSE)
-class NoScale(FusedLayer):
+@mutant("fused: scale missing", "scale", TEXTBOOK)
+class FusedNoScale(FusedLayer):
     def scale(self, q: Tensor) -> float:
         return 1.0
 
 
-@mutant("fused: scale twice", "scale", COURSE)
-class TwiceScaled(FusedLayer):
-    def cut(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().cut(x)
+@mutant("fused: scale twice", "scale", TEXTBOOK)
+class FusedTwiceScaled(FusedLayer):
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().split(x)
         return q * q.shape[-1] ** -0.5, k, v
 
 
-@mutant("fused: scale by the length", "scale", COURSE)
-class LengthScale(FusedLayer):
+@mutant("fused: scale by the length", "scale", TEXTBOOK)
+class FusedLengthScale(FusedLayer):
     def scale(self, q: Tensor) -> float:
         return float(q.shape[1]) ** -0.5
 
 
-@mutant("fused: softmax over the queries", "softmax axis", COURSE)
-class OverQueries(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.masked_fill(later, float("-inf")).softmax(-2)
+@mutant("fused: softmax over the queries", "softmax axis", TEXTBOOK)
+class FusedOverQueries(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.masked_fill(future, float("-inf")).softmax(-2)
 
 
-@mutant("fused: softmax over the heads", "softmax axis", COURSE)
-class OverHeads(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.softmax(1).masked_fill(later, 0.0)
+@mutant("fused: softmax over the heads", "softmax axis", TEXTBOOK)
+class FusedOverHeads(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.softmax(1).masked_fill(future, 0.0)
 
 
-@mutant("fused: mask after the softmax", "mask after softmax", COURSE)
-class AfterSoftmax(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.softmax(-1).masked_fill(later, 0.0)
+@mutant("fused: mask after the softmax", "mask after softmax", TEXTBOOK)
+class FusedAfterSoftmax(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.softmax(-1).masked_fill(future, 0.0)
 
 
-@mutant("fused: mask filled with −10", "mask not −∞", COURSE)
-class FilledTen(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.masked_fill(later, -10.0).softmax(-1)
+@mutant("fused: mask filled with −10", "mask not −∞", TEXTBOOK)
+class FusedFilledTen(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.masked_fill(future, -10.0).softmax(-1)
 
 
-@mutant("fused: mask added as −1", "mask not −∞", COURSE)
-class AddedOne(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return (scores - later.to(scores)).softmax(-1)
+@mutant("fused: mask added as −1", "mask not −∞", TEXTBOOK)
+class FusedAddedOne(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return (scores - future.to(scores)).softmax(-1)
 
 
-@mutant("fused: mask multiplied by 0", "mask not −∞", COURSE)
-class TimesZero(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return (scores * ~later).softmax(-1)
+@mutant("fused: mask multiplied by 0", "mask not −∞", TEXTBOOK)
+class FusedTimesZero(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return (scores * ~future).softmax(-1)
 
 
-@mutant("fused: mask one ahead", "mask off by one", COURSE)
-class OneAhead(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return super().weights(scores, later.triu(2))
+@mutant("fused: mask one ahead", "mask off by one", TEXTBOOK)
+class FusedOneAhead(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return super().weights(scores, future.triu(2))
 
 
-@mutant("fused: mask transposed", "mask transposed", COURSE)
-class Transposed(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return super().weights(scores, later.mT)
+@mutant("fused: mask transposed", "mask transposed", TEXTBOOK)
+class FusedTransposed(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return super().weights(scores, future.mT)
 
 
-@mutant("fused: sigmoid", "softmax replaced", COURSE)
-class Sigmoid(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return scores.sigmoid().masked_fill(later, 0.0)
+@mutant("fused: sigmoid", "softmax replaced", TEXTBOOK)
+class FusedSigmoid(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return scores.sigmoid().masked_fill(future, 0.0)
 
 
-@mutant("fused: powers not divided", "softmax replaced", COURSE)
-class Powers(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(later, 0.0)
+@mutant("fused: powers not divided", "softmax replaced", TEXTBOOK)
+class FusedPowers(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(future, 0.0)
 
 
-@mutant("fused: softmax in half precision", "low precision", COURSE)
-class HalfPrecision(FusedLayer):
-    def weights(self, scores: Tensor, later: Tensor) -> Tensor:
-        return super().weights(scores.to(torch.bfloat16), later).to(scores)
+@mutant("fused: softmax in half precision", "low precision", TEXTBOOK)
+class FusedHalfPrecision(FusedLayer):
+    def weights(self, scores: Tensor, future: Tensor) -> Tensor:
+        return super().weights(scores.to(torch.bfloat16), future).to(scores)
 
 
-@mutant("fused: weights averaged over heads", "heads mixed", COURSE)
-class Averaged(FusedLayer):
-    def gather(self, weights: Tensor, v: Tensor) -> Tensor:
-        return super().gather(weights.mean(1, keepdim=True).expand_as(weights), v)
+@mutant("fused: weights averaged over heads", "heads mixed", TEXTBOOK)
+class FusedAveraged(FusedLayer):
+    def average(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super().average(weights.mean(1, keepdim=True).expand_as(weights), v)
 
 
-@mutant("fused: heads summed", "heads mixed", COURSE)
-class Summed(FusedLayer):
-    def gather(self, weights: Tensor, v: Tensor) -> Tensor:
+@mutant("fused: heads summed", "heads mixed", TEXTBOOK)
+class FusedSummed(FusedLayer):
+    def average(self, weights: Tensor, v: Tensor) -> Tensor:
         out = torch.einsum("bhij,bjhd->bihd", weights, v)
         return out.sum(2).repeat(1, 1, self.n_head)
 
 
-@mutant("fused: view without transpose", "heads mixed", COURSE)
-class ViewOnly(FusedLayer):
-    def cut(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@mutant("fused: view without transpose", "heads mixed", TEXTBOOK)
+class FusedViewOnly(FusedLayer):
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         b, t, _, h, d = x.shape
         q, k, v = (part.reshape(b, h, t, d).transpose(1, 2) for part in x.unbind(2))
         return q, k, v
 
 
-@mutant("fused: keys are the queries' features", "inputs swapped", COURSE)
-class SameFeatures(FusedLayer):
-    def cut(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@mutant("fused: keys are the queries' features", "inputs swapped", TEXTBOOK)
+class FusedSameFeatures(FusedLayer):
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x[:, :, 0], x[:, :, 0], x[:, :, 2]
 
 
-@mutant("fused: keys detached", "detached", COURSE)
-class Detached(FusedLayer):
-    def cut(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().cut(x)
+@mutant("fused: keys detached", "detached", TEXTBOOK)
+class FusedDetached(FusedLayer):
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().split(x)
         return q, k.detach(), v

@@ -1,6 +1,6 @@
-"""Parts of training runs with one mistake each: losses, accumulation, splits.
+"""Wrong parts of training code: losses, gradient accumulation, data splits.
 
-Axes: b batch · t places · v vocabulary.
+Axes: b batch · t positions · v vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.check.contract import NOTHING, Contract
-from qkv.check.mutants.mutant import mutant
+from qkv.check.contract import NO_PROMISES, Contract
+from qkv.check.mutants.suite import mutant
 
 NEXT = Contract(loss="next")
 Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 def next_token_loss(logits: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The textbook's: place i is asked for token i + 1; mask (b, t) says which tokens are scored."""
+    """The right loss: position i predicts token i + 1; mask (b, t) is True for the tokens that count."""
     each = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
     scored = torch.ones_like(each) if mask is None else mask[:, 1:].to(each)
     return (each * scored).sum() / scored.sum()
@@ -82,7 +82,7 @@ def mean_of_all() -> Callable[..., Tensor]:
 
 
 def accumulate(model: nn.Module, batches: Batches, loss_fn: Any, optimizer: Any, accumulation_steps: int) -> None:
-    """The textbook's: each window's gradient is that of one batch of all its rows."""
+    """The right accumulation: the gradient of a window is that of one batch of all its rows."""
     for start in range(0, len(batches), accumulation_steps):
         window = batches[start : start + accumulation_steps]
         rows = sum(len(inputs) for inputs, _ in window)
@@ -92,7 +92,7 @@ def accumulate(model: nn.Module, batches: Batches, loss_fn: Any, optimizer: Any,
         optimizer.zero_grad()
 
 
-@mutant("accumulation: divided twice", "accumulation", NOTHING)
+@mutant("accumulation: divided twice", "accumulation", NO_PROMISES)
 def divided_twice() -> Callable[..., None]:
     def accumulate(model: nn.Module, batches: Batches, loss_fn: Any) -> None:
         for inputs, targets in batches:
@@ -104,7 +104,7 @@ def divided_twice() -> Callable[..., None]:
     return accumulate
 
 
-@mutant("accumulation: not divided", "accumulation", NOTHING)
+@mutant("accumulation: not divided", "accumulation", NO_PROMISES)
 def not_divided() -> Callable[..., None]:
     def accumulate(model: nn.Module, batches: Batches, loss_fn: Any) -> None:
         for inputs, targets in batches:
@@ -113,7 +113,7 @@ def not_divided() -> Callable[..., None]:
     return accumulate
 
 
-@mutant("accumulation: the partial window dropped", "accumulation", NOTHING)
+@mutant("accumulation: the partial window dropped", "accumulation", NO_PROMISES)
 def partial_dropped() -> Callable[..., None]:
     def train(model: nn.Module, batches: Batches, loss_fn: Any, optimizer: Any, accumulation_steps: int) -> None:
         for number, (inputs, targets) in enumerate(batches, 1):
@@ -125,7 +125,7 @@ def partial_dropped() -> Callable[..., None]:
     return train
 
 
-@mutant("accumulation: the partial window divided as a whole", "accumulation", NOTHING)
+@mutant("accumulation: the partial window divided as a full one", "accumulation", NO_PROMISES)
 def partial_divided() -> Callable[..., None]:
     def train(model: nn.Module, batches: Batches, loss_fn: Any, optimizer: Any, accumulation_steps: int) -> None:
         for number, (inputs, targets) in enumerate(batches, 1):
@@ -137,7 +137,7 @@ def partial_divided() -> Callable[..., None]:
     return train
 
 
-@mutant("accumulation: gradients never zeroed", "accumulation", NOTHING)
+@mutant("accumulation: gradients never zeroed", "accumulation", NO_PROMISES)
 def never_zeroed() -> Callable[..., None]:
     def train(model: nn.Module, batches: Batches, loss_fn: Any, optimizer: Any, accumulation_steps: int) -> None:
         for inputs, targets in batches:
@@ -148,12 +148,12 @@ def never_zeroed() -> Callable[..., None]:
 
 
 def split(examples: Any, share: float = 0.9) -> tuple[Any, Any]:
-    """The textbook's: the first part to train on, the rest held out."""
+    """The right split: the first part for training, the rest held out."""
     cut = int(len(examples) * share)
     return examples[:cut], examples[cut:]
 
 
-@mutant("split: a validation batch trained on", "split", NOTHING)
+@mutant("split: a validation batch trained on", "split", NO_PROMISES)
 def overlapping() -> Callable[..., Any]:
     def split(examples: Any) -> tuple[Any, Any]:
         return examples[: len(examples) * 9 // 10 + 4], examples[len(examples) * 9 // 10 :]
@@ -161,7 +161,7 @@ def overlapping() -> Callable[..., Any]:
     return split
 
 
-@mutant("split: windows cut before the split", "split", NOTHING)
+@mutant("split: windows cut before the split", "split", NO_PROMISES)
 def windows_first() -> Callable[..., Any]:
     def split(examples: Any) -> tuple[Any, Any]:
         windows = [examples[i : i + 8] for i in range(len(examples) - 8)]

@@ -1,0 +1,1 @@
+"""Recording attention inside any PyTorch model: fused kernels, torch.nn modules and hand-written code."""

@@ -1,9 +1,9 @@
-"""The operators that are a whole attention, and how to read their arguments.
+"""Read fused attention kernels: scaled_dot_product_attention, nn.MultiheadAttention and the fused encoder layer.
 
-Axes: b batch · h heads · t queries · s keys · d head width · c model width.
+Axes: b batch · h heads · g key heads · t queries · s keys · d head dim · c model dim.
 
-Arguments are read by the names that their schema gives them, so one reader serves every kernel of
-scaled_dot_product_attention, those of devices that this was never run on included.
+Arguments are read by the names in the operator's schema, so one reader serves every kernel of
+scaled_dot_product_attention, also on devices where this was never run.
 """
 
 from __future__ import annotations
@@ -16,108 +16,119 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.interp.recording.score import Understand
-from qkv.interp.recording.structure import four_axes, mask_of, without_copies
-from qkv.interp.traces.lazy_weights import Derived, Projected, Recipe, Source
-from qkv.nn.masks import Band, Both, Mask, PaddingMask
+from qkv.interp.lazy_weights import FusedWeights, LazyWeights, ProjectedHeads, WeightSource
+from qkv.interp.recording.mask_structure import AnalyzeBias, deduplicate_heads, find_mask, four_axes, join_masks
+from qkv.nn.masks import BandMask, Mask, PaddingMask
 
-Reader = Callable[[dict[str, Any], Understand], Source]
+Reader = Callable[[dict[str, Any], AnalyzeBias], WeightSource]
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-OPAQUE = re.compile(r"attention|attn|mha", re.IGNORECASE)  # an operator of such a name that no reader knows is refused
+OPAQUE = re.compile(r"attention|attn|mha", re.IGNORECASE)  # an operator with such a name and no reader is refused
 HARMLESS = re.compile(r"backward|_fused_sdp_choice|mask|dropout", re.IGNORECASE)
 
 
-def read_dot_product(given: dict[str, Any], understand: Understand) -> Source:
-    """scaled_dot_product_attention's kernels: queries (b, h, t, d), keys (b, g, s, d)."""
-    q, k = given["query"], given["key"]
+def read_sdpa(arguments: dict[str, Any], analyze_bias: AnalyzeBias) -> WeightSource:
+    """The kernels of scaled_dot_product_attention: queries (b, h, t, d), keys (b, g, s, d)."""
+    q, k = arguments["query"], arguments["key"]
     t, s = q.shape[-2], k.shape[-2]
-    masks: list[Mask] = []
-    bias, floor = None, float("-inf")
-    if given.get("is_causal"):
-        masks.append(Band(t, s, None, t - s))  # the kernels count from the first query and the first key
-    added = given.get("attn_mask", given.get("attn_bias"))
+    masks: list[Mask | None] = []
+    bias, mask_value = None, float("-inf")
+    if arguments.get("is_causal"):
+        masks.append(BandMask(t, s, None, t - s))  # the kernels align the first query with the first key
+    added = arguments.get("attn_mask", arguments.get("attn_bias"))
     if added is not None and added.dtype == torch.bool:
-        mask = mask_of(added.clone(), t, s)  # the model's own tensor may be written over
-        masks += [] if mask is None else [mask]
+        masks.append(find_mask(added.clone(), t, s))  # a copy: the model may overwrite its own tensor
     elif added is not None:
-        seen = understand(four_axes(added), added, t, s)
-        masks += [] if seen.mask is None else [seen.mask]
-        bias, floor = seen.bias, seen.floor
-    scale = given.get("scale")
+        analyzed = analyze_bias(four_axes(added), added, t, s)
+        masks.append(analyzed.mask)
+        bias, mask_value = analyzed.bias, analyzed.mask_value
+    scale = arguments.get("scale")
     q, k = (x if x.ndim == 4 else x.unsqueeze(1) for x in (q, k))
-    return Recipe(
+    return LazyWeights(
         q,
-        without_copies(k),
+        deduplicate_heads(k),
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        mask=None if not masks else masks[0] if len(masks) == 1 else Both.of(*masks),
-        floor=floor,
+        mask=join_masks(masks),
+        mask_value=mask_value,
         bias=bias,
     )
 
 
-def read_fused_layer(given: dict[str, Any], understand: Understand) -> Source:
-    """nn.MultiheadAttention's and nn.TransformerEncoderLayer's fused operators: their input and their projection."""
-    source = given["query"] if "query" in given else given["src"]
-    heads = given["num_head"] if "num_head" in given else given["num_heads"]
-    memory = given.get("key", source)
-    lengths = _lengths(source) if source.is_nested else None
-    source, memory = (x.to_padded_tensor(0.0) if x.is_nested else x for x in (source, memory))
-    masks: list[Mask] = []
+def read_fused_layer(arguments: dict[str, Any], analyze_bias: AnalyzeBias) -> WeightSource:
+    """The fused operators of nn.MultiheadAttention and nn.TransformerEncoderLayer: their input and projection."""
+    source = arguments["query"] if "query" in arguments else arguments["src"]
+    heads = _head_count(arguments)
+    memory = arguments.get("key", source)
+    lengths = source._nested_tensor_size()[:, 0] if source.is_nested else None
+    source, memory = _to_padded(source), _to_padded(memory)
+    masks: list[Mask | None] = []
     if lengths is not None:
-        places = torch.arange(source.shape[1], device=source.device)
-        masks.append(PaddingMask(places < lengths[:, None].to(source.device)))
-    if given.get("mask") is not None:
-        masks.extend(_fused_mask(given["mask"], given.get("mask_type"), source.shape[1], memory.shape[1]))
+        positions = torch.arange(source.shape[1], device=source.device)
+        masks.append(PaddingMask(positions < lengths[:, None].to(source.device)))
+    if arguments.get("mask") is not None:
+        # The operators' own masks forbid where they are not 0: (t, s), (b, s) if mask_type is 1, or (b, h, t, s).
+        forbidden = arguments["mask"] != 0
+        forbidden = forbidden[:, None, None, :] if arguments.get("mask_type") == 1 else forbidden
+        masks.append(find_mask(~forbidden, source.shape[1], memory.shape[1]))
     norm = None
-    if given.get("norm_first"):
-        weight, bias = (given[name].detach().clone() for name in ("norm_weight_1", "norm_bias_1"))
-        norm = partial(_normed, weight=weight, bias=bias, eps=given["eps"])
-    weights, biases = given["qkv_weight"].detach().chunk(3), given["qkv_bias"].detach().chunk(3)
+    if arguments.get("norm_first"):
+        weight, bias = (arguments[name].detach().clone() for name in ("norm_weight_1", "norm_bias_1"))
+        norm = partial(_layer_norm, weight=weight, bias=bias, eps=arguments["eps"])
+    weights, biases = arguments["qkv_weight"].detach().chunk(3), arguments["qkv_bias"].detach().chunk(3)
     query, key = (
-        Projected(x.detach().clone(), weights[i].clone(), biases[i].clone(), heads, norm)
+        ProjectedHeads(x.detach().clone(), weights[i].clone(), biases[i].clone(), heads, norm)
         for i, x in enumerate((source, memory))
     )
-    return Derived(query, key, None if not masks else masks[0] if len(masks) == 1 else Both.of(*masks))
+    return FusedWeights(query, key, join_masks(masks))
 
 
-def kernel_values(given: dict[str, Any]) -> Tensor:
-    """The values (b, g, s, d) of a whole attention; of fused operators they are made, as their queries are."""
-    if "qkv_weight" not in given:
-        values = given["value"]
-        return without_copies(values if values.ndim == 4 else values.unsqueeze(1))
-    source = given["src"] if "src" in given else given["value"]
-    heads = given["num_head"] if "num_head" in given else given["num_heads"]
-    source = source.to_padded_tensor(0.0) if source.is_nested else source
-    if given.get("norm_first"):
-        source = _normed(source, given["norm_weight_1"], given["norm_bias_1"], given["eps"])
-    weight, bias = given["qkv_weight"].detach().chunk(3)[2], given["qkv_bias"].detach().chunk(3)[2]
-    return Projected(source.detach(), weight, bias, heads).tensor
+def read_values(arguments: dict[str, Any]) -> Tensor:
+    """The values (b, g, s, d) of a fused attention; for fused layers they are projected from the input."""
+    if "qkv_weight" not in arguments:
+        values = arguments["value"]
+        return deduplicate_heads(values if values.ndim == 4 else values.unsqueeze(1))
+    source = _to_padded(arguments["src"] if "src" in arguments else arguments["value"])
+    if arguments.get("norm_first"):
+        source = _layer_norm(source, arguments["norm_weight_1"], arguments["norm_bias_1"], arguments["eps"])
+    weight, bias = (arguments[name].detach().chunk(3)[2] for name in ("qkv_weight", "qkv_bias"))
+    return ProjectedHeads(source.detach(), weight, bias, _head_count(arguments)).tensor
 
 
-SUFFIX = {"_transformer_encoder_layer_fwd": "self_attn"}  # operators that stand for a layer whose part is the attention
+def _head_count(arguments: dict[str, Any]) -> int:
+    return arguments["num_head"] if "num_head" in arguments else arguments["num_heads"]
+
+
+def _to_padded(x: Tensor) -> Tensor:
+    return x.to_padded_tensor(0.0) if x.is_nested else x
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.layer_norm(x, weight.shape, weight.to(x), bias.to(x), eps)
+
+
+SUFFIX = {"_transformer_encoder_layer_fwd": "self_attn"}  # operators that are a whole layer: the attention's name in it
 
 READERS: dict[str, Reader] = {
-    "scaled_dot_product_attention": read_dot_product,
-    "_scaled_dot_product_flash_attention_for_cpu": read_dot_product,
-    "_scaled_dot_product_flash_attention": read_dot_product,
-    "_scaled_dot_product_efficient_attention": read_dot_product,
-    "_scaled_dot_product_cudnn_attention": read_dot_product,
-    "_scaled_dot_product_fused_attention_overrideable": read_dot_product,
-    "_scaled_dot_product_attention_math_for_mps": read_dot_product,
+    "scaled_dot_product_attention": read_sdpa,
+    "_scaled_dot_product_flash_attention_for_cpu": read_sdpa,
+    "_scaled_dot_product_flash_attention": read_sdpa,
+    "_scaled_dot_product_efficient_attention": read_sdpa,
+    "_scaled_dot_product_cudnn_attention": read_sdpa,
+    "_scaled_dot_product_fused_attention_overrideable": read_sdpa,
+    "_scaled_dot_product_attention_math_for_mps": read_sdpa,
     "_native_multi_head_attention": read_fused_layer,
     "_transformer_encoder_layer_fwd": read_fused_layer,
 }
 
 
-def reader_of(operator: Any) -> Reader | None:
-    """How to read this operator, if it is an attention; a ValueError if it is one that cannot be read."""
+def find_reader(operator: Any) -> Reader | None:
+    """The reader of a fused attention operator; None for others; a ValueError for attention that cannot be read."""
     namespace, name = operator.namespace, operator.__name__.split(".")[0]
     if namespace == "aten" and name in READERS:
         return READERS[name]
     if OPAQUE.search(name) and not HARMLESS.search(name):
         raise ValueError(
-            f"the model calls {namespace}::{name}, an attention kernel whose weights cannot be derived from its "
+            f"the model calls {namespace}::{name}, an attention kernel whose weights cannot be computed from its "
             "arguments; use the model's eager or scaled_dot_product_attention variant to record it"
         )
     return None
@@ -125,32 +136,16 @@ def reader_of(operator: Any) -> Reader | None:
 
 @cache
 def is_composite(operator: Any) -> bool:
-    """Whether an operator is made of others by PyTorch itself: in inference mode such are seen before their parts."""
+    """Whether PyTorch itself composes the operator of others: in inference mode it is seen before its parts."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), COMPOSITE)
 
 
-def in_parts(operator: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a composite operator so that its parts are seen: the same kernel that would have run."""
-    return operator._op_dk(COMPOSITE, *arguments, **named)
+def run_decomposed(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a composite operator so that its parts are seen; the same kernels run."""
+    return operator._op_dk(COMPOSITE, *args, **kwargs)
 
 
-def bound(operator: Any, arguments: tuple, named: dict[str, Any]) -> dict[str, Any]:
+def bind_arguments(operator: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """An operator's arguments by name."""
     names = (argument.name for argument in operator._schema.arguments)
-    return {**dict(zip(names, arguments, strict=False)), **named}
-
-
-def _lengths(nested: Tensor) -> Tensor:
-    return nested._nested_tensor_size()[:, 0]
-
-
-def _normed(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return torch.nn.functional.layer_norm(x, weight.shape, weight.to(x), bias.to(x), eps)
-
-
-def _fused_mask(mask: Tensor, kind: int | None, t: int, s: int) -> list[Mask]:
-    """The operators' own masks forbid where they are not 0: (t, s), or (b, s) if the kind is 1, or (b, h, t, s)."""
-    forbidden = mask != 0
-    forbidden = forbidden[:, None, None, :] if kind == 1 else forbidden
-    found = mask_of(~forbidden, t, s)
-    return [] if found is None else [found]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

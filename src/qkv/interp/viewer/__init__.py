@@ -1,7 +1,17 @@
-"""What is seen, drawn: one offline HTML file, PNG pictures, and a frame for notebooks."""
+"""The attention viewer: an offline HTML page (also in notebooks), PNG figures, and text for the terminal."""
 
-from qkv.interp.viewer.html import html
-from qkv.interp.viewer.notebook import frame, widget
-from qkv.interp.viewer.scene import Axis, Panel, Picture, Scene, pixels_of, scene_of, with_map
+from qkv.interp.viewer.page import render_html, render_iframe, widget
+from qkv.interp.viewer.scene import Axis, Panel, PatchImage, Scene, add_map, make_scene, to_pixels
 
-__all__ = ["Axis", "Panel", "Picture", "Scene", "frame", "html", "pixels_of", "scene_of", "widget", "with_map"]
+__all__ = [
+    "Axis",
+    "Panel",
+    "PatchImage",
+    "Scene",
+    "add_map",
+    "make_scene",
+    "render_html",
+    "render_iframe",
+    "to_pixels",
+    "widget",
+]

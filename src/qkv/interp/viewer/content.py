@@ -1,7 +1,7 @@
-"""What a page holds: a description (JSON) and packed numbers, small enough to be sent around.
+"""What an exported page holds: a description (JSON) and packed numbers.
 
-A map of few weights is kept whole, as decimals; of a larger one the page keeps a picture of 128 × 128 cells and the
-exact eight largest weights of every row. With `full` it also keeps each layer's recipe and computes the rest itself.
+A map with few weights is stored whole, as decimals. A larger one is max-pooled to 128 × 128 cells, with the eight
+largest weights of every row stored exactly. With `full`, queries and keys are stored too, and the page computes rows.
 """
 
 from __future__ import annotations
@@ -12,102 +12,165 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from qkv.interp.viewer.measure import Measured, measured, step_of
-from qkv.interp.viewer.pack import Blob, fixed, squeezed
-from qkv.interp.viewer.recipes import recipe_of
-from qkv.interp.viewer.scene import Panel, Picture, Scene
+from qkv.interp.layers import TracedLayer
+from qkv.interp.traces import pool_weights
+from qkv.interp.viewer.pack import Blob, pack_lazy_weights, quantize_root, to_decimals
+from qkv.interp.viewer.scene import Panel, PatchImage, Scene
 
-SIZE = 128  # cells along the longer side of a pooled map
-PATCHES = 256  # of a picture every patch keeps its own cell up to this many
-WHOLE = 600_000  # weights in all up to which every one is kept to six decimals
-MOST = 2_400_000  # and up to which to four
+POOLED_SIZE = 128  # cells along the longer side of a pooled map
+MAX_PATCHES = 256  # maps over an image are not pooled up to this many patches
+SIX_DECIMALS = 600_000  # weights in all up to which every one is stored to six decimals
+FOUR_DECIMALS = 2_400_000  # and up to which to four
+TOP = 8  # largest weights of a row that are stored exactly
 
 
 @dataclass(frozen=True)
-class Content:
-    """description: JSON. blobs: base64 texts by name; the page unpacks "maps" at once, recipes when needed."""
+class PageContent:
+    """description: JSON. blobs: base64 texts by name; the page unpacks "maps" at once, the others when needed."""
 
     description: dict[str, Any]
     blobs: dict[str, str]
 
 
-def content_of(scene: Scene, *, full: bool = False) -> Content:
-    """The scene packed for the page."""
+@dataclass(frozen=True, eq=False)
+class HeadSummary:
+    """What a page stores of one head.
+
+    map: max-pooled; all weights where the step is 1. keys, weights: the largest of every row.
+    entropy, distance, first: means over the queries that attend to anything.
+    """
+
+    map: Float[Tensor, "rows columns"]
+    keys: Int[Tensor, "t k"]
+    weights: Float[Tensor, "t k"]
+    entropy: float
+    distance: float
+    first: float
+
+
+def pack_scene(scene: Scene, *, full: bool = False) -> PageContent:
+    """The scene packed for the page. full: also pack queries and keys where the maps are pooled."""
     maps, blobs = Blob(), {}
-    whole = scene.cells <= MOST
-    places = 6 if scene.cells <= WHOLE else 4 if whole else 5
+    exact = scene.num_weights <= FOUR_DECIMALS
+    digits = 6 if scene.num_weights <= SIX_DECIMALS else 4
+    if not exact:
+        digits = 5
     panels = []
     for number, panel in enumerate(scene.panels):
-        plain = _panel(panel, scene, maps, places, whole)
-        if full and not whole:
-            blob = Blob()
-            plain["recipe"] = recipe_of(panel.layer, scene.batch, blob)
-            plain["recipe"]["blob"] = f"recipe-{number}"
-            blobs[f"recipe-{number}"] = blob.text()
-        panels.append(plain)
+        packed = _pack_panel(panel, scene, maps, digits, exact)
+        if full and not exact:
+            blob, name = Blob(), f"lazy-{number}"
+            packed["lazy"] = pack_lazy_weights(panel.layer, scene.batch, blob) | {"blob": name}
+            blobs[name] = blob.to_base64()
+        panels.append(packed)
     description = {
         "title": scene.title,
         "facts": [list(fact) for fact in scene.facts],
         "axes": [{"name": axis.name, "tokens": list(axis.tokens)} for axis in scene.axes],
-        "places": places,
+        "digits": digits,
         "panels": panels,
-        "picture": None if scene.picture is None else _picture(scene.picture),
+        "image": None if scene.image is None else _pack_image(scene.image),
     }
-    return Content(description, {"maps": maps.text(), **blobs})
+    return PageContent(description, {"maps": maps.to_base64(), **blobs})
 
 
-def _panel(panel: Panel, scene: Scene, maps: Blob, places: int, whole: bool) -> dict[str, Any]:
+def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool) -> dict[str, Any]:
     layer = panel.layer
-    pictured = scene.picture is not None and max(layer.queries, layer.keys) <= PATCHES
-    size = max(layer.queries, layer.keys) if whole or pictured else SIZE
-    heads = [measured(layer, head, size, scene.batch) for head in range(layer.heads)]
-    plain: dict[str, Any] = {
+    longest = max(layer.queries, layer.keys)
+    unpooled = exact or (scene.image is not None and longest <= MAX_PATCHES)
+    size = longest if unpooled else POOLED_SIZE
+    heads = [summarize_head(layer, head, size, scene.batch) for head in range(layer.heads)]
+    packed: dict[str, Any] = {
         "name": panel.name,
         "queries": [panel.queries, layer.queries],
         "keys": [panel.keys, layer.keys],
         "heads": layer.heads,
-        "step": step_of(layer, size),
+        "step": pooling_step(layer, size),
         "derived": panel.place < 0,
         "number": panel.number,
         "place": panel.place,
-        "peaks": [round(float(head.picture.max()) if head.picture.numel() else 0.0, 6) for head in heads],
+        "peaks": [round(float(head.map.max()) if head.map.numel() else 0.0, 6) for head in heads],
         "entropy": [round(head.entropy, 4) for head in heads],
         "distance": [round(head.distance, 2) for head in heads],
         "first": [round(head.first, 4) for head in heads],
         "types": [[[name, round(score, 3)] for name, score in types] for types in panel.types],
     }
-    if whole:
-        return plain | {"whole": maps.integers(torch.stack([fixed(head.picture, places) for head in heads]))}
-    return plain | _pooled(heads, plain["peaks"], maps, places)
-
-
-def _pooled(heads: list[Measured], peaks: list[float], maps: Blob, places: int) -> dict[str, Any]:
-    cells = torch.stack([squeezed(head.picture, peak) for head, peak in zip(heads, peaks, strict=True)])
-    tops = torch.stack([fixed(head.weights, places) for head in heads]).transpose(1, 2)  # heads, ranks, queries
-    falls = torch.cat((tops[:, :1], tops[:, :-1] - tops[:, 1:]), dim=1)  # small numbers, which deflate well
-    return {
+    if exact:
+        return packed | {"exact": maps.integers(torch.stack([to_decimals(head.map, digits) for head in heads]))}
+    cells = torch.stack([quantize_root(head.map, peak) for head, peak in zip(heads, packed["peaks"], strict=True)])
+    tops = torch.stack([to_decimals(head.weights, digits) for head in heads]).transpose(1, 2)  # heads, ranks, queries
+    differences = torch.cat((tops[:, :1], tops[:, :-1] - tops[:, 1:]), dim=1)  # small numbers, which compress well
+    return packed | {
         "cells": maps.integers(cells),
         "top": [heads[0].keys.shape[1]],
         "top_keys": maps.integers(torch.stack([head.keys for head in heads]).transpose(1, 2)),
-        "top_weights": maps.integers(falls),
+        "top_weights": maps.integers(differences),
     }
 
 
-def _picture(picture: Picture) -> dict[str, Any]:
+def _pack_image(image: PatchImage) -> dict[str, Any]:
     return {
-        "source": f"data:image/png;base64,{png_bytes(picture)}",
-        "rows": picture.rows,
-        "columns": picture.columns,
-        "lead": picture.lead,
-        "axis": picture.axis,
+        "source": f"data:image/png;base64,{to_png(image)}",
+        "rows": image.rows,
+        "columns": image.columns,
+        "special": image.special_tokens,
+        "axis": image.axis,
     }
 
 
-def png_bytes(picture: Picture) -> str:
-    """The picture as a PNG file in base64."""
+def to_png(image: PatchImage) -> str:
+    """The image as a PNG file in base64."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(picture.pixels.cpu().numpy()).save(file, "PNG", optimize=True)
+    Image.fromarray(image.pixels.cpu().numpy()).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def pooling_step(layer: TracedLayer, size: int) -> int:
+    """How many queries and keys one cell of a map of at most size × size stands for."""
+    return max(-(-max(layer.queries, layer.keys) // size), 1)
+
+
+@torch.no_grad()
+def summarize_head(layer: TracedLayer, head: int, size: int, batch: int = 0) -> HeadSummary:
+    """One pass over a head's map: the map pooled to size × size, the largest weights of every row, and means.
+
+    >>> import qkv
+    >>> with qkv.interp.record() as trace:
+    ...     out = qkv.attention(*torch.ones(3, 1, 2, 4, 8), causal=True)
+    >>> found = summarize_head(trace.layer(0), 1, size=2)
+    >>> found.map.round(decimals=2).tolist(), found.weights[0].tolist(), round(found.first, 4)
+    ([[1.0, 0.0], [0.33000001311302185, 0.33000001311302185]], [1.0, 0.0, 0.0, 0.0], 0.5208)
+    """
+    step, k = pooling_step(layer, size), min(TOP, layer.keys)
+    map_ = torch.zeros(-(-layer.queries // step), -(-layer.keys // step))
+    top_keys, top_weights = torch.zeros(layer.queries, k, dtype=torch.long), torch.zeros(layer.queries, k)
+    attending, entropy, distance, first = 0.0, 0.0, 0.0, 0.0
+    shift = layer.keys - layer.queries
+    for rows, weights, columns in layer.tiles(batch, head, range(layer.queries), multiple=step):
+        weights = weights.float().cpu()
+        cells = pool_weights(weights, rows.start, columns.start, step, "max")
+        top, left = rows.start // step, columns.start // step
+        part = map_[top : top + cells.shape[0], left : left + cells.shape[1]]
+        part.copy_(torch.maximum(part, cells))
+        _store_top(weights, columns, top_keys[rows.start : rows.stop], top_weights[rows.start : rows.stop])
+        positions = torch.arange(rows.start, rows.stop)[:, None] + shift
+        distances = (torch.arange(columns.start, columns.stop)[None, :] - positions).abs().float()
+        attending += float((weights.sum(-1) > 0).sum())
+        entropy += float(torch.special.entr(weights).sum())
+        distance += float((weights * distances).sum())
+        first += float(weights[:, 0].sum()) if columns and columns.start == 0 else 0.0
+    count = max(attending, 1.0)
+    return HeadSummary(map_, top_keys, top_weights, entropy / count, distance / count, first / count)
+
+
+def _store_top(weights: Tensor, columns: range, keys: Tensor, tops: Tensor) -> None:
+    """Write the largest weights of each row and their keys."""
+    k = min(keys.shape[1], len(columns))
+    values, found = weights.topk(k, dim=-1) if k else (weights[:, :0], weights[:, :0].long())
+    tops[:, :k] = values
+    keys[:, :k] = found + columns.start

@@ -1,4 +1,4 @@
-"""Pictures of a scene as PNG: all heads, one head, attention over a picture, or a table of what heads cost."""
+"""PNG figures: all heads, one head, attention over an image, or a table of layers and heads."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from qkv.interp.traces.trace import Trace
+from qkv.interp.traces import Trace
 from qkv.interp.viewer.scene import Panel, Scene
-from qkv.interp.viewer.terminal_map import SCALE
+from qkv.interp.viewer.terminal import SCALE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUERIES, KEYS, QUIET = "#0067a3", "#a34a00", "#5b6470"
-LABELS = 80  # tokens along a side up to which each is written
-LARGEST = 12000  # pixels along a side
+LABELS = 80  # tokens along a side up to which each is labeled
+MAX_PIXELS = 12000  # pixels along a side
 DPI = 160
 
 
-def png_of_heads(scene: Scene) -> bytes:
-    """All heads: a row for each layer, a small map for each head, on one root scale from 0 to 1."""
+def draw_heads(scene: Scene) -> bytes:
+    """All heads: a row per layer, a small map per head, on one root color scale from 0 to 1."""
     rows, columns = len(scene.panels), max(panel.layer.heads for panel in scene.panels)
     side = max(min(1.3, 40 / max(rows, columns)), 0.35)
     figure = _figure(columns * side + 1.6, rows * side + 0.9)
@@ -50,7 +50,7 @@ def png_of_heads(scene: Scene) -> bytes:
     return _bytes(figure)
 
 
-def png_of_head(scene: Scene, panel: Panel, head: int) -> bytes:
+def draw_head(scene: Scene, panel: Panel, head: int) -> bytes:
     """One head, large, with its tokens."""
     layer = panel.layer
     figure = _figure(*_size(layer.keys, layer.queries))
@@ -58,12 +58,12 @@ def png_of_head(scene: Scene, panel: Panel, head: int) -> bytes:
     weights = _map(panel, head, scene.batch, 2048)
     drawn = _draw(axes, weights)
     step = max(-(-max(layer.queries, layer.keys) // 2048), 1)
-    for axis, place, colour in ((axes.yaxis, panel.queries, QUERIES), (axes.xaxis, panel.keys, KEYS)):
+    for axis, place, color in ((axes.yaxis, panel.queries, QUERIES), (axes.xaxis, panel.keys, KEYS)):
         count = layer.queries if axis is axes.yaxis else layer.keys
         every = max(-(-count // LABELS), 1)
         names = scene.axes[place].tokens[:count:every]
         axis.set_ticks([i * every / step for i in range(len(names))], [_plain(name) for name in names])
-        axis.set_tick_params(labelsize=7 if count <= 40 else 5, labelcolor=colour, length=1)
+        axis.set_tick_params(labelsize=7 if count <= 40 else 5, labelcolor=color, length=1)
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", labelrotation=90)
     axes.set_xlabel(f"keys: {_plain(scene.axes[panel.keys].name)}", color=KEYS, fontsize=7)
@@ -71,21 +71,21 @@ def png_of_head(scene: Scene, panel: Panel, head: int) -> bytes:
     _legend(figure, drawn, axes)
     kinds = " · ".join(f"{kind} {score:.2f}" for kind, score in panel.types[head]) if panel.types else ""
     title = f"{_plain(scene.title)}: {_plain(panel.name)}, head {head}"
-    axes.set_title(title + (f"\n{kinds}" if kinds else ""), fontsize=8)  # stands above the labels of the keys
+    axes.set_title(title + (f"\n{kinds}" if kinds else ""), fontsize=8)  # above the key labels
     return _bytes(figure)
 
 
-def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head: int | None = None) -> bytes:
-    """What one token attends to, over the picture: for every head, or for one; computed maps (rollout) always."""
-    assert scene.picture is not None
-    rows, columns = scene.picture.rows, scene.picture.columns
+def draw_overlay(scene: Scene, query: int, panel: Panel | None = None, head: int | None = None) -> bytes:
+    """What one token attends to, over the image: for every head or for one; computed maps (rollout) always."""
+    assert scene.image is not None
+    rows, columns = scene.image.rows, scene.image.columns
     chosen = [each for each in scene.panels if panel is None or each is panel or each.place < 0]
     counts = [1 if head is not None and each.place >= 0 else each.layer.heads for each in chosen]
     wide = max(counts) + 1
     side = 2.4 if wide <= 3 else max(min(1.2, 40 / wide), 0.5)
     figure = _figure(wide * side, len(chosen) * side + 0.5)
     cells = figure.subplots(len(chosen), wide, squeeze=False, gridspec_kw={"hspace": 0.18, "wspace": 0.06})
-    pixels, drawn = scene.picture.pixels.cpu().numpy(), None
+    pixels, drawn = scene.image.pixels.cpu().numpy(), None
     for each, row in zip(chosen, cells, strict=True):
         heads = [head] if head is not None and each.place >= 0 else range(each.layer.heads)
         for axes in row:
@@ -94,35 +94,35 @@ def png_over_picture(scene: Scene, query: int, panel: Panel | None = None, head:
         row[0].set_title(panel_name(scene, each), fontsize=6, pad=2)
         for axes, number in zip(row[1:], heads, strict=False):
             weights = Trace([each.layer]).weights(0, number, scene.batch, range(query, query + 1))[0]
-            grid = weights[scene.picture.lead :].float().unflatten(0, (rows, columns)).cpu()
+            grid = weights[scene.image.special_tokens :].float().unflatten(0, (rows, columns)).cpu()
             axes.imshow(pixels, extent=(0, columns, rows, 0))
             drawn = axes.imshow(
                 (grid / grid.max().clamp(min=1e-12)).sqrt().numpy(),
                 extent=(0, columns, rows, 0),
-                cmap=_colours(),
+                cmap=_color_map(),
                 alpha=0.65,
                 vmin=0,
                 vmax=1,
             )
             named = f"head {number}, " if each.layer.heads > 1 else ""
             axes.set_title(f"{named}to {float(grid.max()):.3f}", fontsize=6, pad=2)
-    assert drawn is not None  # there is at least one layer with a head
-    name = _plain(scene.axes[scene.picture.axis].tokens[query])
+    assert drawn is not None  # there is at least one head
+    name = _plain(scene.axes[scene.image.axis].tokens[query])
     _title(figure, f"{_plain(scene.title)}: what “{name}” attends to")
     bar = figure.colorbar(drawn, ax=list(cells.flat), fraction=0.02, pad=0.02, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0", "¼ of largest", "largest"], fontsize=6)
     return _bytes(figure)
 
 
-def png_of_table(
+def draw_table(
     table: Sequence[Sequence[float | None]], rows: Sequence[str], columns: Sequence[str], title: str, unit: str
 ) -> bytes:
-    """Numbers of layers × heads as a map with its numbers written in: blue below 0, orange above."""
+    """A table of layers × heads as a heat map with the numbers written in: blue below 0, orange above."""
     most = max((abs(cell) for row in table for cell in row if cell is not None), default=1.0) or 1.0
     values = torch.tensor([[float("nan") if cell is None else cell for cell in row] for row in table])
     figure = _figure(len(columns) * 0.62 + 2.2, len(rows) * 0.34 + 1.2)
     axes = figure.subplots()
-    drawn = axes.imshow(values.numpy(), cmap=_around_zero(), vmin=-most, vmax=most, aspect="auto")
+    drawn = axes.imshow(values.numpy(), cmap=_diverging_color_map(), vmin=-most, vmax=most, aspect="auto")
     for i, row in enumerate(table):
         for j, cell in enumerate(row):
             if cell is not None:
@@ -138,7 +138,7 @@ def png_of_table(
 
 
 def panel_name(scene: Scene, panel: Panel) -> str:
-    """A layer's number, with what it attends from and to where there are several kinds; or the name of a map."""
+    """A layer's number, with its axes where layers have different ones; or the name of a computed map."""
     if panel.place < 0:
         return _plain(panel.name)
     pairs = {(each.queries, each.keys) for each in scene.panels if each.place >= 0}
@@ -156,20 +156,20 @@ def _draw(axes: Any, weights: Tensor) -> Any:
     from matplotlib.colors import PowerNorm
 
     norm = PowerNorm(0.5, 0, 1)
-    return axes.imshow(weights.float().cpu().numpy(), cmap=_colours(), norm=norm, interpolation="nearest")
+    return axes.imshow(weights.float().cpu().numpy(), cmap=_color_map(), norm=norm, interpolation="nearest")
 
 
-def _colours() -> Any:
+def _color_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("weights", list(SCALE))
 
 
-def _around_zero() -> Any:
+def _diverging_color_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    colours = LinearSegmentedColormap.from_list("cost", ["#62b8ee", "#ffffff", "#f2a65a"])
-    return colours.with_extremes(bad="#eceff2")
+    colors = LinearSegmentedColormap.from_list("cost", ["#62b8ee", "#ffffff", "#f2a65a"])
+    return colors.with_extremes(bad="#eceff2")
 
 
 def _legend(figure: Any, drawn: Any, axes: Any) -> None:
@@ -180,7 +180,7 @@ def _legend(figure: Any, drawn: Any, axes: Any) -> None:
 
 
 def _title(figure: Figure, text: str) -> None:
-    """A title right above the maps, however many there are; before a legend, which takes its place from them."""
+    """A title right above the maps, however many there are. Call it before the legend, which takes space from them."""
     high = figure.get_figheight()
     figure.subplots_adjust(top=1 - 0.55 / high)
     figure.suptitle(text, fontsize=9, y=1 - 0.1 / high)
@@ -194,12 +194,12 @@ def _size(columns: int, rows: int) -> tuple[float, float]:
 def _figure(wide: float, high: float) -> Figure:
     from matplotlib.figure import Figure
 
-    most = LARGEST / DPI
+    most = MAX_PIXELS / DPI
     return Figure(figsize=(min(wide, most), min(high, most)), dpi=DPI)
 
 
 def _plain(text: str) -> str:
-    """A text that no formula can hide in, its blanks made visible where it is nothing but blanks."""
+    """A text without mathtext, with whitespace made visible where there is nothing else."""
     shown = text.strip() or "".join({"\n": "⏎", "\t": "⇥"}.get(letter, "␣") for letter in text) or "∅"
     shown = "".join(letter if letter.isprintable() else "·" for letter in shown)
     return (shown if len(shown) <= 60 else shown[:59] + "…").replace("$", r"\$")
@@ -211,7 +211,7 @@ def _bytes(figure: Figure) -> bytes:
 
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a letter that no font here has is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that no installed font has are drawn as boxes
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         figure.savefig(file, format="png", bbox_inches="tight", facecolor="white")
     return file.getvalue()

@@ -1,30 +1,76 @@
-"""What is seen, for the terminal: kinds of heads, one head's map, tables of layers and heads."""
+"""Attention in the terminal: heat maps of one head, head types, tables of layers and heads, effects of interventions.
+
+Axes: t queries (rows) · s keys (columns).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from jaxtyping import Float
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from torch import Tensor
 
-from qkv.interp.attention_over_image import PictureMap
-from qkv.interp.compare import Comparison
-from qkv.interp.effect import Effect
-from qkv.interp.head_types import KINDS, Head, Heads
-from qkv.interp.logit_lens import Lens
-from qkv.interp.subject import Subject
-from qkv.interp.traces.trace import Trace
-from qkv.interp.viewer.terminal_map import SCALE, SHADES, heatmap, legend
+from qkv.interp.ablation import Effect
+from qkv.interp.attribution import ImageAttention
+from qkv.interp.comparison import Comparison
+from qkv.interp.head_types import HEAD_TYPES, ClassifiedHead, HeadTypes
+from qkv.interp.inputs import PreparedInput
+from qkv.interp.lens import LogitLens
+from qkv.interp.traces import Trace
 
-MOST = 6  # heads named of one kind
-ROWS = 48  # rows of a map at most
-PLACES = ("positional", "uniform")  # kinds that do not say where a head looks
+# Nine steps of a perceptually uniform scale from dark blue to yellow that color-blind readers can tell apart.
+SCALE = ("#00204d", "#16386b", "#414d6b", "#62636f", "#7f7c75", "#a09877", "#c2b36b", "#e5cf52", "#ffea46")
+SHADES = " ·:-=+*#@"  # the same nine steps without color
+MAX_HEADS = 6  # heads named per type
+MAX_ROWS = 48  # rows of a map
+POSITIONAL_TYPES = ("positional", "uniform")  # types that do not depend on the content of tokens
 
 
-def visible(token: str, most: int = 14) -> str:
-    """A token as it can be read in a line: blanks shown where there is nothing else, control characters as dots.
+def heatmap(weights: Float[Tensor, "t s"], rows: Sequence[str], columns: Sequence[str], *, color: bool = True) -> Text:
+    """The map of one head: a row per query and a cell of two characters per key, with their tokens.
 
-    >>> visible(" cat"), visible("\\n"), visible("a\\tb")
+    >>> import torch
+    >>> print(heatmap(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), ["a", "b"], ["a", "b"], color=False).plain)
+      a b
+    a @@··
+    b ====
+    """
+    if weights.shape != (len(rows), len(columns)):
+        raise ValueError(
+            f"expected a name for each row and column of a map of shape {tuple(weights.shape)}, got {len(rows)} and "
+            f"{len(columns)} names"
+        )
+    margin = max((cell_len(name) for name in rows), default=0)
+    map_ = Text(" " * (margin + 1) + "".join(set_cell_size(name, 2) for name in columns).rstrip() + "\n")
+    for name, line in zip(rows, weights.tolist(), strict=True):
+        map_.append(" " * (margin - cell_len(name)) + name + " ").append(row_cells(line, color=color)).append("\n")
+    map_.rstrip()
+    return map_
+
+
+def row_cells(line: Sequence[float], *, color: bool = True) -> Text:
+    """One row of a map: a cell of two characters per number from 0 to 1."""
+    row = Text()
+    for weight in line:
+        step = min(int(weight * len(SCALE)), len(SCALE) - 1)
+        row.append("  " if color else 2 * SHADES[max(step, 1)], style=f"on {SCALE[step]}" if color else "")
+    return row
+
+
+def legend(*, color: bool = True) -> Text:
+    """The color scale from 0 to 1."""
+    scale = Text("0 ")
+    for step, shade in zip(SCALE, SHADES, strict=True):
+        scale.append("  " if color else 2 * shade, style=f"on {step}" if color else "")
+    return scale.append(" 1")
+
+
+def visible_token(token: str, most: int = 14) -> str:
+    """A token on one line: whitespace is shown where there is nothing else, control characters become dots.
+
+    >>> visible_token(" cat"), visible_token("\\n"), visible_token("a\\tb")
     ('cat', '⏎', 'a·b')
     """
     shown = token.strip(" \n\t") or "".join({"\n": "⏎", "\t": "⇥", " ": "␣"}[letter] for letter in token) or "∅"
@@ -32,61 +78,49 @@ def visible(token: str, most: int = 14) -> str:
     return shown if cell_len(shown) <= most else set_cell_size(shown, most - 1).rstrip() + "…"
 
 
-def kinds(found: Heads) -> Iterator[Text]:
-    """A line for each kind that some head has: what it does, and its heads as layer.head with their scores."""
-    for kind, does in KINDS.items():
-        heads = [head for head in found.of(kind) if kind not in PLACES or head.kind == kind]
+def head_type_lines(found: HeadTypes) -> Iterator[Text]:
+    """A line for each head type that occurs: what it does, and its heads as layer.head with their scores."""
+    for name, does in HEAD_TYPES.items():
+        heads = [head for head in found.of_type(name) if name not in POSITIONAL_TYPES or head.type == name]
         if not heads:
             continue
-        line = Text(f"{kind:<11}", style="bold")
-        for head in heads[:MOST]:
+        line = Text(f"{name:<15}", style="bold")
+        for head in heads[:MAX_HEADS]:
             line.append(f" {head.layer}.{head.head}", style="bold cyan").append(
-                f" {head.scores[kind]:.2f}", style="default not bold"
+                f" {head.scores[name]:.2f}", style="default not bold"
             )
-        more = f"  and {len(heads) - MOST} more" if len(heads) > MOST else ""
+        more = f"  and {len(heads) - MAX_HEADS} more" if len(heads) > MAX_HEADS else ""
         yield line.append(more, style="dim").append(f"   {does}", style="dim not bold")
 
 
-def telling(found: Heads) -> Head:
-    """The head whose kind is surest, of those that say where they look; a distance or evenness only if none does."""
-    for left_out in (("offset", *PLACES, "mixed"), (*PLACES, "mixed"), ()):
-        fitting = [head for head in found.heads if head.kind not in left_out]
-        if fitting:
-            return max(fitting, key=lambda head: head.score)
-    raise ValueError("there are no heads to choose from")
-
-
-def head_map(
-    trace: Trace, layer: int | str, head: int, rows: Sequence[str], columns: Sequence[str], *, width: int, colour: bool
+def head_map_lines(
+    trace: Trace, layer: int | str, head: int, rows: Sequence[str], columns: Sequence[str], *, width: int, color: bool
 ) -> Iterator[Text]:
-    """One head's map, pooled to what fits into the width, with its scale."""
+    """One head's map, pooled to fit the width, with its color scale."""
     found = trace.layer(layer)
-    margin = max((cell_len(visible(name)) for name in rows), default=0) + 1
-    room = max(min((width - margin) // 2, ROWS if found.queries > ROWS else max(found.keys, found.queries)), 4)
+    margin = max((cell_len(visible_token(name)) for name in rows), default=0) + 1
+    room = max(min((width - margin) // 2, MAX_ROWS if found.queries > MAX_ROWS else max(found.keys, found.queries)), 4)
     step = max(-(-max(found.queries, found.keys) // room), 1)
     weights = trace.map(layer, head, room).float().cpu()
-    names = [[visible(name) for name in side[::step]] for side in (rows, columns)]
-    yield heatmap(weights, *names, colour=colour)
-    said = "" if step == 1 else f"   each cell: the largest of {step} × {step} weights, named by its first tokens"
-    yield legend(colour=colour).append(said, style="dim")
+    names = [[visible_token(name) for name in side[::step]] for side in (rows, columns)]
+    yield heatmap(weights, *names, color=color)
+    note = "" if step == 1 else f"   each cell: the largest of {step} × {step} weights, labeled by its first tokens"
+    yield legend(color=color).append(note, style="dim")
 
 
-def picture_map(found: PictureMap, *, colour: bool) -> Iterator[Text]:
-    """Weights over the patches of a picture, the largest brightest."""
+def image_map_lines(found: ImageAttention, *, color: bool) -> Iterator[Text]:
+    """Weights over the patches of an image, the largest brightest."""
     most = max(float(found.grid.max()), 1e-12)
-    picture = Text()
+    map_ = Text()
     for row in (found.grid / most).tolist():
-        for share in row:
-            step = min(int(share * len(SCALE)), len(SCALE) - 1)
-            picture.append("  " if colour else 2 * SHADES[max(step, 1)], style=f"on {SCALE[step]}" if colour else "")
-        picture.append("\n")
-    picture.rstrip()
-    yield picture
-    scale = legend(colour=colour)
+        map_.append(row_cells(row, color=color)).append("\n")
+    map_.rstrip()
+    yield map_
+    scale = legend(color=color)
     yield Text(f"patches, 0 to {most:.3f}:  ").append(scale).append(f" × {most:.3f}", style="dim")
 
 
-def table(
+def table_lines(
     rows: Sequence[str], columns: Sequence[str], numbers: Sequence[Sequence[float | None]], *, digits: int = 3
 ) -> Iterator[Text]:
     """Numbers of layers (rows) and heads (columns), the largest bold."""
@@ -103,49 +137,51 @@ def table(
         yield line
 
 
-def effect_lines(subject: Subject, found: Effect) -> Iterator[Text]:
-    """What a change did to loss, prediction, and the places where it did most."""
+def effect_lines(subject: PreparedInput, found: Effect) -> Iterator[Text]:
+    """What an intervention changed: the loss, the prediction, and the positions that changed most."""
     if found.loss_before is not None and found.loss_after is not None:
         grown = found.loss_after - found.loss_before
         yield Text(f"loss       {found.loss_before:.4f} → {found.loss_after:.4f}  ({grown:+.4f})", style="bold")
     if found.kl is not None:
-        flipped = f", {found.flipped:.0%} of likeliest answers changed" if found.flipped is not None else ""
-        yield Text(f"moved by   {found.kl:.4f} nats (KL){flipped}")
+        flipped = f", top prediction changed at {found.flipped:.0%} of positions" if found.flipped is not None else ""
+        yield Text(f"KL         {found.kl:.4f} nats{flipped}")
     if found.top_before:
         old, new = found.top_before[-1], found.top_after[-1]
         yield Text(
-            f"prediction “{visible(subject.token(old))}” {found.probability_before[-1]:.3f} → "
-            + (f"{found.probability_after[-1]:.3f}" if old == new else f"now “{visible(subject.token(new))}”")
+            f"prediction “{visible_token(subject.token(old))}” {found.probability_before[-1]:.3f} → "
+            + (f"{found.probability_after[-1]:.3f}" if old == new else f"now “{visible_token(subject.token(new))}”")
         )
     if found.kind == "tokens" and len(found.kl_at) > 1:
         worst = sorted(range(len(found.kl_at)), key=lambda place: -found.kl_at[place])[:5]
-        names = [f"{place} “{visible(subject.tokens[place])}” {found.kl_at[place]:.3f}" for place in worst]
-        yield Text("most after " + ", ".join(names), style="dim")
+        names = [f"{place} “{visible_token(subject.tokens[place])}” {found.kl_at[place]:.3f}" for place in worst]
+        yield Text("largest at " + ", ".join(names), style="dim")
 
 
-def lens_lines(subject: Subject, found: Lens, place: int) -> Iterator[Text]:
-    """What the model would answer after each block, at one position."""
+def lens_lines(subject: PreparedInput, found: LogitLens, place: int) -> Iterator[Text]:
+    """The logit lens at one position: the most likely tokens after each block."""
     margin = max(len(name) for name in found.names)
     for row, name in enumerate(found.names):
         line = Text(f"{name:<{margin}}  ", style="dim")
         chances = found.probabilities[row, place].tolist()
         for rank, (token, chance) in enumerate(zip(found.tokens[row, place].tolist(), chances, strict=True)):
-            word = set_cell_size(visible(subject.token(token), 10), 10)
+            word = set_cell_size(visible_token(subject.token(token), 10), 10)
             line.append(f" {word} {chance:.3f} ", style="bold not dim" if rank == 0 else "not dim")
         yield line.append(f"  KL {float(found.kl[row, place]):.3f}", style="dim")
 
 
 def comparison_lines(found: Comparison) -> Iterator[Text]:
-    """How far apart heads of two traces are, and which match best."""
+    """The distances between the heads of two traces, and the best matches."""
     columns = [f"head {i}" for i in range(max(len(row) for row in found.table))]
-    yield from table([str(place) for place in range(len(found.table))], columns, found.table)
-    yield Text(f"mean distance {found.mean:.3f} (0 equal, 1 no key shared), over {found.rows} queries", style="bold")
+    yield from table_lines([str(place) for place in range(len(found.table))], columns, found.table)
+    yield Text(
+        f"mean distance {found.mean:.3f} (0: equal, 1: no key in common), over {found.rows} queries", style="bold"
+    )
     moved = [match for match in found.matches if match.first != match.second]
     if moved and found.matched < found.mean - 1e-6:
         names = ", ".join(f"{match.layer}.{match.first} ~ {match.layer}.{match.second}" for match in moved[:8])
-        yield Text(f"paired as they match best, {found.matched:.3f}: {names}", style="dim")
+        yield Text(f"best matching {found.matched:.3f}: {names}", style="dim")
 
 
-def named(head: Head) -> str:
-    """A head's kind and score, in a few words."""
-    return "of no one kind" if head.kind == "mixed" else f"{head.kind} {head.score:.2f}: {KINDS[head.kind]}"
+def describe_head(head: ClassifiedHead) -> str:
+    """A head's type and score, in a few words."""
+    return "no known type" if head.type == "mixed" else f"{head.type} {head.score:.2f}: {HEAD_TYPES[head.type]}"

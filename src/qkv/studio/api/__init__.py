@@ -1,13 +1,13 @@
-"""The rooms behind the page: each file answers for one, as routes under /api/ROOM."""
+"""The API behind each page of the studio: one module per page, with routes under /api/PAGE."""
 
 from collections.abc import Callable
 
 from starlette.routing import BaseRoute
 
 from qkv.studio.api import check, claims, models, playground, runs
-from qkv.studio.state import Studio
+from qkv.studio.server import Studio
 
-ROOMS: list[Callable[[Studio], list[BaseRoute]]] = [
+PAGES: list[Callable[[Studio], list[BaseRoute]]] = [
     playground.routes,
     claims.routes,
     models.routes,

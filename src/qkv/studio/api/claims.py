@@ -1,6 +1,6 @@
-"""The Claims room: what is claimed, what a run of it found, and what changes when its conditions do.
+"""API of the Claims page: run textbook claims as experiments, also with other conditions or a wrong attention.
 
-Claims run in processes of their own: they swap attention and seed torch, which other rooms must not feel.
+Claims run in worker processes, because they replace attention and seed torch.
 """
 
 from __future__ import annotations
@@ -11,180 +11,216 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from qkv.studio.answers import asking, reading
-from qkv.studio.api.claims_words import BREAKS, WRONG
+from qkv._workers import Worker
+from qkv.claims import CLAIMS, find_claim
+from qkv.claims.registry import MAX_SEED, knob_values
 from qkv.studio.jobs import Job
-from qkv.studio.state import Studio
-from qkv.studio.work.post import Post
+from qkv.studio.responses import get_route, post_route
+from qkv.studio.server import Studio
 
-KEPT = 300  # results that are remembered
-WORK = "qkv.studio.work.claim"
+MAX_RESULTS = 300  # results that are remembered
+TASK = "qkv.studio.tasks:run_claim"
+
+# conditions that overturn a claim: (knob, value, why)
+BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
+    "scale": (("mean", 1.0, "with means of 1 the variance is 3d"),),
+    "copy": (("beta", 1.0, "too soft to single out one key"),),
+    "diffuse": (("beta", 0.1, "any β other than 0 prefers some keys"),),
+    "hard-soft": (("beta", 100.0, "not yet the limit"),),
+    "perturb-key": (("sigma", 1.0, "the noise is as large as the keys"),),
+    "perturb-query": (("m", 1, "a single key has all the weight for every query"),),
+    "scale-key": (("alpha", 0.5, "a factor below 1 shrinks the key"),),
+    "calm-head": (("alpha", 1e-6, "a hundred times the variance"),),
+    "one-head-variance": (("alpha", 1.0, "α is no longer small"),),
+    "two-heads": (("beta", 1.0, "too soft for a head to choose"),),
+    "two-heads-wrong": (("beta", 1.0, "too soft for the counter-example"),),
+    "values-only": (("beta", 0.1, "too soft to choose a value"),),
+    "kqv": (("beta", 0.1, "too soft to choose a value"),),
+    "identity": (("beta", 1.0, "each token attends to the others, too"),),
+    "convolution": (("beta", 4.0, "too soft: a head attends to more than one position"),),
+    "receptive-field": (("kernel", 9, "the kernel is as wide as the image"),),
+    "worked-example": (("scale", 2.0, "the scores are not those of the example"),),
+}
+# wrong implementations of qkv.claims.mutants: what is wrong
+MUTANTS = {
+    "wrong-axis": "the softmax runs over the queries",
+    "no-scale": "the scale 1/√d is missing",
+    "scale-1/d": "the scale is 1/d, not 1/√d",
+    "beta-ignored": "β is not used: always 1/√d",
+    "beta-squared": "β is applied twice",
+    "uniform": "all keys get the same weight",
+    "argmax": "always all weight on the best key",
+    "never-hard": "hard attention stays soft",
+    "not-normalized": "exp without dividing by the sum",
+    "no-shift": "exp without subtracting the largest score",
+    "signed": "no softmax: the scores are the weights",
+    "itself": "each token attends only to itself",
+    "unmasked": "the mask is ignored",
+    "mask-after-softmax": "the mask is applied after the softmax",
+    "mask-one-late": "the mask lets one key too many through",
+    "v-for-k": "values are used as keys",
+    "k-for-v": "keys are used as values",
+    "dropout-renormalized": "weights are normalized again after dropout",
+    "dropout-unscaled": "weights are not scaled up by dropout",
+    "dropout-in-weights": "the returned weights include dropout",
+    "written-out": "right, but it stores all weights",
+    "linear-feed-forward": "the feed-forward network has no nonlinearity",
+    "mixing-feed-forward": "the feed-forward network reads the previous token",
+    "feed-forward-by-position": "the feed-forward network is a different one at each position",
+    "rows-first-patches": "patches are flattened in another order than the weights",
+    "learned-positions": "positions are learned for one length",
+    "frozen-positions": "the position table is not trained",
+}
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
-    """What the claims room answers."""
-    room = Room(studio)
+    """The routes of the Claims page."""
+    api = ClaimsApi(studio)
     return [
-        reading("/api/claims", room.listed),
-        asking("/api/claims/run", room.run),
-        asking("/api/claims/all", room.run_all),
+        get_route("/api/claims", api.list),
+        post_route("/api/claims/run", api.run),
+        post_route("/api/claims/all", api.run_all),
     ]
 
 
-class Room:
-    """One process answers at once, one takes its time, another runs many; results of this server are remembered."""
+class ClaimsApi:
+    """The handlers of the Claims page: a process for instant claims, one for slow ones, one for running many."""
 
     def __init__(self, studio: Studio) -> None:
         self.jobs = studio.jobs
-        self.one, self.long, self.many = Post(WORK), Post(WORK), Post(WORK)
-        studio.ending += [self.one.close, self.long.close, self.many.close]
-        self._kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.instant, self.slow, self.batch = Worker(TASK), Worker(TASK), Worker(TASK)
+        studio.on_stop += [self.instant.close, self.slow.close, self.batch.close]
+        self._results: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._all: Job | None = None
+        self._batch_job: Job | None = None
 
-    def listed(self, request: Request) -> dict[str, Any]:
-        """All claims by family, with the verdicts that this server has found for a seed."""
-        self.one.start()
-        from qkv.claims import CLAIMS
-
-        seed = _seed(request.query_params.get("seed", "0"))
+    def list(self, request: Request) -> dict[str, Any]:
+        """All claims by family, with the verdicts that this server has computed for a seed."""
+        self.instant.start()
+        seed = _parse_seed(request.query_params.get("seed", "0"))
         families: dict[str, list[dict[str, Any]]] = {}
         for claim in CLAIMS.values():
-            families.setdefault(claim.family, []).append({**_about(claim), "found": self._found(_asked(claim, seed))})
-        going = self._all.id if self._all is not None and self._all.state == "running" else ""
-        return {"families": [{"name": name, "claims": claims} for name, claims in families.items()], "many": going}
+            entry = {**_claim_json(claim), "result": self._verdict(_experiment(claim, seed))}
+            families.setdefault(claim.family, []).append(entry)
+        running = self._batch_job is not None and self._batch_job.state == "running"
+        return {
+            "families": [{"name": name, "claims": claims} for name, claims in families.items()],
+            "batch": self._batch_job.id if self._batch_job is not None and running else "",
+        }
 
     def run(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One claim, under conditions: its result if it is known, else the job that finds it."""
-        from qkv.claims import find
-
-        claim = find(str(body["name"]))
-        asked = _asked(claim, body.get("seed", 0), body.get("knobs", {}), body.get("wrong", ""))
-        known = self._known(asked)
+        """Run one claim: its result if it is known, otherwise the job that computes it."""
+        claim = find_claim(str(body["name"]))
+        experiment = _experiment(claim, body.get("seed", 0), body.get("knobs", {}), body.get("mutant", ""))
+        known = self._result(experiment)
         if known is not None:
             return {"result": known}
-
-        instant = claim.cost == "instant"  # such a one does not wait for those that train
+        is_instant = claim.cost == "instant"  # does not wait for claims that train
+        worker = self.instant if is_instant else self.slow
 
         def work(job: Job) -> dict[str, Any]:
-            return self._known(asked) or self._run(asked, job, self.one if instant else self.long)
+            return self._result(experiment) or self._run(experiment, job, worker)
 
-        return {"job": self.jobs.start("claim", work, lane="claim" if instant else "claim-long").id}
+        return {"job": self.jobs.start("claim", work, lane="claim" if is_instant else "claim-slow").id}
 
     def run_all(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Many claims as they are, one after the other; the job says the verdicts as they come."""
-        from qkv.claims import find
-
+        """Run many claims one after another; the job reports each verdict."""
         names = body["names"]
         if not isinstance(names, list) or not names:
-            raise ValueError("names is a list of claims, one at least")
-        asked = [_asked(find(str(name)), body.get("seed", 0)) for name in dict.fromkeys(names)]
+            raise ValueError("names must be a list with at least one claim")
+        experiments = [_experiment(find_claim(str(name)), body.get("seed", 0)) for name in dict.fromkeys(names)]
 
         def work(job: Job) -> dict[str, Any]:
-            for place, one in enumerate(asked):
-                job.say(claim=one["name"], at=place, of=len(asked))
-                if self._known(one) is None:
-                    self._run(one, job, self.many, quiet=True)
-                job.say(claim=one["name"], at=place + 1, of=len(asked), seed=one["seed"], found=self._found(one))
-            return {"count": len(asked)}
+            for index, experiment in enumerate(experiments):
+                name, total = experiment["name"], len(experiments)
+                job.report(claim=name, done=index, total=total)
+                if self._result(experiment) is None:
+                    self._run(experiment, job, self.batch, quiet=True)
+                verdict = self._verdict(experiment)
+                job.report(claim=name, done=index + 1, total=total, seed=experiment["seed"], result=verdict)
+            return {"count": len(experiments)}
 
-        self._all = self.jobs.start("claims", work, lane="claims")
-        return {"job": self._all.id}
+        self._batch_job = self.jobs.start("claims", work)
+        return {"job": self._batch_job.id}
 
-    def _run(self, asked: dict[str, Any], job: Job, post: Post, *, quiet: bool = False) -> dict[str, Any]:
+    def _run(self, experiment: dict[str, Any], job: Job, worker: Worker, *, quiet: bool = False) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for message in post.ask(asked, job):
-            if "said" in message:
-                job.say(claim=asked["name"], said=str(message["said"]))
+        for message in worker.request(experiment, cancelled=job.cancel.is_set):
+            if "note" in message:
+                job.report(claim=experiment["name"], note=str(message["note"]))
             if "result" in message:
-                result = {**_reproduced(asked), **message["result"], "wrong": asked["wrong"]}
+                result = {**_reproduce(experiment), **message["result"], "mutant": experiment["mutant"]}
                 if not quiet:
-                    job.say(measured=result)
-            if "pictures" in message:
-                result = {**result, "pictures": message["pictures"]}
+                    job.report(measured=result)
+            if "figures" in message:
+                result = {**result, "figures": message["figures"]}
         with self._lock:
-            self._kept[_key(asked)] = result
-            for key in list(self._kept)[: max(len(self._kept) - KEPT, 0)]:
-                del self._kept[key]
+            self._results[_key(experiment)] = result
+            for key in list(self._results)[: max(len(self._results) - MAX_RESULTS, 0)]:
+                del self._results[key]
         return result
 
-    def _known(self, asked: dict[str, Any]) -> dict[str, Any] | None:
+    def _result(self, experiment: dict[str, Any]) -> dict[str, Any] | None:
         with self._lock:
-            return self._kept.get(_key(asked))
+            return self._results.get(_key(experiment))
 
-    def _found(self, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """The verdict alone."""
-        known = self._known(asked)
-        return None if known is None else {part: known[part] for part in ("verdict", "word", "expected", "seconds")}
+    def _verdict(self, experiment: dict[str, Any]) -> dict[str, Any] | None:
+        result = self._result(experiment)
+        parts = ("verdict", "verdict_text", "expected", "seconds")
+        return None if result is None else {part: result[part] for part in parts}
 
 
-def _about(claim: Any) -> dict[str, Any]:
+def _claim_json(claim: Any) -> dict[str, Any]:
+    knob_parts = ("name", "default", "between", "step", "long", "help", "whole")
     return {
         "name": claim.name,
         "statement": claim.statement,
         "cost": claim.cost,
         "expected": claim.expected,
-        "figure": claim.figure,
-        "knobs": [
-            {
-                "name": knob.name,
-                "default": knob.default,
-                "between": knob.between,
-                "step": knob.step,
-                "long": knob.long,
-                "help": knob.help,
-                "whole": knob.whole,
-            }
-            for knob in claim.knobs
-        ],
-        "wrong": [{"name": name, "words": WRONG[name]} for name in claim.mutants],
+        "caption": claim.figure,
+        "knobs": [{part: getattr(knob, part) for part in knob_parts} for knob in claim.knobs],
+        "mutants": [{"name": name, "description": MUTANTS[name]} for name in claim.mutants],
         "overturn": dict(claim.overturn),
-        "breaks": [{"knob": knob, "value": value, "words": words} for knob, value, words in BREAKS.get(claim.name, ())],
+        "breaks": [{"knob": knob, "value": value, "why": why} for knob, value, why in BREAKS.get(claim.name, ())],
     }
 
 
-def _asked(claim: Any, seed: Any, knobs: Any = None, wrong: Any = "") -> dict[str, Any]:
-    """A run, in full: all knobs, checked."""
-    from qkv.claims.registry import settings
-
+def _experiment(claim: Any, seed: Any, knobs: Any = None, mutant: Any = "") -> dict[str, Any]:
+    """The request of one run, with all knobs, validated."""
     knobs = {} if knobs is None else knobs
     if not isinstance(knobs, dict):
-        raise ValueError("knobs is an object of numbers by name")
-    if wrong and wrong not in claim.mutants:
-        raise ValueError(f"{claim.name} is tried with {', '.join(claim.mutants)}; got {wrong!r}")
-    return {"name": claim.name, "seed": _seed(seed), "knobs": settings(claim, knobs), "wrong": wrong}
+        raise ValueError("knobs must be an object with a number per name")
+    if mutant and mutant not in claim.mutants:
+        raise ValueError(f"{claim.name} can be run with the mutants {', '.join(claim.mutants)}, got {mutant!r}")
+    return {"name": claim.name, "seed": _parse_seed(seed), "knobs": knob_values(claim, knobs), "mutant": mutant}
 
 
-def _seed(said: Any) -> int:
-    from qkv.claims.registry import SEEDS
-
+def _parse_seed(value: Any) -> int:
     try:
-        seed = int(said)
+        seed = int(value)
     except (TypeError, ValueError, OverflowError):
         seed = -1
-    if isinstance(said, bool) or (seed != said and not isinstance(said, str)) or not 0 <= seed < SEEDS:
-        raise ValueError(f"a seed is a whole number from 0 to {SEEDS - 1}; got {said!r}")
+    if isinstance(value, bool) or (seed != value and not isinstance(value, str)) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed must be a whole number from 0 to {MAX_SEED}, got {value!r}")
     return seed
 
 
-def _key(asked: dict[str, Any]) -> tuple[Any, ...]:
-    return asked["name"], asked["seed"], asked["wrong"], *asked["knobs"].items()
+def _key(experiment: dict[str, Any]) -> tuple[Any, ...]:
+    return experiment["name"], experiment["seed"], experiment["mutant"], *experiment["knobs"].items()
 
 
-def _reproduced(asked: dict[str, Any]) -> dict[str, str]:
-    """The command and the Python that give the same numbers."""
-    from qkv.claims import find
-
-    defaults = {knob.name: knob.default for knob in find(asked["name"]).knobs}
-    changed = {name: value for name, value in asked["knobs"].items() if value != defaults[name]}
-    command = f"qkv claims run {asked['name']} --seed {asked['seed']}"
-    command += "".join(f" --set {name}={value!r}" for name, value in changed.items())
-    given = "".join(f", {name}={value!r}" for name, value in changed.items())
+def _reproduce(experiment: dict[str, Any]) -> dict[str, str]:
+    """The command and the Python lines that give the same numbers."""
+    name, seed, mutant = experiment["name"], experiment["seed"], experiment["mutant"]
+    defaults = {knob.name: knob.default for knob in find_claim(name).knobs}
+    changed = {knob: value for knob, value in experiment["knobs"].items() if value != defaults[knob]}
+    command = f"qkv claims run {name} --seed {seed}"
+    command += "".join(f" --set {knob}={value!r}" for knob, value in changed.items())
+    arguments = "".join(f", {knob}={value!r}" for knob, value in changed.items())
     lines = ["from qkv import claims"]
-    if asked["wrong"]:
-        command += f" --wrong {asked['wrong']}"
-        lines.append("from qkv.claims.mutants import replacing")
-        given += f', **replacing("{asked["wrong"]}")'
-    lines += ["", f'result = claims.run("{asked["name"]}", seed={asked["seed"]}{given})']
-    lines.append("print(result.verdict, result.numbers)")
+    if mutant:
+        command += f" --wrong {mutant}"
+        lines.append("from qkv.claims.mutants import wrong_implementation")
+        arguments += f', **wrong_implementation("{mutant}")'
+    lines += ["", f'result = claims.run("{name}", seed={seed}{arguments})', "print(result.verdict, result.numbers)"]
     return {"command": command, "python": "\n".join(lines)}

@@ -1,4 +1,4 @@
-"""The Models room: a model by id, an input, its maps by layer and head, and what a change does to its answers."""
+"""API of the Models page: open models, run them on inputs, send maps of heads, intervene, compare, sweep."""
 
 from __future__ import annotations
 
@@ -7,138 +7,139 @@ import time
 from typing import Any
 
 import numpy as np
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from qkv.data.wav import Sound, write_wav
-from qkv.interp.ablation import sweep
-from qkv.interp.compare import compare
-from qkv.studio.answers import UnknownError, asking, maps, reading
+from qkv.data.speech.wav import Audio, write_wav
+from qkv.interp.ablation import ablation_sweep
+from qkv.interp.comparison import compare
 from qkv.studio.jobs import Job
-from qkv.studio.models.given import TooLongError
-from qkv.studio.models.looks import Looks, window
-from qkv.studio.models.shelf import Shelf
-from qkv.studio.models.words import kinds, opened, seen
-from qkv.studio.state import Studio
+from qkv.studio.models.inputs import TooLongError
+from qkv.studio.models.looks import LookStore, map_window
+from qkv.studio.models.store import ModelStore
+from qkv.studio.models.views import head_types_json, look_json, model_json
+from qkv.studio.responses import NotFoundError, array_response, get_route, post_route
+from qkv.studio.server import Studio
 
-SMALLEST, LARGEST = 8, 1024  # cells along a side of a map that is sent
-PAUSE = 0.002  # seconds: who waits for a lock that is taken again at once never gets it
+MIN_SIZE, MAX_SIZE = 8, 1024  # cells along a side of a map
+YIELD_SECONDS = 0.002  # between releasing and taking a lock, so that others can take it
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
-    """What the models room answers."""
-    shelf = Shelf(studio.runs, studio.models)
-    looks = Looks(shelf)
-
-    def named(body: dict[str, Any]) -> dict[str, Any]:
-        return shelf.add(_word(body, "path")).as_plain()
-
-    def listed(_: Any) -> dict[str, Any]:
-        return {"models": [source.as_plain() for source in shelf.sources()]}
-
+    """The routes of the Models page."""
+    api = ModelsApi(studio)
     return [
-        reading("/api/models", listed),
-        asking("/api/models/folder", named),
-        asking("/api/models/open", lambda body: opened(shelf.get(_word(body, "model")))),
-        asking("/api/models/look", lambda body: _bounded(looks, body)),
-        asking("/api/models/change", lambda body: seen(looks.change(body))),
-        asking("/api/models/answers", lambda body: _answers(looks, body)),
-        asking("/api/models/kinds", lambda body: kinds(looks.get(body["look"]))),
-        asking("/api/models/layer", lambda body: _layer(looks, body)),
-        asking("/api/models/window", lambda body: _window(looks, body)),
-        reading("/api/models/sound/{look}", lambda request: _sound(looks, request.path_params["look"])),
-        asking("/api/models/compare", lambda body: _compared(looks, body)),
-        asking("/api/models/sweep", lambda body: _sweep(studio, looks, body)),
+        get_route("/api/models", api.list),
+        post_route("/api/models/folder", lambda body: api.models.add(_parse_text(body, "path")).to_json()),
+        post_route("/api/models/open", lambda body: model_json(api.models.get(_parse_text(body, "model")))),
+        post_route("/api/models/look", api.look),
+        post_route("/api/models/intervene", lambda body: look_json(api.looks.intervene(body))),
+        post_route("/api/models/predictions", api.predictions),
+        post_route("/api/models/head_types", lambda body: head_types_json(api.looks.get(body["look"]))),
+        post_route("/api/models/layer", api.layer),
+        post_route("/api/models/window", api.window),
+        get_route("/api/models/audio/{look}", api.audio),
+        post_route("/api/models/compare", api.compare),
+        post_route("/api/models/sweep", api.sweep),
     ]
 
 
-def _word(body: dict[str, Any], name: str) -> str:
-    found = body[name]
-    if not isinstance(found, str):
-        raise ValueError(f"{name} is a text; got {type(found).__name__}")
-    return found
+class ModelsApi:
+    """The handlers of the Models page."""
+
+    def __init__(self, studio: Studio) -> None:
+        self.jobs = studio.jobs
+        self.models = ModelStore(studio.runs, studio.models)
+        self.looks = LookStore(self.models)
+
+    def list(self, request: Request) -> dict[str, Any]:
+        """The models that can be opened."""
+        return {"models": [source.to_json() for source in self.models.sources()]}
+
+    def look(self, body: dict[str, Any]) -> Response | dict[str, Any]:
+        """Run a model; a text that is too long is answered with 413, so that the page can offer to shorten it."""
+        try:
+            return look_json(self.looks.look(body))
+        except TooLongError as problem:
+            return JSONResponse({"error": str(problem), "length": problem.length, "limit": problem.limit}, 413)
+
+    def predictions(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The predictions at one position."""
+        look = self.looks.get(body["look"])
+        return look.predictions.at(_parse_integer(body, "position", -1, 10**9), look.prepared)
+
+    def layer(self, body: dict[str, Any]) -> Response:
+        """Small maps of all heads of a layer; layer -1 is the rollout."""
+        look = self.looks.get(body["look"])
+        trace, layer = look.maps(_parse_integer(body, "layer", -1, len(look.trace) - 1))
+        size = _parse_integer(body, "size", MIN_SIZE, MAX_SIZE)
+        maps = [trace.map(layer, head, size).float().cpu().numpy() for head in range(trace.layer(layer).heads)]
+        return array_response({"layer": body["layer"]}, {"maps": np.stack(maps)})
+
+    def window(self, body: dict[str, Any]) -> Response:
+        """A rectangle of one map, pooled if it has more than size × size weights."""
+        look = self.looks.get(body["look"])
+        trace, layer = look.maps(_parse_integer(body, "layer", -1, len(look.trace) - 1))
+        whole = trace.layer(layer)
+        head = _parse_integer(body, "head", 0, whole.heads - 1)
+        rows, columns = _parse_range(body, "rows", whole.queries), _parse_range(body, "columns", whole.keys)
+        size = _parse_integer(body, "size", MIN_SIZE, MAX_SIZE)
+        weights, step = map_window(trace, layer, head, rows, columns, size)
+        described = {"rows": [rows.start, rows.stop], "columns": [columns.start, columns.stop], "step": step}
+        return array_response(described, {"weights": weights.float().cpu().numpy()})
+
+    def audio(self, request: Request) -> Response:
+        """The recording of a look as a WAV file that every browser plays."""
+        recording, file = self.looks.get(request.path_params["look"]).input.value, io.BytesIO()
+        if not isinstance(recording, Audio):
+            raise NotFoundError("this look has no recording")
+        write_wav(file, recording)
+        return Response(file.getvalue(), media_type="audio/wav")
+
+    def compare(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The distances between the heads of two looks."""
+        return compare(self.looks.get(body["look"]).trace, self.looks.get(body["other"]).trace).to_json()
+
+    def sweep(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Start the job that ablates each head in turn."""
+        look = self.looks.get(body["look"])
+        lock = look.loaded.lock
+
+        def work(job: Job) -> dict[str, Any]:
+            def progress(done: int, total: int) -> None:
+                lock.release()  # between two heads, other requests may use the model
+                try:
+                    job.report(done=done, total=total)
+                    time.sleep(YIELD_SECONDS)
+                finally:
+                    lock.acquire()
+
+            with lock:
+                return ablation_sweep(look.prepared.model, look.prepared.inputs, progress=progress).to_json()
+
+        return {"job": self.jobs.start("ablation-sweep", work).id}
 
 
-def _number(body: dict[str, Any], name: str, least: int, most: int) -> int:
-    found = body[name]
-    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-        raise ValueError(f"{name} is a whole number from {least} to {most}; got {found!r}")
-    return found
+def _parse_text(body: dict[str, Any], name: str) -> str:
+    value = body[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {type(value).__name__}")
+    return value
 
 
-def _bounded(looks: Looks, body: dict[str, Any]) -> Response | dict[str, Any]:
-    """A look; an input that is too long is answered apart, so that the page can offer to shorten it."""
-    try:
-        return seen(looks.look(body))
-    except TooLongError as problem:
-        return JSONResponse({"error": str(problem), "length": problem.length, "limit": problem.limit}, 413)
+def _parse_integer(body: dict[str, Any], name: str, least: int, most: int) -> int:
+    value = body[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+    return value
 
 
-def _answers(looks: Looks, body: dict[str, Any]) -> dict[str, Any]:
-    look = looks.get(body["look"])
-    return look.told.at(_number(body, "place", -1, 10**9), look.subject)
-
-
-def _layer(looks: Looks, body: dict[str, Any]) -> Response:
-    """Small maps of all heads of a layer; layer −1 is the rollout."""
-    look = looks.get(body["look"])
-    trace, layer = look.maps(_number(body, "layer", -1, len(look.trace) - 1))
-    size = _number(body, "size", SMALLEST, LARGEST)
-    found = [trace.map(layer, head, size).float().cpu().numpy() for head in range(trace.layer(layer).heads)]
-    return maps({"layer": body["layer"]}, {"maps": np.stack(found)})
-
-
-def _window(looks: Looks, body: dict[str, Any]) -> Response:
-    """A rectangle of one map, as exact as it fits into size × size."""
-    look = looks.get(body["look"])
-    trace, layer = look.maps(_number(body, "layer", -1, len(look.trace) - 1))
-    found = trace.layer(layer)
-    head = _number(body, "head", 0, found.heads - 1)
-    rows, columns = _run(body, "rows", found.queries), _run(body, "columns", found.keys)
-    weights, step = window(trace, layer, head, rows, columns, _number(body, "size", SMALLEST, LARGEST))
-    said = {"rows": [rows.start, rows.stop], "columns": [columns.start, columns.stop], "step": step}
-    return maps(said, {"weights": weights.float().cpu().numpy()})
-
-
-def _run(body: dict[str, Any], name: str, size: int) -> range:
-    asked = body.get(name) or [0, size]
-    if not isinstance(asked, list) or len(asked) != 2 or not all(isinstance(place, int) for place in asked):
-        raise ValueError(f"{name} is [start, stop]; got {asked!r}")
-    start, stop = asked
+def _parse_range(body: dict[str, Any], name: str, size: int) -> range:
+    value = body.get(name) or [0, size]
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(end, int) for end in value):
+        raise ValueError(f"{name} must be [start, stop], got {value!r}")
+    start, stop = value
     if not 0 <= start < stop <= size:
-        raise ValueError(f"{name} lie within 0 to {size}; got {asked}")
+        raise ValueError(f"{name} must lie within 0 to {size}, got {value}")
     return range(start, stop)
-
-
-def _sound(looks: Looks, name: str) -> Response:
-    """The recording of a look as a file that every browser plays, whatever came in."""
-    sound, file = looks.get(name).given.value, io.BytesIO()
-    if not isinstance(sound, Sound):
-        raise UnknownError("this look has no recording")
-    write_wav(file, sound)
-    return Response(file.getvalue(), media_type="audio/wav")
-
-
-def _compared(looks: Looks, body: dict[str, Any]) -> dict[str, Any]:
-    return compare(looks.get(body["look"]).trace, looks.get(body["other"]).trace).to_json()
-
-
-def _sweep(studio: Studio, looks: Looks, body: dict[str, Any]) -> dict[str, Any]:
-    """Each head silenced in turn, as long work."""
-    look = looks.get(body["look"])
-
-    def work(job: Job) -> dict[str, Any]:
-        lock = look.held.lock
-
-        def progress(done: int, total: int) -> None:
-            lock.release()  # between two heads others may use the model
-            try:
-                job.say(done=done, total=total)
-                time.sleep(PAUSE)
-            finally:
-                lock.acquire()
-
-        with lock:
-            return sweep(look.subject.model, look.subject.inputs, progress=progress).to_json()
-
-    return {"job": studio.jobs.start("models-sweep", work).id}

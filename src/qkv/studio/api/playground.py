@@ -1,4 +1,4 @@
-"""The Playground room: attention on a few numbers, every step of it, as they are changed."""
+"""API of the Playground page: attention on a few numbers, exact solutions, derivations and problem files."""
 
 from __future__ import annotations
 
@@ -7,79 +7,59 @@ from typing import Any
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from qkv.studio.answers import asking, maps, reading
-from qkv.studio.state import Studio
+from qkv.studio.playground.attention import EXECUTOR, compute_attention, describe_weights
+from qkv.studio.playground.exact import exact_solution, explain_cell, why_not_exact
+from qkv.studio.playground.files import list_examples, open_file, save_file
+from qkv.studio.playground.reproduce import reproduce
+from qkv.studio.playground.request import BadCellsError, parse_request
+from qkv.studio.responses import array_response, get_route, post_route
+from qkv.studio.server import Studio
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
-    """What the playground room answers. The numbers come at once; the exact working when the hand rests."""
+    """The routes. `numbers` answers while a slider moves; `exact` is requested when it rests."""
     return [
-        reading("/api/playground/examples", lambda request: _examples()),
-        asking("/api/playground/numbers", _numbers),
-        asking("/api/playground/exact", _exact),
-        asking("/api/playground/derivation", _derivation),
-        asking("/api/playground/file", _file),
-        asking("/api/playground/open", _open),
+        get_route("/api/playground/examples", lambda request: list_examples()),
+        post_route("/api/playground/numbers", numbers, EXECUTOR),
+        post_route("/api/playground/exact", exact),
+        post_route("/api/playground/derivation", derivation),
+        post_route("/api/playground/file", lambda body: save_file(parse_request(body))),
+        post_route("/api/playground/open", open_),
     ]
 
 
-def _examples() -> list[dict[str, Any]]:
-    from qkv.studio.play.examples import examples
-
-    return examples()
-
-
-def _numbers(asked: dict[str, Any]) -> Response:
-    """Every step in float64, as bytes; or which cells cannot be read."""
-    from qkv.studio.play.cells import BadCellsError
-    from qkv.studio.play.given import read_given
-    from qkv.studio.play.notice import notice
-    from qkv.studio.play.numbers import numbers
-
+def numbers(body: dict[str, Any]) -> Response:
+    """Every step in float64, as binary arrays; or the cells that cannot be parsed."""
     try:
-        given = read_given(asked)
+        request = parse_request(body)
     except BadCellsError as problem:
-        return maps({"bad": [cell.as_plain() for cell in problem.cells]}, {})
-    found = numbers(given)
-    return maps({"bad": [], "beta": found.beta, "notice": notice(given, found)}, found.arrays())
+        return array_response({"bad": [cell.to_json() for cell in problem.cells]}, {})
+    steps = compute_attention(request)
+    head = {"bad": [], "scale": steps.scale, "notice": describe_weights(request, steps)}
+    return array_response(head, steps.arrays())
 
 
-def _exact(asked: dict[str, Any]) -> dict[str, Any]:
-    """The exact working, or why there is none; and how to have the same without the page."""
-    from qkv.studio.play.given import read_given
-    from qkv.studio.play.reproduce import reproduce
-    from qkv.studio.play.working import exact_steps, too_large
-
-    given = read_given(asked)
-    why = too_large(given)
-    return {"why": why, "working": None if why else exact_steps(given), "reproduce": reproduce(given)}
+def exact(body: dict[str, Any]) -> dict[str, Any]:
+    """The exact solution, or why there is none; and commands that give the same numbers."""
+    request = parse_request(body)
+    why = why_not_exact(request)
+    return {"why": why, "solution": None if why else exact_solution(request), "reproduce": reproduce(request)}
 
 
-def _derivation(asked: dict[str, Any]) -> dict[str, Any]:
-    from qkv.studio.play.given import read_given
-    from qkv.studio.play.working import derivation, too_large
-
-    given = read_given(asked)
-    if why := too_large(given):
+def derivation(body: dict[str, Any]) -> dict[str, Any]:
+    """How one number was computed: body has step, row and column."""
+    request = parse_request(body)
+    if why := why_not_exact(request):
         return {"name": "", "lines": [why], "sources": []}
-    step, row, column = asked["step"], asked["row"], asked["column"]
+    step, row, column = body["step"], body["row"], body["column"]
     if not isinstance(step, str) or not isinstance(row, int) or not isinstance(column, int):
-        raise ValueError("a number is named by its step (text), its row and its column (counted from 0)")
-    return derivation(given, step, row, column)
+        raise ValueError("expected a step (text), a row and a column (counted from 0)")
+    return explain_cell(request, step, row, column)
 
 
-def _file(asked: dict[str, Any]) -> dict[str, str]:
-    from qkv.studio.play.files import written
-    from qkv.studio.play.given import read_given
-
-    return written(read_given(asked))
-
-
-def _open(asked: dict[str, Any]) -> dict[str, Any]:
-    """A file's state, or the sentence that says why there is none: a wrong file is no wrong request."""
-    from qkv.studio.play.files import opened
-
+def open_(body: dict[str, Any]) -> dict[str, Any]:
+    """The state in a problem file, or what is wrong with the file."""
     try:
-        return {"state": opened(asked["name"], asked["text"]), "problem": ""}
+        return {"state": open_file(body["name"], body["text"]), "problem": ""}
     except ValueError as problem:
         return {"state": None, "problem": str(problem)}

@@ -1,4 +1,4 @@
-"""The Runs room: what was trained and what trains now, its curves, two runs beside each other, and new ones."""
+"""API of the Runs page: list runs, read their curves, compare, sample, start, stop and resume them."""
 
 from __future__ import annotations
 
@@ -10,236 +10,290 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
-from qkv.studio.answers import UnknownError, asking, reading
-from qkv.studio.journals import last_step, since
-from qkv.studio.samples import Sampled, cell, newest, written
-from qkv.studio.stamps import Stamp, stamp
-from qkv.studio.state import Studio
-from qkv.studio.training import Training, command
-from qkv.training.lock import holder
-from qkv.training.metrics_log import plain
-from qkv.training.recipes import SYSTEMS, Run, open_run, system
-from qkv.training.recipes.plain import differing, to_toml
-from qkv.training.recipes.report import figure
-from qkv.training.runs import RECIPE, REPORT, STATUS
+from qkv._config import find_differences, to_toml
+from qkv._workers import Worker
+from qkv.studio.jobs import Job
+from qkv.studio.responses import NotFoundError, get_route, post_route
+from qkv.studio.run_files import (
+    FileStamp,
+    Rows,
+    file_stamp,
+    last_step,
+    limit_cell,
+    limit_rows,
+    newest_checkpoint,
+    read_samples,
+    read_series,
+)
+from qkv.studio.run_processes import RunProcesses, train_command
+from qkv.studio.server import Studio
+from qkv.training import Run, open_run
+from qkv.training.lock import lock_holder
+from qkv.training.metrics import finite_or_none
+from qkv.training.recipes import RECIPES, get_recipe
+from qkv.training.report import format_metric
+from qkv.training.runs import RECIPE_FILE, REPORT_FILE, STATUS_FILE
 
-ODD = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError)  # what a spoilt file leads to
-REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a file may come from anywhere
-
-
-class Room:
-    """What the room's answers share."""
-
-    def __init__(self, studio: Studio) -> None:
-        self.runs, self.training, self.sampled = studio.runs, Training(studio.runs), Sampled(studio)
-        self._known: dict[str, tuple[Stamp, Run | str]] = {}  # by name: when its files were written, what they say
-
-    def places(self) -> dict[str, Path]:
-        """Runs by name: nothing else can be asked for."""
-        if not self.runs.is_dir():
-            return {}
-        found = (path.parent for path in self.runs.glob(f"*/{RECIPE}"))
-        return {place.name: place for place in sorted(found, key=_order) if not place.name.startswith(".")}
-
-    def place(self, name: str) -> Path:
-        places = self.places()
-        if name not in places:
-            raise UnknownError(f"there is no run {name!r} in {self.runs}")
-        return places[name]
-
-    def read(self, place: Path) -> Run | str:
-        """A run as its folder tells it, or what is wrong with the folder; read again when its files have changed."""
-        written = stamp(place / RECIPE, place / STATUS)
-        kept = self._known.get(place.name)
-        if kept is None or kept[0] != written:
-            try:
-                found: Run | str = open_run(place)
-            except ODD as problem:
-                found = _unread(problem)
-            kept = self._known[place.name] = (written, found)
-        return kept[1]
-
-    def listed(self) -> dict[str, Any]:
-        """All runs, newest first; and what is being begun."""
-        beginning = self.training.beginning()
-        return {
-            "folder": str(self.runs),
-            "runs": [self.described(place) for place in self.places().values()],
-            "beginning": [{"id": name} for name in beginning],
-            "problem": self.training.problem,
-        }
-
-    def described(self, place: Path) -> dict[str, Any]:
-        """A run in a line; one whose files hold something odd says so, and the others are listed all the same."""
-        run = self.read(place)
-        if isinstance(run, str):
-            return {"id": place.name, "state": "unreadable", "problem": run}
-        try:
-            return self._described(place, run)
-        except ODD as problem:
-            return {"id": place.name, "state": "unreadable", "problem": _unread(problem)}
-
-    def _described(self, place: Path, run: Run) -> dict[str, Any]:
-        stages = [(name, stage_place(run, name)) for name in run.recipe.stages]
-        steps = [last_step(folder) for _, folder in stages]
-        here = self.training.running(place)
-        running = here or any(holder(folder) for _, folder in stages)
-        state = "finished" if run.finished else "running" if running else "stopped"
-        return {
-            "id": place.name,
-            "state": state,
-            "here": here,
-            "recipe": run.recipe.system,
-            "model": run.recipe.kind,
-            "seed": run.recipe.seed,
-            "parameters": run.parameters,
-            "step": sum(step for step, _ in steps),
-            "steps": sum(settings.steps for settings in run.recipe.stages.values()),
-            "seconds": plain(run.seconds) or sum(seconds for _, seconds in steps),
-            "figures": figures(run),
-            "said": _complaint(self.training.said(place)) if state == "stopped" else "",
-        }
-
-    def one(self, request: Request) -> dict[str, Any]:
-        """A run, with what its curves gained after the marks that are given (?mark.STAGE=…)."""
-        place = self.place(request.path_params["run"])
-        run = self.read(place)
-        described = self.described(place)
-        if isinstance(run, str) or described["state"] == "unreadable":
-            return {**described, "stages": {}}
-        stages = {
-            name: since(stage_place(run, name), request.query_params.get(f"mark.{name}", ""))
-            for name in run.recipe.stages
-        }
-        return {
-            **described,
-            "stages": stages,
-            "checkpoint": newest({name: stage_place(run, name) for name in run.recipe.stages}),
-            "toml": to_toml(run.recipe.to_table()),
-            "report": (place / REPORT).is_file(),
-            "notes": [str(note) for note in run.notes],
-            "again": command("--config", str(place / RECIPE), "--folder", f"{place}-again"),
-            "python": again_in_python(place),
-        }
-
-    def compared(self, request: Request) -> dict[str, Any]:
-        """In which settings runs differ (?run=A&run=B)."""
-        places = [self.place(name) for name in request.query_params.getlist("run")[:12]]
-        runs = [(place, run) for place in places if not isinstance(run := self.read(place), str)]
-        found = differing([run.recipe.to_table() for _, run in runs])
-        return {
-            "runs": [place.name for place, _ in runs],
-            "settings": [{"name": name, "values": [cell(value) for value in values]} for name, values in found.items()],
-            "command": shlex.join(["qkv", "runs", *(str(place) for place, _ in runs)]),
-            "python": compared_in_python([place for place, _ in runs]),
-        }
-
-    def samples(self, request: Request) -> dict[str, Any]:
-        """What a run's model does: at the end, and at the checkpoints that were looked at."""
-        place = self.place(request.path_params["run"])
-        return {"samples": written(place), "seen": self.sampled.seen(place)}
-
-    def report(self, request: Request) -> Response:
-        """A run's report, as a page that can do nothing."""
-        path = self.place(request.path_params["run"]) / REPORT
-        if not path.is_file():
-            raise UnknownError("a run has its report when it is finished")
-        return HTMLResponse(path.read_bytes(), headers={"content-security-policy": REPORT_POLICY})
-
-    def stop(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """End a run at its next step."""
-        name = str(asked["run"])
-        if name in self.training.beginning():
-            self.training.stop(self.runs / name, None)
-            return {"stopping": name}
-        place = self.place(name)
-        run = self.read(place)
-        folders = [] if isinstance(run, str) else [stage_place(run, stage) for stage in run.recipe.stages]
-        self.training.stop(place, next((found for folder in folders if (found := holder(folder))), None))
-        return {"stopping": name}
-
-    def resume(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Go on with a run."""
-        place = self.place(str(asked["run"]))
-        state = self.described(place)["state"]
-        if state != "stopped":
-            raise ValueError(f"{place.name} is {state}; a run that was stopped can be gone on with")
-        return self.training.resume(place)
+READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError)  # from a damaged run folder
+REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a report may be anything
+MAX_COMPARED = 12  # runs
+MAX_CHECKPOINTS = 24  # checkpoints of a run whose samples are remembered
+MAX_SAMPLED_RUNS = 8  # runs whose samples are remembered
 
 
 def routes(studio: Studio) -> list[BaseRoute]:
-    """What the runs room answers."""
-    room = Room(studio)
+    """The routes of the Runs page."""
+    api = RunsApi(studio)
     return [
-        reading("/api/runs", lambda request: room.listed()),
-        reading("/api/runs/recipes", lambda request: recipes()),
-        reading("/api/runs/compare", room.compared),
-        reading("/api/runs/run/{run}", room.one),
-        reading("/api/runs/samples/{run}", room.samples),
-        reading("/api/runs/report/{run}", room.report),
-        asking("/api/runs/sample", lambda asked: room.sampled.ask(room.place(str(asked["run"])))),
-        asking("/api/runs/start", room.training.start),
-        asking("/api/runs/stop", room.stop),
-        asking("/api/runs/resume", room.resume),
+        get_route("/api/runs", lambda request: api.list()),
+        get_route("/api/runs/recipes", lambda request: list_recipes()),
+        get_route("/api/runs/compare", api.compare),
+        get_route("/api/runs/run/{run}", api.details),
+        get_route("/api/runs/samples/{run}", api.samples),
+        get_route("/api/runs/report/{run}", api.report),
+        post_route("/api/runs/sample", lambda body: api.sampler.start(api.folder(str(body["run"])))),
+        post_route("/api/runs/start", api.processes.start),
+        post_route("/api/runs/stop", api.stop),
+        post_route("/api/runs/resume", api.resume),
     ]
 
 
-def recipes() -> list[dict[str, Any]]:
-    """What can be trained."""
-    known = [system(name) for name in SYSTEMS]
+class RunsApi:
+    """The handlers of the Runs page."""
+
+    def __init__(self, studio: Studio) -> None:
+        self.runs, self.processes, self.sampler = studio.runs, RunProcesses(studio.runs), CheckpointSampler(studio)
+        self._cache: dict[str, tuple[FileStamp, Run | str]] = {}  # by name
+
+    def folders(self) -> dict[str, Path]:
+        """Run folders by name, newest first; nothing else can be requested."""
+        if not self.runs.is_dir():
+            return {}
+        found = (path.parent for path in self.runs.glob(f"*/{RECIPE_FILE}"))
+        order = sorted(found, key=lambda folder: (-(folder / RECIPE_FILE).stat().st_mtime, folder.name))
+        return {folder.name: folder for folder in order if not folder.name.startswith(".")}
+
+    def folder(self, name: str) -> Path:
+        folders = self.folders()
+        if name not in folders:
+            raise NotFoundError(f"there is no run {name!r} in {self.runs}")
+        return folders[name]
+
+    def read(self, folder: Path) -> Run | str:
+        """The run in a folder, or what is wrong with it; read again when its files change."""
+        stamp = file_stamp(folder / RECIPE_FILE, folder / STATUS_FILE)
+        cached = self._cache.get(folder.name)
+        if cached is None or cached[0] != stamp:
+            try:
+                run: Run | str = open_run(folder)
+            except READ_ERRORS as problem:
+                run = _describe_damage(problem)
+            cached = self._cache[folder.name] = (stamp, run)
+        return cached[1]
+
+    def list(self) -> dict[str, Any]:
+        """All runs, newest first, and those that are starting."""
+        starting = self.processes.starting()
+        return {
+            "folder": str(self.runs),
+            "runs": [self.summary(folder) for folder in self.folders().values()],
+            "starting": [{"id": name} for name in starting],
+            "problem": self.processes.problem,
+        }
+
+    def summary(self, folder: Path) -> dict[str, Any]:
+        """One run in a few fields; a damaged folder says so and does not hide the others."""
+        run = self.read(folder)
+        if isinstance(run, str):
+            return {"id": folder.name, "state": "unreadable", "problem": run}
+        try:
+            return self._summary(folder, run)
+        except READ_ERRORS as problem:
+            return {"id": folder.name, "state": "unreadable", "problem": _describe_damage(problem)}
+
+    def _summary(self, folder: Path, run: Run) -> dict[str, Any]:
+        stages = stage_folders(run)
+        steps = [last_step(each) for each in stages.values()]
+        own = self.processes.is_running(folder)
+        state = "stopped"
+        if run.finished:
+            state = "finished"
+        elif own or any(lock_holder(each) for each in stages.values()):
+            state = "running"
+        return {
+            "id": folder.name,
+            "state": state,
+            "own": own,
+            "recipe": run.config.recipe,
+            "model": run.config.model_kind,
+            "seed": run.config.seed,
+            "parameters": run.parameters,
+            "step": sum(step for step, _ in steps),
+            "steps": sum(stage.steps for stage in run.config.stages.values()),
+            "seconds": finite_or_none(run.seconds) or sum(seconds for _, seconds in steps),
+            "results": list_results(run),
+            "error": _last_error(self.processes.log_tail(folder)) if state == "stopped" else "",
+        }
+
+    def details(self, request: Request) -> dict[str, Any]:
+        """A run, with its curves after the given marks (?mark.STAGE=...)."""
+        folder = self.folder(request.path_params["run"])
+        run, summary = self.read(folder), self.summary(folder)
+        if isinstance(run, str) or summary["state"] == "unreadable":
+            return {**summary, "stages": {}}
+        stages = stage_folders(run)
+        marks = {name: request.query_params.get(f"mark.{name}", "") for name in stages}
+        return {
+            **summary,
+            "stages": {name: read_series(each, marks[name]) for name, each in stages.items()},
+            "checkpoint": newest_checkpoint(stages),
+            "toml": to_toml(run.config.to_table()),
+            "report": (folder / REPORT_FILE).is_file(),
+            "notes": [str(note) for note in run.notes],
+            "command": train_command("--config", str(folder / RECIPE_FILE), "--folder", f"{folder}-again"),
+            "python": (
+                "from qkv.training import open_run, run_recipe\n"
+                f"run = open_run({str(folder)!r})\n"
+                f"again = run_recipe(run.config, folder={f'{folder}-again'!r})"
+            ),
+        }
+
+    def compare(self, request: Request) -> dict[str, Any]:
+        """The settings in which runs differ (?run=A&run=B)."""
+        folders = [self.folder(name) for name in request.query_params.getlist("run")[:MAX_COMPARED]]
+        runs = [(folder, run) for folder in folders if not isinstance(run := self.read(folder), str)]
+        paths = [str(folder) for folder, _ in runs]
+        differences = find_differences([run.config.to_table() for _, run in runs])
+        return {
+            "runs": [folder.name for folder, _ in runs],
+            "settings": [
+                {"name": name, "values": [limit_cell(value) for value in values]}
+                for name, values in differences.items()
+            ],
+            "command": shlex.join(["qkv", "runs", *paths]),
+            "python": (
+                "from qkv._config import find_differences\n"
+                "from qkv.training import open_run\n"
+                f"runs = [open_run(folder) for folder in {paths!r}]\n"
+                "print([run.result for run in runs], find_differences([run.config.to_table() for run in runs]))"
+            ),
+        }
+
+    def samples(self, request: Request) -> dict[str, Any]:
+        """What a run's model does: at the end, and at the checkpoints that were sampled."""
+        folder = self.folder(request.path_params["run"])
+        return {"samples": read_samples(folder), "checkpoints": self.sampler.samples(folder)}
+
+    def report(self, request: Request) -> Response:
+        """A run's HTML report, sandboxed."""
+        path = self.folder(request.path_params["run"]) / REPORT_FILE
+        if not path.is_file():
+            raise NotFoundError("this run has no report yet: it is written when the run finishes")
+        return HTMLResponse(path.read_bytes(), headers={"content-security-policy": REPORT_POLICY})
+
+    def stop(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Stop a run at its next step."""
+        name = str(body["run"])
+        if name in self.processes.starting():
+            self.processes.stop(self.runs / name, None)
+            return {"stopping": name}
+        folder = self.folder(name)
+        run = self.read(folder)
+        stages = {} if isinstance(run, str) else stage_folders(run)
+        holders = [holder for each in stages.values() if (holder := lock_holder(each))]
+        self.processes.stop(folder, holders[0] if holders else None)
+        return {"stopping": name}
+
+    def resume(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Resume a stopped run."""
+        folder = self.folder(str(body["run"]))
+        state = self.summary(folder)["state"]
+        if state != "stopped":
+            raise ValueError(f"{folder.name} is {state}; only a stopped run can be resumed")
+        return self.processes.resume(folder)
+
+
+class CheckpointSampler:
+    """Samples of runs that are training. A worker process reads a run's data once, and each checkpoint on request."""
+
+    def __init__(self, studio: Studio) -> None:
+        self.jobs = studio.jobs
+        self.worker = Worker("qkv.studio.tasks:sample_checkpoint")
+        studio.on_stop.append(self.worker.close)
+        self._samples: dict[tuple[str, FileStamp], dict[str, dict[str, Any]]] = {}  # by run, by checkpoint
+
+    def samples(self, folder: Path) -> list[dict[str, Any]]:
+        """The samples of a run's checkpoints, oldest first."""
+        return list(self._samples.get(_run_key(folder), {}).values())
+
+    def start(self, folder: Path) -> dict[str, str]:
+        """Start the job that samples the newest checkpoint."""
+        key = _run_key(folder)
+
+        def work(job: Job) -> list[dict[str, Any]]:
+            request = {"folder": str(folder.resolve())}
+            for message in self.worker.request(request, cancelled=job.cancel.is_set):
+                if isinstance(message.get("samples"), list):
+                    self._store(key, str(message["stage"]), int(message["step"]), limit_rows(message["samples"]))
+            return self.samples(folder)
+
+        return {"job": self.jobs.start("samples", work).id}
+
+    def _store(self, key: tuple[str, FileStamp], stage: str, step: int, rows: Rows) -> None:
+        checkpoints = self._samples.setdefault(key, {})
+        name = f"{stage} {step}"
+        checkpoints[name] = {"checkpoint": name, "stage": stage, "step": step, "samples": rows}
+        for old in list(checkpoints)[:-MAX_CHECKPOINTS]:
+            del checkpoints[old]
+        for old in list(self._samples)[:-MAX_SAMPLED_RUNS]:
+            del self._samples[old]
+
+
+def list_recipes() -> list[dict[str, Any]]:
+    """The recipes that can be trained."""
     return [
         {
-            "name": each.name,
-            "summary": each.summary,
-            "models": list(each.models),
-            "presets": list(each.presets),
-            "steps": sum(settings.steps for settings in each.stages.values()),
+            "name": recipe.name,
+            "summary": recipe.summary,
+            "models": list(recipe.models),
+            "presets": list(recipe.presets),
+            "steps": sum(stage.steps for stage in recipe.stages.values()),
         }
-        for each in known
+        for recipe in map(get_recipe, RECIPES)
     ]
 
 
-def stage_place(run: Run, stage: str) -> Path:
-    """Where a stage keeps its metrics."""
-    return run.folder if len(run.recipe.stages) == 1 else run.folder / stage
+def stage_folders(run: Run) -> dict[str, Path]:
+    """The folder of each stage's metrics; a run with one stage keeps them in its own folder."""
+    names = list(run.config.stages)
+    return {name: run.folder if len(names) == 1 else run.folder / name for name in names}
 
 
-def figures(run: Run) -> list[dict[str, Any]]:
-    """The numbers that a run ended with."""
+def list_results(run: Run) -> list[dict[str, Any]]:
+    """The final metrics of a run."""
     return [
-        {"part": part, "name": name.replace("_", " "), "value": plain(value), "shown": figure(name, value)}
+        {
+            "part": part,
+            "name": name.replace("_", " "),
+            "value": finite_or_none(value),
+            "text": format_metric(name, value),
+        }
         for part, numbers in run.result.items()
         for name, value in numbers.items()
         if isinstance(value, int | float)
     ]
 
 
-def again_in_python(place: Path) -> str:
-    return (
-        "from qkv import recipes\n"
-        f"run = recipes.open_run({str(place)!r})\n"
-        f"again = recipes.train(run.recipe, folder={f'{place}-again'!r})"
-    )
+def _run_key(folder: Path) -> tuple[str, FileStamp]:
+    """Identifies a run, and not another one that got its name later."""
+    return folder.name, file_stamp(folder / RECIPE_FILE)
 
 
-def compared_in_python(places: list[Path]) -> str:
-    return (
-        "from qkv import recipes\n"
-        "from qkv.training.recipes.plain import differing\n"
-        f"runs = [recipes.open_run(place) for place in {[str(place) for place in places]!r}]\n"
-        "print([run.result for run in runs], differing([run.recipe.to_table() for run in runs]))"
-    )
-
-
-def _order(place: Path) -> tuple[float, str]:
-    return -(place / RECIPE).stat().st_mtime, place.name
-
-
-def _unread(problem: Exception) -> str:
+def _describe_damage(problem: Exception) -> str:
     return f"its files cannot be read: {problem}" if isinstance(problem, AttributeError | TypeError) else str(problem)
 
 
-def _complaint(text: str) -> str:
-    """What a process ended with, if it was an error's sentence."""
-    last = text.splitlines()[-1] if text else ""
+def _last_error(log: str) -> str:
+    """The error message at the end of a log, if there is one."""
+    last = log.splitlines()[-1] if log else ""
     return last.removeprefix("qkv: ") if last.startswith("qkv: ") else ""

@@ -1,1 +1,1 @@
-"""Behind the Models room: which models can be opened, what they were shown, and what was seen."""
+"""Behind the Models page: models that can be opened, their inputs, looks (recorded runs) and predictions."""

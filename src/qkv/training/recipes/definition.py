@@ -1,51 +1,59 @@
-"""What a trainable system is, and what a recipe for it is: data, model and numbers, from defaults and changes."""
+"""What a recipe is: its definition (defaults, models, presets), the resolved config, the built task and its stages."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from qkv._config import from_plain, to_plain
-from qkv.data.batches import Batches
-from qkv.models import Model
-from qkv.training import Objective, Settings
-from qkv.training.recipes.plain import Table, changed, with_nothing
+from qkv._config import Table, from_toml, override, to_dict
+from qkv.data.batches import Batches, mix_seed
+from qkv.models import Model, build
+from qkv.training.config import TrainConfig
+from qkv.training.distributed import World
+from qkv.training.objectives import Objective
+
+WEIGHTS = 101  # the random stream that initial weights are drawn from
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a run does, as data; it goes to recipe.toml and back.
+class RecipeConfig:
+    """The resolved config of a run, as data; it is written to recipe.toml and read back.
 
-    system: which trainable system. data: its settings of data. kind: which of its models; model: that one's config.
-    stages: the loop's settings of each part of the run, in order.
+    recipe: name of the recipe. data: its data config. model_kind: which of its models; model: the config of that one.
+    stages: the TrainConfig of each stage of the run, in order.
     """
 
-    system: str
+    recipe: str
     seed: int
     data: Any
-    kind: str
+    model_kind: str
     model: Any
-    stages: Mapping[str, Settings]
+    stages: Mapping[str, TrainConfig]
 
     def to_table(self) -> Table:
-        """As TOML holds it."""
-        stages = {name: _without_seed(settings.as_dict()) for name, settings in self.stages.items()}
-        model = {"kind": self.kind, **to_plain(self.model)}
-        return {"recipe": self.system, "seed": self.seed, "data": to_plain(self.data), "model": model, **stages}
+        """Convert to the nested tables of recipe.toml."""
+        stages = {name: config.to_dict() for name, config in self.stages.items()}
+        for stage in stages.values():
+            del stage["seed"]  # the recipe's
+        model = {"kind": self.model_kind, **to_dict(self.model)}
+        return {"recipe": self.recipe, "seed": self.seed, "data": to_dict(self.data), "model": model, **stages}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run: what is learned from, and what for.
+    """A part of a run, such as pretraining or fine-tuning.
 
-    batches: what is learned from; where that is made by the model that the stage begins with, a stand-in of the same
-        size, by which the speed is measured.
-    validate: numbers on data kept from training, watched on the way; None watches nothing.
-    prepare: what the model that the stage begins with says beforehand, as JSON; it is kept in the run's folder, so that
-        a run that goes on learns from the same. prepared: the batches that this makes.
+    batches: the training data. If the model of the previous stage makes it (`prepare`), these are stand-in batches of
+        the same size, for measuring the speed.
+    validate: metrics on held-out data, computed during training; None for none.
+    prepare: what the model at the start of the stage produces first, as JSON (pseudo-labels, for example). It is saved
+        in the run directory, so that a resumed run learns from the same. prepared: makes the batches from it.
     """
 
     name: str
@@ -58,16 +66,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Task:
-    """A recipe with its data read and its model built.
+    """A resolved config with its data loaded and its model built.
 
-    recipe: as it was, with what the data decides (vocabulary, classes) filled in.
-    test: numbers on data that is touched once, at the end.
-    samples: what the model does, for people: rows of a table with named columns.
-    purpose: what `qkv use` has to know beside the trained model: its task, labels, normalisation; JSON.
-    notes: what was guessed or left out when the data was read. files: what travels with the model (its tokenizer).
+    config: the resolved config, with what the data decides (vocabulary size, classes) filled in.
+    test: metrics on data that is used once, at the end.
+    samples: example inputs and outputs of the model: rows of a table with named columns.
+    purpose: what `qkv use` needs besides the trained model: its task, labels, normalization; JSON.
+    notes: what was guessed or left out while loading the data. files: what belongs to the model (its tokenizer).
     """
 
-    recipe: Recipe
+    config: RecipeConfig
     model: Model
     stages: tuple[Stage, ...]
     test: Callable[[nn.Module], dict[str, Any]]
@@ -76,84 +84,107 @@ class Task:
     notes: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
+    def stage_folder(self, run_folder: Path, stage: Stage) -> Path:
+        """Return the directory of a stage's metrics and checkpoints: that of the run, or one for each of several."""
+        return run_folder if len(self.stages) == 1 else run_folder / stage.name
+
+
+def equal_shares(config: RecipeConfig) -> dict[str, float]:
+    """Give every stage the same share of a run."""
+    return dict.fromkeys(config.stages, 1 / len(config.stages))
+
 
 @dataclass(frozen=True)
-class System:
-    """A trainable system: its defaults, the models that can stand in for one another, its presets, and how it is built.
+class RecipeDefinition:
+    """A recipe: default configs, the models to choose from, presets, and how a task is built.
 
-    data: settings of the data; `path` in it is where a person's own data is. models: the first is the default.
-    presets: named changes. build: reads the data and builds the model.
-    habits: by model, changes that it comes with under every preset, such as another optimiser for a baseline.
-    fills: the settings of its models that the data decides, such as the vocabulary.
-    shares: the stages that a recipe carries out, each with its part of a run's minutes or steps; all alike by default.
+    data: config of the data; its `path` is where the user's own data is. models: the first is the default.
+    build: loads the data and builds the model. presets: named overrides.
+    model_overrides: overrides that come with a model under every preset, such as another optimizer for a baseline.
+    data_fields: fields of the model config that the data decides, such as the vocabulary size.
+    stage_shares: the stages that a config runs, each with its share of the run's minutes or steps.
     """
 
     name: str
     summary: str
     data: Any
     models: Mapping[str, Any]
-    stages: Mapping[str, Settings]
-    build: Callable[[Recipe], Task]
+    stages: Mapping[str, TrainConfig]
+    build: Callable[[RecipeConfig], Task]
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    habits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    fills: tuple[str, ...] = ()
-    shares: Callable[[Recipe], Mapping[str, float]] = lambda recipe: dict.fromkeys(
-        recipe.stages, 1 / len(recipe.stages)
-    )
+    model_overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data_fields: tuple[str, ...] = ()
+    stage_shares: Callable[[RecipeConfig], Mapping[str, float]] = equal_shares
 
-    def recipe(
+    def resolve(
         self,
-        *changes: Mapping[str, Any],
+        *overrides: Mapping[str, Any],
         preset: str | None = None,
         model: str | None = None,
         seed: int | None = None,
-    ) -> Recipe:
-        """The defaults with a preset and with changes, later ones last; names are dotted or nested."""
+    ) -> RecipeConfig:
+        """Apply a preset and overrides to the defaults, later ones last. Names are dotted or nested.
+
+        >>> from qkv.training.recipes import get_recipe
+        >>> get_recipe("vit-digits").resolve({"train.steps": 500}, model="cnn").stages["train"].steps
+        500
+        """
         if preset is not None and preset not in self.presets:
             offered = ", ".join(self.presets) or "none"
             raise ValueError(f"{self.name} has no preset {preset!r}; it has {offered}")
-        layers = [self.presets[preset] if preset else {}, *(_flat(change) for change in changes)]
-        kind = model or next((layer["model.kind"] for layer in reversed(layers) if "model.kind" in layer), None)
-        kind = kind or next(iter(self.models))
+        layers = [self.presets[preset] if preset else {}, *(_flatten_once(override) for override in overrides)]
+        default = next(iter(self.models))
+        kind = model or next((layer["model.kind"] for layer in reversed(layers) if "model.kind" in layer), default)
         if kind not in self.models:
             raise ValueError(f"{self.name} has no model {kind!r}; it has {', '.join(self.models)}")
-        table = Recipe(self.name, 0, self.data, kind, self.models[kind], self.stages).to_table()
-        if kind != next(iter(self.models)):  # a preset's sizes are those of the system's own model
+        if kind != default:  # the sizes in a preset belong to the default model
             layers[0] = {name: value for name, value in layers[0].items() if not name.startswith("model.")}
-        for layer in (self.habits.get(kind, {}), *layers):
+        table = RecipeConfig(self.name, 0, self.data, kind, self.models[kind], self.stages).to_table()
+        for layer in (self.model_overrides.get(kind, {}), *layers):
             kept = {name: value for name, value in layer.items() if name not in ("model.kind", "recipe")}
-            table = changed(table, kept, where=f"the settings of {self.name}")
-        return self.read(table, seed)
+            table = override(table, kept, self.name)
+        return self.from_table(table, seed)
 
-    def read(self, table: Table, seed: int | None = None) -> Recipe:
-        """The recipe that a table describes, each value checked."""
+    def from_table(self, table: Table, seed: int | None = None) -> RecipeConfig:
+        """Read a config from the tables of recipe.toml; each value is checked."""
         model = dict(table["model"])
         kind = model.pop("kind")
-        config, where = type(self.models[kind]), f"recipe {self.name}"
         seed = table["seed"] if seed is None else seed
+        where = f"recipe {self.name}"
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"{where}: seed is a whole number, 0 or more; got {seed!r}")
-        return Recipe(
-            system=self.name,
+            raise ValueError(f"{where}: seed must be a whole number, 0 or more; got {seed!r}")
+
+        def read(config_class: type, part: Table, name: str) -> Any:
+            return from_toml(config_class, part, f"{where}, {name}")
+
+        return RecipeConfig(
+            recipe=self.name,
             seed=seed,
-            data=from_plain(type(self.data), with_nothing(type(self.data), table["data"]), f"{where}, data"),
-            kind=kind,
-            model=from_plain(config, with_nothing(config, model), f"{where}, model"),
-            stages={
-                name: replace(Settings.from_dict(with_nothing(Settings, table[name]), f"{where}, {name}"), seed=seed)
-                for name in self.stages
-            },
+            data=read(type(self.data), table["data"], "data"),
+            model_kind=kind,
+            model=read(type(self.models[kind]), model, "model"),
+            stages={name: replace(read(TrainConfig, table[name], name), seed=seed) for name in self.stages},
         )
 
 
-def _without_seed(settings: Table) -> Table:
-    return {name: value for name, value in settings.items() if name != "seed"}
+def build_model(config: object, seed: int) -> Model:
+    """Build a model with initial weights that follow from the seed; the global random state stays as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(mix_seed(seed, WEIGHTS))
+        return build(config)
 
 
-def _flat(change: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables as dotted names, one level down: what stands in a file and what stands on a command line agree."""
+def copy_to_device(model: Model) -> Model:
+    """Copy a model to the device it is trained on: a GPU if there is one."""
+    world = World.current()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if world.size == 1 else world.device
+    return copy.deepcopy(model).to(device)
+
+
+def _flatten_once(override: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the tables of a file into dotted names, one level down, as they are on the command line."""
     flat: dict[str, Any] = {}
-    for name, value in change.items():
+    for name, value in override.items():
         if isinstance(value, Mapping) and "." not in name:
             flat.update({f"{name}.{inner}": item for inner, item in value.items()})
         else:

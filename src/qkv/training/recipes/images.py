@@ -1,4 +1,4 @@
-"""Vision: a ViT, or a baseline in its place, learns to tell pictures apart."""
+"""Recipes vit-digits, vit-cifar10, vit-cifar100: image classification with a ViT, or a CNN or MLP baseline."""
 
 from __future__ import annotations
 
@@ -11,210 +11,210 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from qkv.data.augment import Augment
-from qkv.data.image_batches import ImageBatches
-from qkv.data.images import Images, ImageSplits, Normalisation
-from qkv.models import CNNConfig, MLPConfig, ViTConfig
-from qkv.training import Optimiser, Saving, Schedule, Settings
+from qkv._config import to_dict
+from qkv.data.images.augmentation import ImageAugment
+from qkv.data.images.dataset import ImageBatches, Images, ImageSplits, Normalization
+from qkv.data.images.load import load_digits, load_images
+from qkv.models import PRESETS, CNNConfig, MLPConfig, ViTConfig
+from qkv.training.config import CheckpointConfig, TrainConfig
+from qkv.training.evaluation import eval_mode, evaluate_all, first_epoch
 from qkv.training.objectives import classification
-from qkv.training.recipes.building import drawn
-from qkv.training.recipes.definition import Recipe, Stage, System, Task
-from qkv.training.recipes.measure import epoch_of, judging, measured
+from qkv.training.optimizers import OptimizerConfig
+from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
+from qkv.training.schedules import ScheduleConfig
 
-JUDGED = 500  # pictures in a batch that is only looked at
-SHOWN = 24  # pictures in a report
+EVAL_BATCH_SIZE = 500
+NUM_SAMPLES = 24  # images in a report
 
 
 @dataclass(frozen=True)
-class PictureData:
-    """Where pictures come from and how they are changed.
+class ImageData:
+    """Where images come from and how they are augmented.
 
-    path: an .npz, a folder of folders, a folder of parquet files, CIFAR's .bin files; "digits" are those that ship.
-    validation: the share of the training pictures that is kept from training, where the data has no such part.
-    names: what the classes are called, where the data only counts them.
-    skip_bad: leave out pictures that cannot be read, and say which, instead of refusing the data.
+    path: an .npz file, a folder of class folders, a folder of parquet files, or CIFAR's .bin files; "digits" are the
+        bundled digits.
+    validation_fraction: share of the training images that is held out, where the data has no validation split.
+    class_names: names of the classes, where the data only has numbers.
+    skip_bad_items: leave out images that cannot be read, with a note, instead of failing.
     """
 
     path: str = "digits"
-    batch: int = 128
-    validation: float = 0.1
-    smoothing: float = 0.0
-    names: tuple[str, ...] = ()
-    skip_bad: bool = False
-    augment: Augment = field(default_factory=Augment)
+    batch_size: int = 128
+    validation_fraction: float = 0.1
+    label_smoothing: float = 0.0
+    class_names: tuple[str, ...] = ()
+    skip_bad_items: bool = False
+    augment: ImageAugment = field(default_factory=ImageAugment)
 
 
-def build(recipe: Recipe) -> Task:
-    """Read the pictures, build the model for their size and classes."""
-    data: PictureData = recipe.data
-    splits = opened(data, recipe.seed)
+def build(config: RecipeConfig) -> Task:
+    """Load the images and build the model for their size and classes."""
+    data: ImageData = config.data
+    splits = load_splits(data, config.seed)
     channels, height, width = splits.train.shape
     if height != width:
-        raise ValueError(f"pictures are square here; {data.path} has {height} × {width}")
-    config = replace(recipe.model, image=height, channels=channels, classes=len(splits.classes))
-    normalisation = Normalisation.of(splits.train)
-    objective = classification(smoothing=data.smoothing)
-    plain = classification()
-    train = ImageBatches(
-        splits.train, data.batch, seed=recipe.seed, normalisation=normalisation, augment=data.augment, whole=True
+        raise ValueError(f"images must be square; those of {data.path} are {height} × {width}")
+    config = replace(
+        config,
+        model=replace(config.model, image_size=height, channels=channels, num_classes=len(splits.classes)),
     )
-    validation = _in_order(splits.validation, normalisation)
-    test = None if splits.test is None else _in_order(splits.test, normalisation)
+    normalization = Normalization.from_images(splits.train)
+
+    def in_order(images: Images) -> ImageBatches:
+        return ImageBatches(images, EVAL_BATCH_SIZE, normalization=normalization, shuffle=False)
+
+    train = ImageBatches(
+        splits.train,
+        data.batch_size,
+        seed=config.seed,
+        normalization=normalization,
+        augment=data.augment,
+        drop_last=True,
+    )
+    validation = in_order(splits.validation)
+    test = None if splits.test is None else in_order(splits.test)
+    cross_entropy = classification()
+    objective = classification(label_smoothing=data.label_smoothing)
+
+    def evaluate_test(model: nn.Module) -> dict[str, Any]:
+        return {} if test is None else evaluate_all(model, test, cross_entropy) | _confusion(model, test)
+
+    preprocessor = {"image_mean": normalization.mean, "image_std": normalization.std}  # as Hugging Face names them
     return Task(
-        recipe=replace(recipe, model=config),
-        model=drawn(config, recipe.seed),
-        stages=(Stage("train", train, objective, lambda model: measured(model, validation, plain)),),
-        test=lambda model: {} if test is None else measured(model, test, plain) | _confusion(model, test),
+        config=config,
+        model=build_model(config.model, config.seed),
+        stages=(Stage("train", train, objective, lambda model: evaluate_all(model, validation, cross_entropy)),),
+        test=evaluate_test,
         samples=lambda model: _samples(model, splits.validation, validation),
         purpose=lambda _: {
             "task": "classify",
             "classes": list(splits.classes),
-            "mean": list(normalisation.mean),
-            "deviation": list(normalisation.deviation),
+            "mean": list(normalization.mean),
+            "std": list(normalization.std),
         },
         notes=splits.notes,
-        files={"preprocessor_config.json": _preprocessing(normalisation)},
+        files={"preprocessor_config.json": json.dumps(preprocessor).encode()},
     )
 
 
-def _preprocessing(normalisation: Normalisation) -> bytes:
-    """How pixels become numbers, as other tools read it."""
-    return json.dumps({"image_mean": normalisation.mean, "image_std": normalisation.deviation}).encode()
-
-
-def opened(data: PictureData, seed: int) -> ImageSplits:
-    """The pictures that the settings name."""
+def load_splits(data: ImageData, seed: int) -> ImageSplits:
+    """Load the images of a data config."""
     if data.path == "digits":
-        from qkv.data.digit_images import digits
-
-        return digits()
-    from qkv.data.load_images import load_images
-
-    bad: Literal["refuse", "skip"] = "skip" if data.skip_bad else "refuse"
-    return load_images(data.path, validation=data.validation, seed=seed, bad_items=bad).called(data.names)
-
-
-def _in_order(images: Images, normalisation: Normalisation) -> ImageBatches:
-    return ImageBatches(images, JUDGED, normalisation=normalisation, shuffled=False)
+        return load_digits()
+    bad_items: Literal["error", "skip"] = "skip" if data.skip_bad_items else "error"
+    splits = load_images(data.path, validation=data.validation_fraction, seed=seed, bad_items=bad_items)
+    return splits.with_class_names(data.class_names)
 
 
 def _confusion(model: nn.Module, batches: ImageBatches) -> dict[str, Any]:
-    """How often pictures of one class (row) were taken for another (column)."""
+    """Count the images of each class (row) by predicted class (column)."""
     classes = len(batches.images.classes)
     if classes > 20:
         return {}
-    with judging(model) as device:
-        pairs = [(batch["targets"], model(batch["images"]).argmax(-1)) for batch in epoch_of(batches, device)]
-    true, said = (torch.cat(part).cpu() for part in zip(*pairs, strict=True))
-    counts = torch.bincount(true * classes + said, minlength=classes**2).view(classes, classes)
+    with eval_mode(model) as device:
+        pairs = [(batch["targets"], model(batch["images"]).argmax(-1)) for batch in first_epoch(batches, device)]
+    true, predicted = (torch.cat(part).cpu() for part in zip(*pairs, strict=True))
+    counts = torch.bincount(true * classes + predicted, minlength=classes**2).view(classes, classes)
     return {"confusion": counts.tolist(), "classes": list(batches.images.classes)}
 
 
 def _samples(model: nn.Module, images: Images, batches: ImageBatches) -> list[dict[str, Any]]:
-    """Pictures with what the model takes them for, the most doubtful first."""
-    with judging(model) as device:
-        chances = torch.cat([model(batch["images"]).softmax(-1) for batch in epoch_of(batches, device)]).cpu()
-    sure, said = chances.max(-1)
-    order = (sure + (said == images.labels) * 2).argsort()[:SHOWN]
+    """Return images with their label and prediction; wrong ones first, then the least confident."""
+    with eval_mode(model) as device:
+        probabilities = torch.cat([model(batch["images"]).softmax(-1) for batch in first_epoch(batches, device)]).cpu()
+    confidence, predicted = probabilities.max(-1)
+    order = (confidence + (predicted == images.labels) * 2).argsort()[:NUM_SAMPLES]
     return [
         {
-            "picture": data_uri(images.pixels[row]),
-            "is": images.classes[int(images.labels[row])],
-            "taken for": images.classes[int(said[row])],
-            "sure": round(float(sure[row]), 3),
+            "image": png_data_uri(images.pixels[row]),
+            "label": images.classes[int(images.labels[row])],
+            "prediction": images.classes[int(predicted[row])],
+            "confidence": round(float(confidence[row]), 3),
         }
         for row in order.tolist()
     ]
 
 
-def data_uri(pixels: Tensor) -> str:
-    """A picture (c, h, w) of bytes as the address of a PNG that carries itself."""
+def png_data_uri(pixels: Tensor) -> str:
+    """Encode an image (c, h, w) of bytes as a PNG in a data URI."""
     from PIL import Image
 
-    c = pixels.shape[0]
-    array = pixels[0].numpy() if c == 1 else pixels[:3].permute(1, 2, 0).contiguous().numpy()
+    array = pixels[0].numpy() if pixels.shape[0] == 1 else pixels[:3].permute(1, 2, 0).contiguous().numpy()
     file = io.BytesIO()
     Image.fromarray(array).save(file, format="PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _settings(steps: int, lr: float, *, warmup: int, decay: float = 0.05, muon: float | None = None) -> Settings:
-    matrices: dict[str, Any] = {} if muon is None else {"name": "muon", "muon_lr": muon}
-    return Settings(
+def _train_config(steps: int, warmup_steps: int) -> TrainConfig:
+    every = max(steps // 10, 1)
+    return TrainConfig(
         steps=steps,
-        optimiser=Optimiser(lr=lr, weight_decay=decay, **matrices),
-        schedule=Schedule(warmup=warmup),
-        saving=Saving(evaluate_every=max(steps // 10, 1), checkpoint_every=max(steps // 10, 1), best="accuracy"),
+        optimizer=OptimizerConfig(name="muon", lr=3e-3, muon_lr=0.02, weight_decay=0.05),
+        schedule=ScheduleConfig(warmup_steps=warmup_steps),
+        checkpoint=CheckpointConfig(evaluate_every=every, checkpoint_every=every, best_metric="accuracy"),
     )
 
 
-DIGITS = System(
+_DATA_FIELDS = ("image_size", "channels", "num_classes")
+DIGITS = RecipeDefinition(
     name="vit-digits",
-    summary="A small ViT on real handwritten digits (8×8) that ship with qkv: about a minute.",
-    data=PictureData(batch=64, augment=Augment(crop=1, mix="mixup")),
+    summary="A small ViT on bundled handwritten digits (8×8): about a minute.",
+    data=ImageData(batch_size=64, augment=ImageAugment(crop=1, mix="mixup")),
     models={
         "vit": ViTConfig(image_size=8, patch_size=2, channels=1, dim=64, layers=3, heads=4),
-        "cnn": CNNConfig(image_size=8, channels=1, widths=(32, 64)),
+        "cnn": CNNConfig(image_size=8, channels=1, stage_channels=(32, 64)),
         "mlp": MLPConfig(image_size=8, channels=1, hidden_sizes=(256, 256), dropout=0.1),
     },
-    stages={"train": _settings(1200, 3e-3, warmup=60, muon=0.02)},
+    stages={"train": _train_config(1200, warmup_steps=60)},
     build=build,
-    fills=("image", "channels", "classes"),
+    data_fields=_DATA_FIELDS,
 )
 
-_COURSE = {
-    "data.batch": 256,
+_NYU_VIT: dict[str, Any] = to_dict(PRESETS["nyu-hw4-vit"])
+_NYU_HW4 = {  # NYU Deep Learning, homework 4
+    "data.batch_size": 256,
     "data.augment": {"crop": 4, "flip": True, "mix": "either"},
-    "train.steps": 17_600,  # 100 epochs of 45,000 pictures
-    "train.clip": "none",
-    # the course's Adam adds the decay to the gradient; here it is decoupled
-    "train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4},
-    "train.schedule": {"warmup": 0},
-    "train.saving": {"evaluate_every": 1760, "checkpoint_every": 1760},
-    "model.pooling": "cls",
-    "model.patch_size": 4,
-    "model.dim": 256,
-    "model.layers": 6,
-    "model.heads": 8,
-    "model.mlp_dim": 512,
-    "model.dropout": 0.01,
-    "model.final_norm": False,
+    "train.steps": 17_600,  # 100 epochs of 45,000 images
+    "train.grad_clip": "none",
+    # the homework's Adam adds the decay to the gradient; here it is decoupled
+    "train.optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4},
+    "train.schedule": {"warmup_steps": 0},
+    "train.checkpoint": {"evaluate_every": 1760, "checkpoint_every": 1760},
+    **{f"model.{name}": value for name, value in _NYU_VIT.items() if name not in _DATA_FIELDS},
 }
+_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-
-def _cifar(name: str, classes: int, summary: str) -> System:
-    return System(
-        name=name,
+def _cifar(num_classes: int, summary: str, class_names: tuple[str, ...] = ()) -> RecipeDefinition:
+    augment = ImageAugment(crop=4, flip=True)
+    return RecipeDefinition(
+        name=f"vit-cifar{num_classes}",
         summary=summary,
-        data=PictureData(
-            path="cifar10" if classes == 10 else "cifar100",
-            batch=128,
-            names=_CIFAR10 if classes == 10 else (),
-            augment=Augment(crop=4, flip=True),
-        ),
+        data=ImageData(path=f"cifar{num_classes}", class_names=class_names, augment=augment),
         models={
             "vit": ViTConfig(
                 image_size=32,
                 patch_size=4,
-                num_classes=classes,
+                num_classes=num_classes,
                 dim=128,
                 layers=4,
                 heads=4,
                 mlp_dim=256,
                 pooling="mean",
             ),
-            "cnn": CNNConfig(image_size=32, num_classes=classes),
-            "mlp": MLPConfig(image_size=32, num_classes=classes, hidden_sizes=(1024, 1024), dropout=0.1),
+            "cnn": CNNConfig(image_size=32, num_classes=num_classes),
+            "mlp": MLPConfig(image_size=32, num_classes=num_classes, hidden_sizes=(1024, 1024), dropout=0.1),
         },
-        stages={"train": _settings(7_000, 3e-3, warmup=200, muon=0.02)},
-        presets={"course": _COURSE},
+        stages={"train": _train_config(7_000, warmup_steps=200)},
+        presets={"nyu-hw4": _NYU_HW4},
         build=build,
-        fills=("image", "channels", "classes"),
+        data_fields=_DATA_FIELDS,
     )
 
 
-CIFAR10 = _cifar("vit-cifar10", 10, "A ViT on CIFAR-10; --data says where it is (an .npz, or CIFAR's .bin files).")
-CIFAR100 = _cifar("vit-cifar100", 100, "A ViT on CIFAR-100; --preset course is the course's model and recipe exactly.")
+CIFAR10 = _cifar(
+    10, "A ViT on CIFAR-10; --data says where it is (an .npz file, or CIFAR's .bin files).", _CIFAR10_CLASSES
+)
+CIFAR100 = _cifar(
+    100, "A ViT on CIFAR-100; --preset nyu-hw4 is the model and training of NYU Deep Learning homework 4."
+)

@@ -1,178 +1,207 @@
-"""Speech: a transcriber hears strings of digits and writes them down, with a look-ahead of so many chunks, or offline.
+"""Recipe speech: streaming or offline speech recognition (CTC) of spoken digit strings.
 
-It learns by CTC: no word's time is given, only the words in order.
+The model learns from the words in order; no alignment is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from qkv._config import to_plain
-from qkv.data.disguise import Disguise
-from qkv.data.mel import Mel
-from qkv.data.spoken import WORDS, Spoken, SpokenParts, SpokenStrings, read_spoken
+from qkv._config import to_dict
+from qkv.data.speech.augmentation import SpeechAugment
+from qkv.data.speech.digit_strings import DigitStringBatches
+from qkv.data.speech.mel import Mel
+from qkv.data.speech.recordings import (
+    WORDS,
+    DigitRecording,
+    SpokenDigitSplits,
+    load_spoken_digits,
+    load_synthetic_voices,
+    make_tone_digits,
+)
 from qkv.models import TranscriberConfig
-from qkv.models.transcriber import read_out
-from qkv.training import Optimiser, Saving, Schedule, Settings, ctc
-from qkv.training.recipes.building import drawn
-from qkv.training.recipes.definition import Recipe, Stage, System, Task
-from qkv.training.recipes.measure import epoch_of, judging, measured
+from qkv.models.transcriber import ctc_greedy_decode
+from qkv.training.config import CheckpointConfig, TrainConfig
+from qkv.training.evaluation import eval_mode, evaluate_all, first_epoch
+from qkv.training.objectives import ctc
+from qkv.training.optimizers import OptimizerConfig
+from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
+from qkv.training.schedules import ScheduleConfig
 
-SHOWN = 16
-DISGUISE = Disguise(
+NUM_SAMPLES = 16
+EVAL_BATCH_SIZE = 50
+EVAL_SEED = 7
+AUGMENT = SpeechAugment(
     speed=(0.85, 1.15),
     tempo=(0.8, 1.3),
-    warp=(0.85, 1.18),
+    vtlp=(0.85, 1.18),
     gain=(-28.0, 2.0),
-    wobble=3.0,
-    colour=6.0,
-    hiss=0.1,
+    gain_jitter=3.0,
+    equalizer=6.0,
+    noise=0.1,
     time_masks=1.0,
-    band_masks=2,
+    freq_masks=2,
 )
 
 
 @dataclass(frozen=True)
 class SpeechData:
-    """Where recordings come from, and how they are joined.
+    """Where recordings come from, and how they are joined to strings of digits.
 
-    path: a folder of digit_speaker_number.wav; "tones" are machine-made digits.
-    left_out: speakers that are not trained on; the last by name if none is given.
-    fewest, most: digits in a string. strings: how many an epoch has; judged: how many validation and test have.
-    bands, floor, fade: of the log-mel features (see Mel).
-    noise: the loudest hiss in every string, as a share of full volume.
-    alike: whether the strings of a training batch have equally many digits.
-    disguise: how voices are changed in training.
-    machines: the share of training strings that machine-made voices say, in English (see `machine_voices`): 0 for
-        recordings in another language; tones have none.
+    path: a folder of digit_speaker_number.wav; "tones" are generated digits.
+    held_out_speakers: speakers that are not trained on; the last by name if none is given.
+    min_digits, max_digits: digits in a string. num_strings: strings per epoch. eval_strings: strings in validation and
+        in test.
+    n_mels, floor, peak_decay: log-mel features (see `Mel`).
+    noise: loudest noise in every string, as a share of full volume.
+    equal_lengths: whether the strings of a training batch have equally many digits.
+    augment: speech augmentation in training (SpecAugment, VTLP, speed, noise).
+    synthetic_share: share of training strings spoken by synthetic voices, in English (see `load_synthetic_voices`); use
+        0 for recordings in another language. Tones have none.
     """
 
     path: str = "tones"
-    left_out: tuple[str, ...] = ()
-    fewest: int = 1
-    most: int = 7
-    strings: int = 1000
-    judged: int = 200
-    batch: int = 16
-    bands: int = 40
+    held_out_speakers: tuple[str, ...] = ()
+    min_digits: int = 1
+    max_digits: int = 7
+    num_strings: int = 1000
+    eval_strings: int = 200
+    batch_size: int = 16
+    n_mels: int = 40
     floor: float = 0.03
-    fade: float | None = 1.0
+    peak_decay: float | None = 1.0
     noise: float = 0.003
-    alike: bool = True
-    disguise: Disguise = field(default_factory=lambda: DISGUISE)
-    machines: float = 0.5
-    skip_bad: bool = False
+    equal_lengths: bool = True
+    augment: SpeechAugment = field(default_factory=lambda: AUGMENT)
+    synthetic_share: float = 0.5
+    skip_bad_items: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.machines <= 1:
-            raise ValueError(f"data.machines is a share of the training strings, from 0 to 1; got {self.machines}")
+        if not 0 <= self.synthetic_share <= 1:
+            raise ValueError(f"data.synthetic_share must be in [0, 1], got {self.synthetic_share}")
 
 
-def build(recipe: Recipe) -> Task:
-    """Read the recordings, build the model for their features."""
-    data: SpeechData = recipe.data
-    parts = opened(data)
-    mel = Mel(rate=parts.rate, bands=data.bands, floor=data.floor, fade=data.fade)
-    joined: dict[str, Any] = {"digits": (data.fewest, data.most), "noise": data.noise}
-    changed: dict[str, Any] = {
-        "alike": data.alike,
-        "disguise": data.disguise,
-        "seed": recipe.seed,
-        **others(data, parts),
-    }
-    train = SpokenStrings(parts.train, mel, data.batch, strings=data.strings, **changed, **joined)
-    apart = {**joined, "scale": train.scale, "strings": data.judged, "fresh": False, "seed": 7}
-    validation = SpokenStrings(parts.validation, mel, 50, **apart)
-    config = replace(recipe.model, features=data.bands, labels=len(WORDS) + 1)
+def build(config: RecipeConfig) -> Task:
+    """Load the recordings and build the model for their features."""
+    data: SpeechData = config.data
+    splits = load_recordings(data)
+    mel = Mel(sample_rate=splits.sample_rate, n_mels=data.n_mels, floor=data.floor, peak_decay=data.peak_decay)
+    digits = (data.min_digits, data.max_digits)
+    voices = load_matching_voices(data, splits)
+    train = DigitStringBatches(
+        splits.train,
+        mel,
+        data.batch_size,
+        num_strings=data.num_strings,
+        digits=digits,
+        noise=data.noise,
+        equal_lengths=data.equal_lengths,
+        augment=data.augment,
+        extra_recordings=voices,
+        extra_fraction=data.synthetic_share if voices else 0.0,
+        seed=config.seed,
+    )
+
+    def make_eval_batches(recordings: list[DigitRecording]) -> DigitStringBatches:
+        return DigitStringBatches(
+            recordings,
+            mel,
+            EVAL_BATCH_SIZE,
+            num_strings=data.eval_strings,
+            digits=digits,
+            noise=data.noise,
+            normalization=train.normalization,
+            resample=False,
+            seed=EVAL_SEED,
+        )
+
+    validation = make_eval_batches(splits.validation)
+    config = replace(config, model=replace(config.model, features=data.n_mels, num_labels=len(WORDS) + 1))
+    objective = ctc()
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        return {**evaluate_all(model, validation, objective), "word_error_rate": word_error_rate(model, validation)}
 
     def test(model: nn.Module) -> dict[str, float]:
-        sets = {"seen": parts.seen, "unseen": parts.unseen}
-        judged = {name: SpokenStrings(found, mel, 50, **apart) for name, found in sets.items() if found}
-        return {f"word_error_rate_{name}": word_errors(model, strings) for name, strings in judged.items()}
+        speakers = {"seen": splits.seen, "unseen": splits.unseen}
+        return {
+            f"word_error_rate_{name}": word_error_rate(model, make_eval_batches(recordings))
+            for name, recordings in speakers.items()
+            if recordings
+        }
+
+    def samples(model: nn.Module) -> list[dict[str, Any]]:
+        pairs = transcribe_strings(model, validation)[:NUM_SAMPLES]
+        return [{"spoken": spell(spoken), "transcribed": spell(written)} for spoken, written in pairs]
 
     return Task(
-        recipe=replace(recipe, model=config),
-        model=drawn(config, recipe.seed),
-        stages=(
-            Stage(
-                "train",
-                train,
-                ctc(),
-                lambda model: {
-                    **measured(model, validation, ctc()),
-                    "word_error_rate": word_errors(model, validation),
-                },
-            ),
-        ),
+        config=config,
+        model=build_model(config.model, config.seed),
+        stages=(Stage("train", train, objective, validate),),
         test=test,
-        samples=lambda model: _samples(model, validation),
+        samples=samples,
         purpose=lambda _: {
             "task": "transcribe",
             "words": list(WORDS),
             "mel": asdict(mel),
-            "mean": list(train.scale.mean),
-            "deviation": list(train.scale.deviation),
+            "mean": list(train.normalization.mean),
+            "std": list(train.normalization.std),
         },
-        notes=parts.notes,
+        notes=splits.notes,
     )
 
 
-def opened(data: SpeechData) -> SpokenParts:
-    """The recordings that the settings name."""
+def load_recordings(data: SpeechData) -> SpokenDigitSplits:
+    """Load the recordings of a data config."""
     if data.path == "tones":
-        from qkv.data.tones import tone_digits
-
-        return tone_digits()
-    return read_spoken(data.path, left_out=data.left_out, bad_items="skip" if data.skip_bad else "refuse")
-
-
-def others(data: SpeechData, parts: SpokenParts) -> dict[str, Any]:
-    """Whose voices are heard in training besides the recordings', as loud as these in the mean, and how often."""
-    if not data.machines or data.path == "tones":
-        return {}
-    from qkv.data.voices import machine_voices
-
-    voices = machine_voices(parts.rate)
-    ratio = loudness(parts.train) / loudness(voices)
-    return {
-        "others": [replace(spoken, samples=ratio * spoken.samples) for spoken in voices],
-        "share": data.machines,
-    }
+        return make_tone_digits()
+    bad_items: Literal["error", "skip"] = "skip" if data.skip_bad_items else "error"
+    return load_spoken_digits(data.path, held_out_speakers=data.held_out_speakers, bad_items=bad_items)
 
 
-def loudness(recordings: Sequence[Spoken]) -> float:
-    """The root of the mean square of each recording's samples; the mean of all recordings."""
-    return sum(float(spoken.samples.square().mean().sqrt()) for spoken in recordings) / len(recordings)
+def load_matching_voices(data: SpeechData, splits: SpokenDigitSplits) -> list[DigitRecording]:
+    """Load the synthetic voices for training, on average as loud as the recordings; none for tones."""
+    if not data.synthetic_share or data.path == "tones":
+        return []
+    voices = load_synthetic_voices(splits.sample_rate)
+    ratio = mean_loudness(splits.train) / mean_loudness(voices)
+    return [replace(recording, samples=ratio * recording.samples) for recording in voices]
 
 
-def heard(model: nn.Module, strings: SpokenStrings) -> list[tuple[list[int], list[int]]]:
-    """What was said and what the model wrote down, in labels, string by string."""
+def mean_loudness(recordings: Sequence[DigitRecording]) -> float:
+    """Compute the root mean square of each recording's samples, averaged over recordings."""
+    return sum(float(recording.samples.square().mean().sqrt()) for recording in recordings) / len(recordings)
+
+
+def transcribe_strings(model: nn.Module, strings: DigitStringBatches) -> list[tuple[list[int], list[int]]]:
+    """Return the spoken and the transcribed labels of each string."""
     pairs: list[tuple[list[int], list[int]]] = []
-    with judging(model) as device:
-        for batch in epoch_of(strings, device):
+    with eval_mode(model) as device:
+        for batch in first_epoch(strings, device):
             lengths = batch["lengths"]
-            present = torch.arange(batch["features"].shape[1], device=device) < lengths[:, None]
-            written = read_out(model(batch["features"], present), model.frames(lengths))  # type: ignore[operator]
+            token_mask = torch.arange(batch["features"].shape[1], device=device) < lengths[:, None]
+            logits = model(batch["features"], token_mask)
+            written = ctc_greedy_decode(logits, model.count_tokens(lengths))  # type: ignore[operator]
             counts = batch["label_lengths"].tolist()
             pairs += [(row[:n].tolist(), w) for row, n, w in zip(batch["labels"], counts, written, strict=True)]
     return pairs
 
 
-def word_errors(model: nn.Module, strings: SpokenStrings) -> float:
-    """Words to be changed, added or left out to get what was said, as a share of all words said."""
-    pairs = heard(model, strings)
-    return sum(distance(said, written) for said, written in pairs) / sum(len(said) for said, _ in pairs)
+def word_error_rate(model: nn.Module, strings: DigitStringBatches) -> float:
+    """Compute the word error rate: substitutions, insertions and deletions as a share of all spoken words."""
+    pairs = transcribe_strings(model, strings)
+    return sum(edit_distance(spoken, written) for spoken, written in pairs) / sum(len(spoken) for spoken, _ in pairs)
 
 
-def distance(one: Sequence[int], other: Sequence[int]) -> int:
-    """The fewest changes, insertions and deletions that turn one sequence into the other.
+def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the fewest substitutions, insertions and deletions that turn one sequence into the other.
 
-    >>> distance([1, 2, 3], [2, 3, 4]), distance([], [5]), distance([1], [1])
+    >>> edit_distance([1, 2, 3], [2, 3, 4]), edit_distance([], [5]), edit_distance([1], [1])
     (2, 1, 0)
     """
     row = list(range(len(other) + 1))
@@ -183,48 +212,47 @@ def distance(one: Sequence[int], other: Sequence[int]) -> int:
     return row[-1]
 
 
-def spelled(labels: Sequence[int]) -> str:
-    """
-    >>> spelled([4, 2])
+def spell(labels: Sequence[int]) -> str:
+    """Spell labels as words.
+
+    >>> spell([4, 2])
     'three one'
     """
     return " ".join(WORDS[label - 1] for label in labels)
 
 
-def _samples(model: nn.Module, strings: SpokenStrings) -> list[dict[str, Any]]:
-    return [{"said": spelled(said), "written": spelled(written)} for said, written in heard(model, strings)[:SHOWN]]
-
-
-# no dropout: its bits cost a quarter of a step on a CPU, and disguised voices are never heard twice
+# no dropout: it costs a quarter of a step on a CPU, and augmented strings never repeat
 _SIZES: dict[str, Any] = {
-    "width": 128,
+    "dim": 128,
     "layers": 4,
     "heads": 4,
-    "stack": 4,
-    "context": 8,
-    "channels": 16,
+    "frames_per_token": 4,
+    "context_frames": 8,
+    "conv_channels": 16,
     "dropout": 0.0,
 }
-SPEECH = System(
+SPEECH = RecipeDefinition(
     name="speech",
-    summary="Digit strings transcribed while they are spoken (--data FOLDER of wavs; without, machine-made tones).",
+    summary="Transcribe digit strings while they are spoken (--data FOLDER of wav files; without it, generated tones).",
     data=SpeechData(),
     models={
-        "streaming": TranscriberConfig(**_SIZES, chunk_size=8, left_chunks=8, ahead=1),
+        "streaming": TranscriberConfig(**_SIZES, chunk_size=8, left_chunks=8, lookahead_chunks=1),
         "offline": TranscriberConfig(**_SIZES),
     },
     stages={
-        "train": Settings(
+        "train": TrainConfig(
             steps=2_800,
-            optimiser=Optimiser(name="muon", lr=3e-3, weight_decay=0.05, betas=(0.9, 0.98)),
-            schedule=Schedule(warmup=280),
-            saving=Saving(evaluate_every=350, checkpoint_every=350, best="loss", larger=False),
+            optimizer=OptimizerConfig(name="muon", lr=3e-3, weight_decay=0.05, betas=(0.9, 0.98)),
+            schedule=ScheduleConfig(warmup_steps=280),
+            checkpoint=CheckpointConfig(
+                evaluate_every=350, checkpoint_every=350, best_metric="loss", greater_is_better=False
+            ),
         )
     },
     presets={
-        **{f"ahead-{n}": {"model.ahead": n} for n in range(3)},
-        "undisguised": {"data.disguise": to_plain(Disguise())},
+        **{f"lookahead-{n}": {"model.lookahead_chunks": n} for n in range(3)},
+        "no-augment": {"data.augment": to_dict(SpeechAugment())},
     },
     build=build,
-    fills=("features", "labels"),
+    data_fields=("features", "num_labels"),
 )

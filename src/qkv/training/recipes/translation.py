@@ -1,4 +1,4 @@
-"""Translation: the encoder–decoder, or an RNN with attention in its place, learns from pairs of sentences."""
+"""Recipe translate: translation with an encoder-decoder, or an RNN with attention, on pairs of sentences."""
 
 from __future__ import annotations
 
@@ -10,135 +10,167 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from qkv.data.pairs import Pair, PairBatches, read_pairs
-from qkv.data.tokens import START, STOP, all_ids, as_file, bpe_tokenizer, to_text
+from qkv.data.text.tokenizers import START, STOP, bpe_tokenizer, decode, encode_all, serialize_tokenizer
+from qkv.data.text.translation import (
+    PairBatches,
+    SentencePair,
+    draw_numbers,
+    number_to_english,
+    number_to_german,
+    read_pairs,
+)
 from qkv.models import RNNSeq2SeqConfig, Seq2SeqConfig
-from qkv.training import Optimiser, Saving, Schedule, Settings
+from qkv.training.config import CheckpointConfig, TrainConfig
+from qkv.training.evaluation import eval_mode, evaluate_all
 from qkv.training.objectives import sequence_to_sequence
-from qkv.training.recipes.building import drawn
-from qkv.training.recipes.definition import Recipe, Stage, System, Task
-from qkv.training.recipes.measure import judging, measured
+from qkv.training.optimizers import OptimizerConfig
+from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
+from qkv.training.schedules import ScheduleConfig
 
-SHOWN = 12
+NUM_SAMPLES = 12
 
 
 @dataclass(frozen=True)
-class PairData:
+class TranslationData:
     """Where pairs of sentences come from.
 
-    path: a folder with train.SOURCE, train.TARGET, val.… and test….…, line by line; "numbers" are pairs that qkv makes:
-        numbers in English words and in German ones.
-    source, target: the endings of the files. vocab: tokens of the BPE that both languages share.
-    tokens: places on the wider side of a batch. length: pairs with a longer side are left out of training.
-    beams: of the search that translates the test; length_penalty: how much it likes long sentences (see `beam_search`).
-    judged: sentences that are translated on the way, for BLEU.
+    path: a folder with the line-aligned files train.SOURCE, train.TARGET, val.… and test….…; "numbers" are generated
+        pairs: numbers in English and in German words.
+    source, target: extensions of the files. vocab_size: tokens of the BPE tokenizer that both languages share.
+    batch_tokens: tokens per batch, on the longer side. max_length: pairs with a longer side are left out of training.
+    num_beams: of the beam search that translates the test. length_penalty: its length-penalty exponent.
+    validation_sentences: sentences that are translated during training, for BLEU.
     """
 
     path: str = "numbers"
     source: str = "en"
     target: str = "de"
-    vocab: int = 4000
-    tokens: int = 2048
-    length: int = 128
-    smoothing: float = 0.1
-    beams: int = 4
+    vocab_size: int = 4000
+    batch_tokens: int = 2048
+    max_length: int = 128
+    label_smoothing: float = 0.1
+    num_beams: int = 4
     length_penalty: float = 1.4
-    judged: int = 200
+    validation_sentences: int = 200
 
 
-def build(recipe: Recipe) -> Task:
-    """Read the pairs, make the shared tokenizer, build the model for its vocabulary."""
-    data: PairData = recipe.data
-    parts = opened(data, recipe.seed)
-    tokenizer = bpe_tokenizer((sentence for pair in parts["train"] for sentence in pair), data.vocab)
-    sides = {
-        name: [all_ids(tokenizer, side, name) for side in zip(*pairs, strict=True)] for name, pairs in parts.items()
+def build(config: RecipeConfig) -> Task:
+    """Load the pairs, train the shared tokenizer, and build the model for its vocabulary."""
+    data: TranslationData = config.data
+    splits = load_pairs(data, config.seed)
+    tokenizer = bpe_tokenizer((sentence for pair in splits["train"] for sentence in pair), data.vocab_size)
+    ids = {
+        name: [encode_all(tokenizer, side, name) for side in zip(*pairs, strict=True)] for name, pairs in splits.items()
     }
-    train = PairBatches(*sides["train"], tokens=data.tokens, length=data.length, seed=recipe.seed)
-    validation = PairBatches(*sides["val"], tokens=data.tokens, length=10**6, shuffled=False)
-    config = replace(recipe.model, vocab_size=tokenizer.get_vocab_size())
-    plain = sequence_to_sequence()
-    watched = parts["val"][: data.judged]
-    notes = (f"{train.left_out:,} training pairs are longer than {data.length} tokens and left out",) * (
-        train.left_out > 0
-    )
+    train = PairBatches(*ids["train"], max_tokens=data.batch_tokens, max_length=data.max_length, seed=config.seed)
+    validation = PairBatches(*ids["val"], max_tokens=data.batch_tokens, max_length=10**6, shuffle=False)
+    config = replace(config, model=replace(config.model, vocab_size=tokenizer.get_vocab_size()))
+    cross_entropy = sequence_to_sequence()
+    sentences = splits["val"][: data.validation_sentences]
+    notes = ()
+    if train.num_skipped:
+        notes = (f"{train.num_skipped:,} training pairs are longer than {data.max_length} tokens and left out",)
 
-    search: dict[str, Any] = {"beams": data.beams, "length_penalty": data.length_penalty}
-
-    def searched(model: nn.Module, pairs: list[Pair]) -> list[str]:
-        return translated(model, tokenizer, pairs, **search)
+    def translate(model: nn.Module, pairs: list[SentencePair]) -> list[str]:
+        return translate_pairs(model, tokenizer, pairs, data.num_beams, data.length_penalty)
 
     def validate(model: nn.Module) -> dict[str, float]:
-        return {**measured(model, validation, plain), "bleu": bleu(translated(model, tokenizer, watched, 1), watched)}
+        translations = translate_pairs(model, tokenizer, sentences, num_beams=1)
+        return {**evaluate_all(model, validation, cross_entropy), "bleu": bleu(translations, sentences)}
 
+    def samples(model: nn.Module) -> list[dict[str, Any]]:
+        shown = sentences[:NUM_SAMPLES]
+        return [
+            {"source": pair.source, "translation": text, "reference": pair.target}
+            for pair, text in zip(shown, translate(model, shown), strict=True)
+        ]
+
+    objective = sequence_to_sequence(label_smoothing=data.label_smoothing)
+    purpose = {
+        "task": "translate",
+        "start": START,
+        "stop": STOP,
+        "num_beams": data.num_beams,
+        "length_penalty": data.length_penalty,
+    }
     return Task(
-        recipe=replace(recipe, model=config),
-        model=drawn(config, recipe.seed),
-        stages=(Stage("train", train, sequence_to_sequence(smoothing=data.smoothing), validate),),
-        test=lambda model: {"bleu": bleu(searched(model, parts["test"]), parts["test"])},
-        samples=lambda model: [
-            {"source": pair.source, "translation": said, "reference": pair.target}
-            for pair, said in zip(watched[:SHOWN], searched(model, watched[:SHOWN]), strict=True)
-        ],
-        purpose=lambda _: {"task": "translate", "start": START, "stop": STOP, **search},
-        files={"tokenizer.json": as_file(tokenizer)},
+        config=config,
+        model=build_model(config.model, config.seed),
+        stages=(Stage("train", train, objective, validate),),
+        test=lambda model: {"bleu": bleu(translate(model, splits["test"]), splits["test"])},
+        samples=samples,
+        purpose=lambda _: purpose,
+        files={"tokenizer.json": serialize_tokenizer(tokenizer)},
         notes=notes,
     )
 
 
-def opened(data: PairData, seed: int) -> dict[str, list[Pair]]:
-    """The pairs for training, validation and test."""
+def load_pairs(data: TranslationData, seed: int) -> dict[str, list[SentencePair]]:
+    """Load the pairs of the train, val and test splits."""
     if data.path == "numbers":
-        from qkv.data.number_words import drawn_numbers, in_english, in_german
-
-        pairs = [Pair(in_english(number), in_german(number)) for number in drawn_numbers(11_400, seed)]
+        numbers = draw_numbers(11_400, seed)
+        pairs = [SentencePair(number_to_english(number), number_to_german(number)) for number in numbers]
         return {"train": pairs[:11_000], "val": pairs[11_000:11_200], "test": pairs[11_200:]}
     folder = Path(data.path)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; expected one with train.{data.source} and train.{data.target}, …")
-    parts = {}
+        raise ValueError(f"{folder} is not a folder; expected one with train.{data.source}, train.{data.target}, …")
+    splits = {}
     for name in ("train", "val", "test"):
-        found = sorted(folder.glob(f"{name}*.{data.source}"))
-        if not found:
+        files = sorted(folder.glob(f"{name}*.{data.source}"))
+        if not files:
             raise ValueError(f"{folder} has no {name}….{data.source}; expected train, val and test in both languages")
-        parts[name] = read_pairs(found[0], found[0].with_suffix(f".{data.target}"))
-    return parts
+        splits[name] = read_pairs(files[0], files[0].with_suffix(f".{data.target}"))
+    return splits
 
 
-def translated(
-    model: nn.Module, tokenizer: Tokenizer, pairs: list[Pair], beams: int, length_penalty: float = 0.6, size: int = 50
+def translate_pairs(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    pairs: list[SentencePair],
+    num_beams: int,
+    length_penalty: float = 0.6,
+    batch_size: int = 50,
 ) -> list[str]:
-    """The sources of these pairs in the model's words; sentences of like length are translated together."""
-    search: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty}
-    ids = all_ids(tokenizer, [pair.source for pair in pairs], "the sources")
+    """Translate the sources of pairs; sentences of similar length are translated together."""
+    ids = encode_all(tokenizer, [pair.source for pair in pairs], "the sources")
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    said = [""] * len(ids)
-    with judging(model) as device:
-        for begin in range(0, len(order), size):
-            rows = order[begin : begin + size]
+    translations = [""] * len(ids)
+    with eval_mode(model) as device:
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
             sources = [torch.cat((ids[i], torch.tensor([STOP]))) for i in rows]
             source = torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(device)
             lengths = torch.tensor([len(row) for row in sources], device=device)
-            present = torch.arange(source.shape[1], device=device) < lengths[:, None]
+            token_mask = torch.arange(source.shape[1], device=device) < lengths[:, None]
+            limit: Any = model.max_positions
             count = 2 * source.shape[1] + 10
-            count = count if model.limit is None else min(count, model.limit)  # type: ignore[type-var]
-            found: Any = model.generate(source, count, start=START, stop=STOP, token_mask=present, **search)  # type: ignore[operator]
+            if limit is not None:
+                count = min(count, limit)
+            found: Any = model.generate(  # type: ignore[operator]
+                source,
+                count,
+                start_token=START,
+                stop_token=STOP,
+                token_mask=token_mask,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+            )
             for row, target in zip(rows, found.cpu(), strict=True):
-                ended = (target == STOP).nonzero()
-                said[row] = to_text(tokenizer, target[: int(ended[0])] if len(ended) else target)
-    return said
+                stops = (target == STOP).nonzero()
+                translations[row] = decode(tokenizer, target[: int(stops[0])] if len(stops) else target)
+    return translations
 
 
-def bleu(said: list[str], pairs: list[Pair]) -> float:
-    """BLEU of the whole set, cased, as sacrebleu computes it."""
+def bleu(translations: list[str], pairs: list[SentencePair]) -> float:
+    """Compute the corpus BLEU, cased, with sacrebleu."""
     try:
         import sacrebleu
     except ImportError:
-        raise ValueError("BLEU is computed by sacrebleu: pip install 'qkv[text]'") from None
-    return sacrebleu.corpus_bleu(said, [[pair.target for pair in pairs]]).score
+        raise ValueError("BLEU needs sacrebleu: pip install 'qkv[text]'") from None
+    return sacrebleu.corpus_bleu(translations, [[pair.target for pair in pairs]]).score
 
 
-_PUBLISHED: dict[str, Any] = {  # the order and the optimiser of 2017, in a smaller size
+_PUBLISHED: dict[str, Any] = {  # norm order and optimizer of Vaswani et al. (2017), in a smaller size
     "model.norm_order": "post",
     "model.dim": 256,
     "model.mlp_dim": 1024,
@@ -147,14 +179,14 @@ _PUBLISHED: dict[str, Any] = {  # the order and the optimiser of 2017, in a smal
     "model.decoder_layers": 3,
     "model.dropout": 0.1,
     "model.attention_dropout": 0.1,
-    "data.tokens": 4096,
-    "train.optimiser": {"name": "adamw", "lr": 7e-4, "weight_decay": 0.01},
-    "train.schedule": {"warmup": 1000},
+    "data.batch_tokens": 4096,
+    "train.optimizer": {"name": "adamw", "lr": 7e-4, "weight_decay": 0.01},
+    "train.schedule": {"warmup_steps": 1000},
 }
-TRANSLATE = System(
+TRANSLATE = RecipeDefinition(
     name="translate",
-    summary="An encoder–decoder on line-aligned pairs (--data FOLDER); without them on numbers in two languages.",
-    data=PairData(),
+    summary="An encoder-decoder on line-aligned pairs (--data FOLDER); without them on numbers in two languages.",
+    data=TranslationData(),
     models={
         "seq2seq": Seq2SeqConfig(
             vocab_size=1,
@@ -170,19 +202,21 @@ TRANSLATE = System(
         "rnn-attention": RNNSeq2SeqConfig(vocab_size=1, dim=256, hidden_size=512),
     },
     stages={
-        "train": Settings(
+        "train": TrainConfig(
             steps=6_000,
-            average=0.995,
-            optimiser=Optimiser(name="muon", lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)),
-            schedule=Schedule(warmup=300),
-            saving=Saving(evaluate_every=500, checkpoint_every=500, best="loss", larger=False),
+            ema_decay=0.995,
+            optimizer=OptimizerConfig(name="muon", lr=2e-3, weight_decay=0.05, betas=(0.9, 0.98)),
+            schedule=ScheduleConfig(warmup_steps=300),
+            checkpoint=CheckpointConfig(
+                evaluate_every=500, checkpoint_every=500, best_metric="loss", greater_is_better=False
+            ),
         )
     },
     presets={
         "2017": _PUBLISHED,
-        "long": {"model.dropout": 0.3, "train.steps": 16_000, "train.schedule": {"warmup": 800}},
+        "long": {"model.dropout": 0.3, "train.steps": 16_000, "train.schedule": {"warmup_steps": 800}},
     },
-    habits={"rnn-attention": {"train.optimiser": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
+    model_overrides={"rnn-attention": {"train.optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},
     build=build,
-    fills=("vocab",),
+    data_fields=("vocab_size",),
 )

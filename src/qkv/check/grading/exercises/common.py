@@ -1,91 +1,143 @@
-"""Checks that every layer with vectors in and out can go through, whatever it computes."""
+"""What every exercise shares: its definition, checks that any layer can go through, and inputs drawn in secret."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from qkv.check import influence
-from qkv.check.checks.always import batch_independence, determinism, finite, paths
-from qkv.check.checks.gradient import directional
-from qkv.check.checks.kind import check_kind
-from qkv.check.checks.length import check_truncation
+from qkv.check.checks.basics import check_batch_independence, check_determinism, check_finite
+from qkv.check.checks.causality import check_kind, check_truncation
+from qkv.check.checks.gradient import check_directional_derivative
+from qkv.check.checks.paths import check_grad_modes
 from qkv.check.contract import Contract
-from qkv.check.finding import Finding
-from qkv.check.grading.exercises.exercise import Producer
-from qkv.check.subject import Subject
+from qkv.check.implementation import Implementation
+from qkv.check.report import Finding
 
-BATCH = ("batch (alone)", "batch (with others)", "batch (reordered)")
+if TYPE_CHECKING:
+    from qkv.check.grading.client import Sandbox
+    from qkv.check.grading.rubric import Rubric
+
+BATCH_CHECKS = ("batch (alone)", "batch (with others)", "batch (reordered)")
+RANDOM_FUNCTIONS = {torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal}
+SALTED = 1 << 62  # seeds from here on come from `mix_seeds`
 
 
-class Opened:
-    """A layer under grading: its subject, what is promised, and the grader's copy of its weights."""
+@dataclass(frozen=True)
+class GradedCheck:
+    """A function that makes findings, and the names of the checks that it decides."""
 
-    def __init__(self, subject: Subject, contract: Contract, shell: nn.Module) -> None:
-        self.subject, self.contract, self.shell = subject, contract, shell
+    names: tuple[str, ...]
+    find: Callable[[Any], list[Finding]]
+
+
+def _accept(rubric: Rubric, where: str) -> None:
+    """Ask nothing more of a rubric."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """prepare: opens the submission; its result goes to the checks. validate: raises if the rubric does not fit."""
+
+    prepare: Callable[[Sandbox, Rubric], Any]
+    checks: tuple[GradedCheck, ...]
+    validate: Callable[[Rubric, str], None] = _accept
+
+    @property
+    def check_names(self) -> tuple[str, ...]:
+        return tuple(name for check in self.checks for name in check.names)
+
+
+class GradedLayer:
+    """A layer under grading: its implementation, its contract, and the grader's copy of its weights."""
+
+    def __init__(self, implementation: Implementation, contract: Contract, parameters: nn.Module) -> None:
+        self.implementation, self.contract, self.parameters = implementation, contract, parameters
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return dict(self.shell.named_parameters())
+        return dict(self.parameters.named_parameters())
 
 
-def without_gradients(check: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
+def no_grad(find: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
     """The same check, run without gradients."""
 
     def run(prepared: Any) -> list[Finding]:
         with torch.no_grad():
-            return check(prepared)
+            return find(prepared)
 
     return run
 
 
-def shape(opened: Opened) -> list[Finding]:
-    """One vector out for each token in, at several lengths and batch sizes (the subject refuses other shapes)."""
+def compare(check: str, error: float, limit: float, evidence: str, hint: str | None = None) -> list[Finding]:
+    """A finding about two results that must be equal; NaN is not."""
+    same = error <= limit
+    return [Finding(check, "pass" if same else "fail", error, f"{evidence} by {error:.2g}", None if same else hint)]
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value; infinite where something is NaN."""
+    error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    return error if error == error else float("inf")
+
+
+# checks of any layer with vectors in and out
+
+
+def check_shape_of_layer(layer: GradedLayer) -> list[Finding]:
+    """One vector out for each token in, at several lengths and batch sizes (`run` raises on another shape)."""
     generator = torch.Generator().manual_seed(30)
-    for batch, length in ((1, 1), (2, 5), (3, opened.subject.length)):
-        opened.subject.run(opened.subject.draw(batch, length, generator))
-    return [Finding("shape", "pass", 0.0, "one vector for each token, for texts of 1, 5 and more tokens")]
+    for batch, length in ((1, 1), (2, 5), (3, layer.implementation.length)):
+        layer.implementation.run(layer.implementation.random_input(batch, length, generator))
+    return [Finding("shape", "pass", 0.0, "one vector for each token, for sequences of 1, 5 and more tokens")]
 
 
-def kind(opened: Opened) -> list[Finding]:
-    return check_kind(influence.measure(opened.subject), opened.contract)
+def check_influence(layer: GradedLayer) -> list[Finding]:
+    return check_kind(influence.measure_influence(layer.implementation), layer.contract)
 
 
-def parameter_gradients(opened: Opened) -> list[Finding]:
-    """The gradient of every parameter that matters equals the difference quotient: it is trained, not detached."""
-    subject, generator = opened.subject, torch.Generator().manual_seed(31)
-    named = {name: weight for name, weight in opened.shell.named_parameters() if weight.requires_grad}
+def check_parameter_gradients(layer: GradedLayer) -> list[Finding]:
+    """The gradient of every parameter equals the difference quotient: it is trained, not detached."""
+    implementation, generator = layer.implementation, torch.Generator().manual_seed(31)
+    named = {name: weight for name, weight in layer.parameters.named_parameters() if weight.requires_grad}
     if not named:
-        return [Finding("gradients of parameters", "fail", None, "it has no parameters that are trained")]
-    x = subject.draw(2, subject.length, generator)
+        return [Finding("gradients of parameters", "fail", None, "it has no trainable parameters")]
+    x = implementation.random_input(2, implementation.length, generator)
     with torch.enable_grad():
-        out = subject.run(x)
-        mixed = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-        slopes = torch.autograd.grad((out * mixed).sum(), list(named.values()), allow_unused=True)
-    step = 1e-4 if subject.dtype == torch.float64 else 1e-2
+        out = implementation.run(x)
+        grad_output = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+        gradients = torch.autograd.grad((out * grad_output).sum(), list(named.values()), allow_unused=True)
+    exact = implementation.dtype == torch.float64
     rows = []
-    for (name, weight), slope in zip(named.items(), slopes, strict=True):
-        way = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
-        found = 0.0 if slope is None else float((slope * way).sum())
-        rows.append((name, found, _quotient(subject, x, mixed, weight, way, step)))
-    return [_compared(rows, 1e-4 if subject.dtype == torch.float64 else 5e-2)]
+    for (name, weight), gradient in zip(named.items(), gradients, strict=True):
+        direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
+        slope = 0.0 if gradient is None else float((gradient * direction).sum())
+        quotient = _difference_quotient(implementation, x, grad_output, weight, direction, 1e-4 if exact else 1e-2)
+        rows.append((name, slope, quotient))
+    return [_worst_gradient(rows, 1e-4 if exact else 5e-2)]
 
 
-def _quotient(subject: Subject, x: Tensor, mixed: Tensor, weight: Tensor, way: Tensor, step: float) -> float:
-    kept = weight.detach().clone()
+def _difference_quotient(
+    implementation: Implementation, x: Tensor, grad_output: Tensor, weight: Tensor, direction: Tensor, step: float
+) -> float:
+    original = weight.detach().clone()
     sides = []
     with torch.no_grad():
         for sign in (1, -1):
-            weight.copy_(kept + sign * step * way)
-            sides.append(float((subject.run(x) * mixed).sum()))
-        weight.copy_(kept)
+            weight.copy_(original + sign * step * direction)
+            sides.append(float((implementation.run(x) * grad_output).sum()))
+        weight.copy_(original)
     return (sides[0] - sides[1]) / (2 * step)
 
 
-def _compared(rows: list[tuple[str, float, float]], limit: float) -> Finding:
+def _worst_gradient(rows: list[tuple[str, float, float]], limit: float) -> Finding:
+    """A finding about (name, gradient, difference quotient) rows: the one that is furthest off."""
     size = max(abs(quotient) for _, _, quotient in rows)
     if not size > 0:
         return Finding("gradients of parameters", "fail", None, "no parameter changes the output")
@@ -96,18 +148,62 @@ def _compared(rows: list[tuple[str, float, float]], limit: float) -> Finding:
     )
     if score <= limit:
         return Finding("gradients of parameters", "pass", score, evidence)
-    hint = "part of the way is detached (detach, item, no_grad, numpy), so training misses it"
+    hint = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it"
     return Finding("gradients of parameters", "fail", score, evidence, hint)
 
 
-PRODUCERS = (
-    Producer(("shape",), without_gradients(shape)),
-    Producer(("finite",), without_gradients(lambda opened: [finite(opened.subject)])),
-    Producer(("steady in eval",), without_gradients(lambda opened: [determinism(opened.subject)])),
-    Producer(BATCH, without_gradients(lambda opened: batch_independence(opened.subject))),
-    Producer(("paths agree",), lambda opened: [paths(opened.subject)]),
-    Producer(("causal", "past reachable", "kind"), without_gradients(kind)),
-    Producer(("truncation",), without_gradients(lambda opened: check_truncation(opened.subject, opened.contract))),
-    Producer(("gradient",), lambda opened: [directional(opened.subject)]),
-    Producer(("gradients of parameters",), parameter_gradients),
+DETERMINISM = GradedCheck(("deterministic in eval",), no_grad(lambda layer: [check_determinism(layer.implementation)]))
+BATCH_INDEPENDENCE = GradedCheck(BATCH_CHECKS, no_grad(lambda layer: check_batch_independence(layer.implementation)))
+INPUT_GRADIENT = GradedCheck(("gradient",), lambda layer: [check_directional_derivative(layer.implementation)])
+PARAMETER_GRADIENTS = GradedCheck(("gradients of parameters",), check_parameter_gradients)
+LAYER_CHECKS = (
+    GradedCheck(("shape",), no_grad(check_shape_of_layer)),
+    GradedCheck(("finite",), no_grad(lambda layer: [check_finite(layer.implementation)])),
+    DETERMINISM,
+    BATCH_INDEPENDENCE,
+    GradedCheck(("paths agree",), lambda layer: [check_grad_modes(layer.implementation)]),
+    GradedCheck(("causal", "past reachable", "kind"), no_grad(check_influence)),
+    GradedCheck(("truncation",), no_grad(lambda layer: check_truncation(layer.implementation, layer.contract))),
+    INPUT_GRADIENT,
+    PARAMETER_GRADIENTS,
 )
+
+
+# inputs that no submission can know
+
+
+class SecretDraws(TorchFunctionMode):
+    """Reseed every generator of the checks from the grading's own seed.
+
+    The checks draw from generators whose seeds are in their source code, so a submission could know their inputs.
+
+    >>> with SecretDraws(1):
+    ...     first = torch.rand(3, generator=torch.Generator().manual_seed(7))
+    >>> with SecretDraws(2):
+    ...     second = torch.rand(3, generator=torch.Generator().manual_seed(7))
+    >>> bool((first == second).any())
+    False
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.default = Generator().manual_seed(mix_seeds(seed, -1))  # for draws that name no generator
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in RANDOM_FUNCTIONS:
+            generator = kwargs.get("generator")
+            if generator is None:
+                kwargs["generator"] = self.default
+            elif not generator.initial_seed() & SALTED:
+                generator.manual_seed(mix_seeds(self.seed, generator.initial_seed()))
+        return func(*args, **kwargs)
+
+
+def mix_seeds(seed: int, other: int) -> int:
+    """Hash two seeds into one that reveals neither."""
+    digest = hashlib.sha256(f"{seed} {other}".encode()).digest()
+    return SALTED | int.from_bytes(digest[:7], "little")

@@ -1,0 +1,157 @@
+"""Mask arguments: which shape and which values a module or function takes, found by trying.
+
+Axes: b batch · t queries · s keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+T = TypeVar("T")
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "(t, t)": lambda mask: mask[0],
+    "(b, t, t)": lambda mask: mask,
+    "(b, 1, t, t)": lambda mask: mask[:, None],
+    "(1, t, t)": lambda mask: mask[:1],
+}
+KEY_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "(b, t)": lambda token_mask: token_mask,
+    "(b, 1, 1, t)": lambda token_mask: token_mask[:, None, None],
+    "(b, 1, t)": lambda token_mask: token_mask[:, None],
+}
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """0 where a query may attend, −∞ where it may not."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+VALUES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
+    "True = may attend": lambda mask, dtype: mask,
+    "True = may not attend": lambda mask, dtype: ~mask,
+    "1 = may attend, integers": lambda mask, dtype: mask.long(),
+    "1 = may attend, floats": lambda mask, dtype: mask.to(dtype),
+    "added: 0 and −∞": additive_mask,
+    "1 = may not attend, integers": lambda mask, dtype: (~mask).long(),
+    "1 = may not attend, floats": lambda mask, dtype: (~mask).to(dtype),
+}
+# the values that each polarity of a contract allows
+POLARITIES = {
+    "true-attends": ("True = may attend", "1 = may attend, integers", "1 = may attend, floats"),
+    "true-masks": ("True = may not attend", "1 = may not attend, integers", "1 = may not attend, floats"),
+    "added": ("added: 0 and −∞",),
+}
+
+
+def polarity_of(values: str) -> str:
+    """The polarity of a contract that these values have.
+
+    >>> polarity_of("1 = may not attend, floats")
+    'true-masks'
+    """
+    return next(polarity for polarity, known in POLARITIES.items() if values in known)
+
+
+def choose_mask(trials: Iterable[tuple[T, float, float]]) -> T | None:
+    """The candidate under which a hidden token matters least, relative to a visible one; None if none hides it.
+
+    A later candidate must be twice as good: the first of those that do equally well wins.
+
+    Args:
+        trials: candidates, each with the effect of a hidden token and that of a visible one.
+    """
+    best, leak = None, 0.3
+    for candidate, hidden, visible in trials:
+        if visible > 1e-6 and hidden / visible < leak * (1.0 if best is None else 0.5):
+            best, leak = candidate, hidden / visible
+            if leak < 1e-9:
+                break
+    return best
+
+
+@dataclass(frozen=True)
+class MaskForm:
+    """A mask parameter, the shape it takes and what its values mean; keys: it marks keys, not pairs."""
+
+    parameter: str
+    shape: str
+    values: str
+    keys: bool = False
+
+    def __call__(self, mask: Bool[Tensor, "b t s"] | Bool[Tensor, "b s"], dtype: torch.dtype) -> Tensor:
+        """The argument for a mask (b, t, s), or (b, s) if it marks keys. True = may attend."""
+        shaped = (KEY_SHAPES if self.keys else SHAPES)[self.shape](mask)
+        return VALUES[self.values](shaped, dtype)
+
+    @property
+    def batched(self) -> bool:
+        return self.keys or self.shape.startswith("(b")
+
+    def __str__(self) -> str:
+        return f"{self.parameter}= {self.shape}, {self.values}"
+
+
+def find_mask_form(
+    parameters: list[str],
+    run: Callable[[Tensor, MaskForm, Tensor], Tensor | None],
+    x: Tensor,
+    promised: str | None,
+    *,
+    keys: bool,
+) -> MaskForm | None:
+    """The first parameter with a form under which hidden tokens do not matter and visible ones do; None without one.
+
+    Args:
+        run: (input, form, mask) to the output, or None.
+        x: (2, t, …), of which some positions are hidden.
+        promised: the polarity that the contract promises.
+    """
+    for parameter in parameters:
+        forms = [
+            MaskForm(parameter, shape, values, keys)
+            for shape in (KEY_SHAPES if keys else SHAPES)
+            for values in (VALUES if promised is None else POLARITIES[promised])
+        ]
+        found = choose_mask(_try_forms(forms, run, x, keys=keys))
+        if found is not None:
+            return found
+    return None
+
+
+def _try_forms(
+    forms: list[MaskForm], run: Callable[[Tensor, MaskForm, Tensor], Tensor | None], x: Tensor, *, keys: bool
+) -> Iterator[tuple[MaskForm, float, float]]:
+    """Each form that the module takes, with the effects of a hidden and of a visible token on the other outputs."""
+    t = x.shape[1]
+    mask = torch.ones(2, t, dtype=torch.bool) if keys else torch.ones(2, t, t, dtype=torch.bool).tril()
+    hidden, visible = (1, 0) if keys else (t - 1, 0)
+    if keys:
+        mask[0, hidden] = False
+    for form in forms:
+        try:
+            outs = [run(y, form, mask) for y in (x, _change(x, hidden), _change(x, visible))]
+        except Exception:  # the module does not take this form
+            continue
+        if any(out is None or not bool(out.isfinite().all()) for out in outs):
+            continue
+        before, without, control = (out[0] for out in outs if out is not None)
+        others = [position for position in range(before.shape[0]) if position not in (hidden, visible)]
+        effects = [(after - before)[others].abs().max().item() for after in (without, control)]
+        yield form, effects[0], effects[1]
+
+
+def _change(x: Tensor, position: int) -> Tensor:
+    """x with another vector or token at one position."""
+    x = x.clone()
+    if x.is_floating_point():
+        x[:, position] = -x[:, position].flip(-1)  # a norm would undo a shift or a scale alone
+    else:
+        x[:, position] = (x[:, position] + 1) % (int(x.max()) + 1)
+    return x

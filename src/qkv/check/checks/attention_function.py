@@ -1,0 +1,272 @@
+"""Checks of functions of q, k, v: rows sum to one, scale, head independence, alignment, GQA layout, formula, masks.
+
+With unit vectors as values, the output of a function is its weights.
+
+Axes: b batch · h heads · g key heads · t queries · s keys · d head dim.
+"""
+
+import torch
+from torch import Tensor
+
+from qkv.check.calling.functions import HEAD_DIM, HEADS
+from qkv.check.contract import Contract
+from qkv.check.implementation import Implementation
+from qkv.check.report import Finding
+
+POLARITY_WORDS = {
+    "true-attends": "True = may attend",
+    "true-masks": "True = may not attend",
+    "added": "the mask is added to the scores",
+}
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def check_weights(impl: Implementation, contract: Contract) -> list[Finding]:
+    """Rows sum to one over the keys; the scale of the scores; heads do not mix."""
+    assert impl.attention is not None
+    generator = torch.Generator().manual_seed(14)
+    q, k = (torch.randn(2, HEADS, HEAD_DIM, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(2))
+    v = torch.eye(HEAD_DIM, dtype=torch.float64).expand(2, HEADS, -1, -1)
+    weights = impl.attention(q, k, v)
+    return [
+        _check_row_sums(weights, contract),
+        _check_scale(weights, q, k, contract),
+        _check_head_independence(impl, q, k),
+    ]
+
+
+def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:
+    """The weights of a query sum to one."""
+    rows, columns = (float((weights.sum(axis) - 1).abs().max()) for axis in (-1, -2))
+    heads = float((weights.sum(1) - 1).abs().max())
+    evidence = f"rows sum to 1 within {rows:.2g}, columns within {columns:.2g}"
+    if rows <= 1e-9:
+        return Finding("rows sum to one", "pass", rows, evidence)
+    family = "softmax replaced"
+    if columns <= 1e-9:
+        hint, family = "the softmax is over the queries: take it over the keys, the last axis of q·kᵀ", "softmax axis"
+    elif heads <= 1e-9:
+        hint, family = "the softmax is over the heads: take it over the keys, the last axis of q·kᵀ", "softmax axis"
+    elif bool(((weights >= 0) & (weights <= 1)).all()):
+        hint = "rows do not sum to 1: a sigmoid, or weights dropped or masked after the softmax"
+    else:
+        hint = "weights are not a distribution: the softmax is missing, or something is added after it"
+    verdict = "fail" if contract.softmax == "keys" else "described"
+    return Finding("rows sum to one", verdict, rows, evidence, hint, family)
+
+
+def _check_scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> Finding:
+    """The slope of log-weights against q·k is the scale, whatever the softmax subtracts."""
+    full = (weights > 1e-12).all(-1)
+    if not bool(full.any()):
+        return Finding("scale", "n/a", None, "some weights are exactly 0: their logarithms say nothing")
+    logs = weights.clamp(min=1e-300).log()
+    scores = (q @ k.mT)[full]
+    x, y = (part - part.mean(-1, keepdim=True) for part in (scores, logs[full]))
+    slope = float((x * y).sum() / (x * x).sum())
+    bend = float((y - slope * x).abs().max() / y.abs().max().clamp(min=1e-12))
+    if bend > 1e-6:
+        evidence = f"log-weights are not a straight line of q·k (off by {bend:.2g})"
+        return Finding("scale", "described", bend, evidence)
+    names = {
+        HEAD_DIM**-0.5: "1/√d",
+        1.0: "1: the scale is missing",
+        1.0 / HEAD_DIM: "1/d: the square root is missing, or the scale is applied twice",
+        HEAD_DIM**0.5: "√d: the scale is inverted",
+        (HEADS * HEAD_DIM) ** -0.5: "1/√(model dim) instead of 1/√(head dim)",
+    }
+    name = next((words for value, words in names.items() if abs(slope - value) < 0.01 * value), f"{slope:.4g}")
+    evidence = f"log-weights grow with q·k by {slope:.4f}, which is {name} (d = {HEAD_DIM})"
+    promised = contract.scale_for(HEAD_DIM)
+    if promised is None:
+        return Finding("scale", "described", None, evidence)
+    score = abs(slope / promised - 1)
+    if score <= 0.01:
+        return Finding("scale", "pass", score, evidence)
+    hint = f"multiply q·k by {promised:.4g}, once, before the softmax"
+    return Finding("scale", "fail", score, evidence, hint, "scale")
+
+
+def _check_head_independence(impl: Implementation, q: Tensor, k: Tensor) -> Finding:
+    """Changing q, k and v of one head changes the output of that head only."""
+    assert impl.attention is not None
+    v = torch.randn(q.shape, generator=torch.Generator().manual_seed(15), dtype=q.dtype)
+    before = impl.attention(q, k, v)
+    changed = [part.clone() for part in (q, k, v)]
+    for part in changed:
+        part[:, 1] = part[:, 1].flip(-1) + 0.5
+    effects = (impl.attention(*changed) - before).abs().amax((0, 2, 3))
+    own, others = float(effects[1]), float(torch.cat((effects[:1], effects[2:])).max())
+    evidence = f"when head 1 changes, its output changes by {own:.2g}, that of other heads by {others:.2g}"
+    if own <= 0:
+        return Finding("head independence", "inconclusive", None, evidence)
+    if others / own <= impl.tolerance:
+        return Finding("head independence", "pass", others / own, evidence)
+    hint = "heads mix: a view or reshape without the transpose, a sum over heads, or weights averaged over them"
+    return Finding("head independence", "fail", others / own, evidence, hint, "heads mixed")
+
+
+# -- alignment, grouped-query attention, formula -----------------------------------------------------------------------
+
+
+def check_layout(impl: Implementation, contract: Contract) -> list[Finding]:
+    """Alignment with more keys than queries; which query heads share a key head; equality with the formula."""
+    return [_check_alignment(impl, contract), _check_grouped(impl, contract), _check_formula(impl, contract)]
+
+
+def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
+    """With more keys than queries: which keys the first query sees."""
+    if impl.causal_flag is None:
+        return Finding("alignment", "n/a", None, "it has no causal flag of its own")
+    try:
+        found, visible = measure_alignment(impl)
+    except Exception as error:
+        return Finding("alignment", "n/a", None, f"unequal lengths raise {type(error).__name__}")
+    evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} keys)"
+    if contract.alignment is None:
+        return Finding("alignment", "described", None, evidence)
+    if found == contract.alignment:
+        return Finding("alignment", "pass", 0.0, evidence)
+    hint = {
+        "bottom-right": "with a KV cache the mask must be aligned at the end: allow key ≤ query + (keys − queries)",
+        "top-left": "the mask must be aligned at the start: allow key ≤ query",
+    }[contract.alignment]
+    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint, "alignment")
+
+
+def measure_alignment(impl: Implementation) -> tuple[str, int]:
+    """Where the causal mask is with more keys than queries, and how many keys the first query sees."""
+    assert impl.attention is not None
+    q, k, v = _random(3), _random(6), _random(6)
+    before = impl.attention(q, k, v, causal=True)
+    columns = []
+    for key in range(6):
+        other = v.clone()
+        other[:, :, key] += 1.0
+        columns.append((impl.attention(q, k, other, causal=True) - before).abs().amax((0, 1, 3)) > 1e-9)
+    visible = torch.stack(columns, dim=1)
+    ones = torch.ones(3, 6, dtype=torch.bool)
+    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
+    found = next((name for name, pattern in patterns.items() if torch.equal(visible, pattern)), "irregular")
+    return found, int(visible[0].sum())
+
+
+def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
+    """With half as many key heads (GQA): which query heads use a key head and a value head."""
+    assert impl.attention is not None
+    q, k, v = _random(5), _random(5, HEADS // 2), _random(5, HEADS // 2)
+    try:
+        before = impl.attention(q, k, v)
+        users = []
+        for place in (1, 2):
+            parts = [q, k.clone(), v.clone()]
+            parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
+            users.append(((impl.attention(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
+    except Exception as error:
+        return Finding("grouped heads", "n/a", None, f"fewer key heads than query heads raise {type(error).__name__}")
+    layouts = {"repeated": [True, True, False, False], "tiled": [True, False, True, False]}
+    names = [next((name for name, heads in layouts.items() if heads == used), "irregular") for used in users]
+    if names[0] != names[1] and "irregular" not in names:
+        evidence = f"keys are {names[0]}, values are {names[1]}"
+        return Finding("grouped heads", "fail", 1.0, evidence, "share keys and values alike", "head layout")
+    evidence = f"the first key head serves query heads {[h for h, used in enumerate(users[0]) if used]}: {names[0]}"
+    if contract.grouped is None:
+        return Finding("grouped heads", "described", None, evidence)
+    if names[0] == contract.grouped:
+        return Finding("grouped heads", "pass", 0.0, evidence)
+    hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
+    evidence = f"{evidence}; promised {contract.grouped}"
+    return Finding("grouped heads", "fail", 1.0, evidence, hint[contract.grouped], "head layout")
+
+
+def _check_formula(impl: Implementation, contract: Contract) -> Finding:
+    """Where scale and softmax are promised, the output must equal the written formula."""
+    assert impl.attention is not None
+    scale = contract.scale_for(HEAD_DIM)
+    if scale is None or contract.softmax is None:
+        return Finding("formula", "n/a", None, "scale and softmax are not both promised")
+    q, k, v = _random(6, seed=1), _random(6, seed=2), _random(6, seed=3)
+    expected = (scale * q @ k.mT).softmax(-1) @ v
+    score = float((impl.attention(q, k, v) - expected).abs().max() / expected.abs().max())
+    evidence = f"the output differs from softmax(q·kᵀ·{scale:.4g}) v by {score:.2g} (relative)"
+    return Finding("formula", "pass" if score <= 1e-9 else "fail", score, evidence)
+
+
+def _random(length: int, heads: int = HEADS, *, seed: int = 18) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + length)
+    return torch.randn(2, heads, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+# -- masks -------------------------------------------------------------------------------------------------------------
+
+
+def check_masks(impl: Implementation, contract: Contract) -> list[Finding]:
+    """What True means in a mask, a query that may attend to nothing, and a mask with more keys than queries."""
+    if not impl.takes_mask or impl.mask_polarity is None:
+        return []
+    return [_check_polarity(impl, contract), _check_fully_masked_row(impl), _check_mask_with_more_keys(impl)]
+
+
+def _check_polarity(impl: Implementation, contract: Contract) -> Finding:
+    assert impl.mask_polarity is not None
+    words = POLARITY_WORDS[impl.mask_polarity]
+    if contract.mask is None:
+        return Finding("mask polarity", "described", None, words)
+    evidence = f"measured: {words}; promised: {POLARITY_WORDS[contract.mask]}"
+    if contract.mask == impl.mask_polarity:
+        return Finding("mask polarity", "pass", None, evidence)
+    hint = "the mask is inverted: invert it, or swap the branches of where or masked_fill"
+    return Finding("mask polarity", "fail", None, evidence, hint, "mask polarity")
+
+
+def _check_fully_masked_row(impl: Implementation) -> Finding:
+    """A query that may attend to nothing gives finite outputs and gradients."""
+    assert impl.attention is not None
+    generator = torch.Generator().manual_seed(16)
+    q, k, v = (
+        torch.randn(1, HEADS, 5, HEAD_DIM, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)
+    )
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    out = impl.attention(q, k, v, mask)
+    bad = ~out.isfinite()
+    name = family = "fully masked row"
+    if bool(bad.any()):
+        rows = sorted({int(row) for row in bad.nonzero()[:, 2]})
+        evidence = f"row 2 may attend to nothing; outputs {rows} are NaN or infinite"
+        hint = "a softmax over −∞ alone is NaN: give such rows weights of 0"
+        return Finding(name, "fail", float(bad.float().mean()), evidence, hint, family)
+    gradients = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
+    if not all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients):
+        hint = "overwriting NaN in the output leaves it in the gradient: mask so that no row is all −∞"
+        return Finding(name, "fail", 1.0, "outputs are finite, gradients are not", hint, family)
+    size = float(out[:, :, 2].detach().abs().max())
+    value = "0" if size == 0 else f"{size:.2g} (an average of something)"
+    return Finding(name, "pass", 0.0, f"its output is {value}; outputs and gradients are finite")
+
+
+def _check_mask_with_more_keys(impl: Implementation) -> Finding:
+    """A mask also works with more keys than queries, as in cross-attention."""
+    assert impl.attention is not None
+    generator = torch.Generator().manual_seed(37)
+    q, k, v = (
+        torch.randn(1, HEADS, length, HEAD_DIM, generator=generator, dtype=torch.float64) for length in (4, 7, 7)
+    )
+    mask = torch.ones(4, 7, dtype=torch.bool)
+    mask[:, 5] = False
+    unit = torch.eye(7, dtype=torch.float64)[:, :, None]
+    name = "mask, more keys"
+    try:
+        before, without, control = (impl.attention(q, k, v + shift, mask) for shift in (0.0, unit[5], unit[1]))
+    except Exception as error:
+        return Finding(name, "n/a", None, f"4 queries on 7 keys with a mask raise {type(error).__name__}")
+    hidden, visible = (float((after - before).abs().max()) for after in (without, control))
+    evidence = f"4 queries on 7 keys: a masked key has effect {hidden:.2g} (a visible key {visible:.2g})"
+    if not visible > 0:
+        return Finding(name, "inconclusive", None, evidence)
+    if hidden / visible <= impl.tolerance:
+        return Finding(name, "pass", hidden / visible, evidence)
+    hint = "the mask is dropped when lengths differ: cross-attention sees padding"
+    return Finding(name, "fail", hidden / visible, evidence, hint, "mask dropped")

@@ -1,0 +1,161 @@
+"""Checks of the attention recorded inside a module: layers, scale, softmax, heads, grouped heads and RoPE.
+
+They say where in a module it happens. Promises of the contract are judged, the rest is described.
+"""
+
+from qkv.check.contract import Contract
+from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict
+from qkv.check.tracing.heads import find_merge_bug, find_split_bug, grouped_layout
+from qkv.check.tracing.readings import Reading
+from qkv.check.tracing.rotary import find_rotary_bugs
+from qkv.check.tracing.scores import attended_pattern, describe_scale, find_softmax_bug, future_weight, row_sum_error
+
+
+def check_recorded(
+    readings: list[Reading], refused: str | None, contract: Contract, *, leaks: bool = False
+) -> list[Finding]:
+    """Layers, scale, softmax, heads and rotations of every attention recorded in a module.
+
+    Args:
+        refused: why nothing could be recorded.
+        leaks: whether the influence map shows a leak, so that the leaking layer is worth naming.
+    """
+    if not readings:
+        why = refused or "no attention was seen among its operators (fused, compiled or opaque code)"
+        findings = [Finding("inside", "n/a", None, f"judged as a black box only: {why}")]
+        if contract.textbook:
+            findings.append(Finding("scale", "inconclusive", None, f"the scale could not be measured: {why}"))
+        return findings
+    return [
+        _describe(readings),
+        _check_layers(readings, contract, leaks),
+        _check_scale(readings, contract),
+        _check_softmax(readings, contract),
+        _check_heads(readings, contract),
+        _check_grouped(readings, contract),
+        _check_rotary(readings, contract),
+    ]
+
+
+def _describe(readings: list[Reading]) -> Finding:
+    first = readings[0].attention
+    kernels = sorted({reading.attention.kernel for reading in readings if reading.attention.kernel})
+    by = f"by {', '.join(kernels)}" if kernels else "written out"
+    names = ", ".join(dict.fromkeys(reading.attention.name or "the module itself" for reading in readings[:3]))
+    more = f" and {len(readings) - 3} more" if len(readings) > 3 else ""
+    evidence = f"{len(readings)} attention(s) recorded: {names}{more}; {first.heads} head(s) of {first.head_dim}, {by}"
+    return Finding("inside", "described", None, evidence)
+
+
+def _check_layers(readings: list[Reading], contract: Contract, leaks: bool) -> Finding:
+    """Which layers put weight on later keys."""
+    attentions = [reading.attention for reading in readings]
+    square = [attention for attention in attentions if attention.weights.shape[-1] == attention.weights.shape[-2]]
+    patterns = {attention.name or "the attention": attended_pattern(attention) for attention in square}
+    if not patterns:
+        return Finding("layers", "n/a", None, "no self-attention was recorded")
+    kinds = sorted(set(patterns.values()))
+    if len(kinds) == 1:
+        words = f"by their weights all are {kinds[0]}"
+    else:
+        words = f"by their weights {', '.join(f'{name}: {kind}' for name, kind in patterns.items())}"
+    if contract.kind != "causal":
+        return Finding("layers", "described", None, words)
+    leaking = {a.name or "the attention": share for a in square if (share := future_weight(a)) > 1e-6}
+    if not leaking:
+        return Finding("layers", "pass", 0.0, f"no layer puts weight on a later key; {words}")
+    worst = max(leaking, key=lambda name: leaking[name])
+    evidence = (
+        f"{worst} puts {leaking[worst]:.2%} of its weight on later keys ({len(leaking)} of {len(square)} layers leak)"
+    )
+    return Finding("layers", "fail" if leaks else "described", leaking[worst], evidence)
+
+
+def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
+    """The factor on the projections' q·k in all, layer by layer; the worst layer is reported."""
+    known = [(reading, reading.scale) for reading in readings if reading.scale is not None]
+    if not known:
+        bent = any(reading.slope is not None and reading.slope[1] > 1e-5 for reading in readings)
+        why = "something (a norm, a convolution) is between the projections and q·k"
+        if bent:
+            why = "scores are not a straight line of q·k (a softcap, a clip)"
+        verdict: Verdict = "described" if contract.scale is None else "inconclusive"
+        return Finding("scale", verdict, None, f"the scale could not be measured: {why}")
+
+    def error(reading: Reading, scale: float) -> float:
+        head_dim = reading.attention.head_dim
+        return abs(scale / (contract.scale_for(head_dim) or head_dim**-0.5) - 1)
+
+    reading, scale = max(known, key=lambda pair: error(*pair))
+    attention = reading.attention
+    words = describe_scale(scale, attention.head_dim, reading.model_heads)
+    where = f"{attention.name}: " if attention.name else ""
+    evidence = f"{where}scores grow with q·k by {scale:.4f}, which is {words} (d = {attention.head_dim})"
+    if contract.scale is None:
+        return Finding("scale", "described", None, evidence)
+    if error(reading, scale) <= 0.01:
+        return Finding("scale", "pass", error(reading, scale), evidence)
+    hint = Diagnosis("scale", f"the scale of q·k is {words}", attention.name).hint
+    return Finding("scale", "fail", error(reading, scale), evidence, hint, "scale")
+
+
+def _check_softmax(readings: list[Reading], contract: Contract) -> Finding:
+    """The axis and precision of the softmax, and whether rows sum to one."""
+    attentions = [reading.attention for reading in readings]
+    bugs = [bug for attention in attentions if (bug := find_softmax_bug(attention)) is not None]
+    dropped = next((attention for attention in attentions if attention.dropped), None)
+    if dropped is not None:
+        bugs.append(Diagnosis("random in eval", "dropout changes the weights in eval", dropped.name))
+    error = max(row_sum_error(attention.weights) for attention in attentions)
+    dtypes = sorted({str(a.precision).removeprefix("torch.") for a in attentions if a.precision is not None})
+    evidence = f"rows of weights sum to 1 within {error:.2g}; softmax in {', '.join(dtypes) or 'no operator'}"
+    if not bugs and error > 1e-5:
+        words = "weights are changed after the softmax: masked there, or a sink takes a share"
+        bugs.append(Diagnosis("mask after softmax" if contract.kind == "causal" else "softmax replaced", words))
+    if not bugs:
+        return Finding("softmax", "pass" if contract.softmax else "described", error, evidence)
+    verdict: Verdict = "fail" if contract.softmax else "described"
+    return Finding("softmax", verdict, error, f"{evidence}; {bugs[0].words}", bugs[0].hint, bugs[0].family)
+
+
+def _check_heads(readings: list[Reading], contract: Contract) -> Finding:
+    """How projections are split into heads, and heads merged into one output."""
+    found = []
+    for reading in readings:
+        found.append(find_split_bug(reading.attention, reading.matches))
+        found.append(find_merge_bug(reading.attention, reading.recording))
+    bugs = [bug for bug in found if bug is not None]
+    if not bugs:
+        known = sum(all(reading.matches.values()) for reading in readings)
+        evidence = f"the heads of {known} of {len(readings)} attention(s) are runs of their projections' features"
+        return Finding("heads", "pass" if contract.textbook and known else "described", None, evidence)
+    always_wrong = any(bug.family == "head layout" for bug in bugs)
+    verdict: Verdict = "fail" if contract.textbook or always_wrong else "described"
+    return Finding("heads", verdict, 1.0, bugs[0].words, bugs[0].hint, bugs[0].family)
+
+
+def _check_grouped(readings: list[Reading], contract: Contract) -> Finding:
+    """How query heads share key heads (GQA)."""
+    layouts = {layout for r in readings if (layout := grouped_layout(r.matches["keys"])) is not None}
+    if not layouts:
+        return Finding("grouped heads", "n/a", None, "each query head has its own keys")
+    evidence = f"key heads are {', '.join(sorted(layouts))} over the query heads"
+    if contract.grouped is None:
+        return Finding("grouped heads", "described", None, evidence)
+    if layouts == {contract.grouped}:
+        return Finding("grouped heads", "pass", 0.0, evidence)
+    hint = f"promised was {contract.grouped}: {BUG_FAMILIES['head layout']}"
+    return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout")
+
+
+def _check_rotary(readings: list[Reading], contract: Contract) -> Finding:
+    """Rotary positions."""
+    known = {name: rotation for name, rotation in readings[0].rotations.items() if rotation is not None}
+    evidence = "; ".join(f"{name} {rotation}" for name, rotation in known.items())
+    evidence = evidence or "the rotation could not be measured"
+    promised = contract.position == "rotary"
+    bugs = [bug for r in readings for bug in find_rotary_bugs(r.rotations, r.attention.name, promised=promised)]
+    if not bugs:
+        return Finding("rotary", "pass" if promised and known else "described", None, evidence)
+    verdict: Verdict = "fail" if contract.relative else "described"
+    return Finding("rotary", verdict, 1.0, evidence, bugs[0].hint, bugs[0].family)

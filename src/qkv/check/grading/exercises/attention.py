@@ -1,0 +1,333 @@
+"""Grade attention: multi-head and causal self-attention layers, and functions attention(q, k, v, …).
+
+Where a rubric says which projections of a layer are queries, keys, values and output, the grader makes the layer
+compute attention of any q, k and v: tokens are unit vectors, so each projection is a table of the wanted vectors.
+
+Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.check.calling.functions import HEAD_DIM, HEADS, function_implementation
+from qkv.check.checks.attention_function import check_layout, check_masks, check_weights
+from qkv.check.contract import Contract
+from qkv.check.explain import explain_function
+from qkv.check.grading.client import Sandbox, SubmissionError
+from qkv.check.grading.exercises.common import (
+    LAYER_CHECKS,
+    PARAMETER_GRADIENTS,
+    Exercise,
+    GradedCheck,
+    GradedLayer,
+    compare,
+    no_grad,
+    relative_error,
+)
+from qkv.check.grading.proxy import call_remote, check_shape, load_parameters
+from qkv.check.implementation import Implementation
+from qkv.check.report import Finding
+
+if TYPE_CHECKING:
+    from qkv.check.grading.rubric import Rubric
+
+WEIGHT_CHECKS = ("rows sum to one", "scale", "head independence")
+MASK_CHECKS = ("mask polarity", "fully masked row")
+PARTS = ("query", "key", "value", "output")
+MODEL_DIM = HEADS * HEAD_DIM
+
+
+class GradedAttention(GradedLayer):
+    """An attention layer; `parts` maps query, key, value and output to the names of its linear layers."""
+
+    def __init__(self, sandbox: Sandbox, rubric: Rubric, parameters: nn.Module) -> None:
+        settings = rubric.interface.settings
+        self.sandbox, self.parts, self.mask = sandbox, settings.get("parts", {}), settings.get("mask")
+        self.takes_qkv = settings.get("call", "x") == "query, key, value"
+        implementation = Implementation(
+            name=rubric.interface.name,
+            level="layer",
+            how=rubric.interface.signature,
+            run=self.run,
+            dim=settings.get("dim", MODEL_DIM),
+            length=settings.get("length", 12),
+            dtype=getattr(torch, sandbox.dtype),
+            module=parameters,
+        )
+        super().__init__(implementation, rubric.contract, parameters)
+
+    def run(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        inputs = [x, x, x] if self.takes_qkv else [x]
+        return check_shape(call_remote(self.sandbox, inputs, {}, self.weights), tuple(x.shape))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        """The layer as a function of q, k and v, by choosing its weights; a causal layer is always causal."""
+        b, _, t, _ = q.shape
+        s = k.shape[2]
+        if (k.shape[1] != q.shape[1]) or (t != s and not self.takes_qkv):
+            raise ValueError("this layer takes neither fewer key heads nor unequal lengths")
+        weights: dict[str, Tensor] = dict(self.weights)
+        for part, wanted in {"query": q, "key": k, "value": v}.items():
+            weights |= self._set_projection(part, wanted)
+        if "output" in self.parts:
+            weights |= self.set_linear(self.parts["output"], torch.eye(MODEL_DIM, dtype=torch.float64))
+        queries, keys = (_unit_vectors(b, length).to(self.implementation.dtype) for length in (t, s))
+        kwargs = {} if mask is None or self.mask is None else {self.mask: mask}
+        inputs = [queries, keys, keys] if self.takes_qkv else [queries]
+        out = check_shape(call_remote(self.sandbox, inputs, kwargs, weights), (b, t, MODEL_DIM)).double()
+        return out.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+
+    def _set_projection(self, part: str, wanted: Tensor) -> dict[str, Tensor]:
+        """Weights of a projection that gives token i of row b the vector wanted for it."""
+        rows = wanted.transpose(1, 2).flatten(2).flatten(0, 1)  # (b t) (h d)
+        padding = rows.new_zeros(MODEL_DIM - rows.shape[0], MODEL_DIM)
+        return self.set_linear(self.parts[part], torch.cat((rows, padding)).mT)
+
+    def set_linear(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
+        """Weights of a linear layer: this matrix, and a bias of zero."""
+        weight = self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM))
+        values = {f"{name}.weight": matrix.to(weight.dtype)}
+        if f"{name}.bias" in self.weights:
+            values[f"{name}.bias"] = torch.zeros_like(self.weights[f"{name}.bias"])
+        return values
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One of its parameters, if it exists and has the shape that the interface names."""
+        found = self.weights.get(name)
+        if found is None:
+            names = ", ".join(sorted(self.weights)[:8]) or "none"
+            raise SubmissionError(f"it has no parameter {name!r}, which the interface names; it has {names}")
+        if tuple(found.shape) != shape:
+            raise SubmissionError(f"its {name} has shape {tuple(found.shape)}, expected {shape}")
+        return found
+
+    def project(self, part: str, x: Tensor) -> Tensor:
+        """x through the linear layer of this part, computed by the grader."""
+        name = self.parts[part]
+        bias = self.weights.get(f"{name}.bias")
+        out = x @ self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM)).mT
+        return out if bias is None else out + bias
+
+    @property
+    def as_function(self) -> Implementation:
+        """The layer as a function of q, k and v."""
+        built_in = "built in" if self.contract.kind == "causal" else None
+        implementation = replace(
+            self.implementation, level="function", attention=self.attend, causal_flag=built_in, module=None
+        )
+        if self.mask is None:
+            return implementation
+        return replace(implementation, takes_mask=True, mask_polarity=self.mask_polarity())
+
+    def mask_polarity(self) -> str | None:
+        """What True means in its mask: hide one key both ways, and see which value no longer matters."""
+        generator = torch.Generator().manual_seed(38)
+        q, k, v = (torch.randn(1, HEADS, 5, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+        mask = torch.ones(5, 5, dtype=torch.bool)
+        mask[:, 2] = False
+        false_changed, true_changed = v.clone(), v.clone()
+        false_changed[:, :, 2] += 1.0
+        true_changed[:, :, [0, 1, 3, 4]] += 1.0
+        with torch.no_grad():
+            before, false_after, true_after = (self.attend(q, k, x, mask) for x in (v, false_changed, true_changed))
+        false_effect, true_effect = (
+            float((after - before).abs().max().nan_to_num(nan=1e30)) for after in (false_after, true_after)
+        )
+        if false_effect <= 1e-3 * true_effect:
+            return "true-attends"
+        return "true-masks" if true_effect <= 1e-3 * false_effect else None
+
+
+def _unit_vectors(batch: int, length: int) -> Tensor:
+    """A different unit vector for each token of each row."""
+    if batch * length > MODEL_DIM:
+        raise ValueError(f"{batch} rows of {length} tokens need more than {MODEL_DIM} unit vectors")
+    return torch.eye(MODEL_DIM, dtype=torch.float64)[: batch * length].view(batch, length, MODEL_DIM)
+
+
+def parameter_seed(sandbox: Sandbox) -> int:
+    """The seed of the parameters that the grader draws."""
+    return sandbox.seed % 2**31
+
+
+def prepare_layer(sandbox: Sandbox, rubric: Rubric) -> GradedAttention:
+    """Open the layer in float64, or in float32 where its code does not work in float64."""
+    first_error = None
+    for dtype in ("float64", "float32"):
+        sandbox.dtype = dtype
+        layer = GradedAttention(sandbox, rubric, load_parameters(sandbox, parameter_seed(sandbox)))
+        try:
+            with torch.no_grad():
+                layer.run(layer.implementation.random_input(1, 4, torch.Generator().manual_seed(32)))
+            return layer
+        except SubmissionError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def check_formula(layer: GradedAttention) -> list[Finding]:
+    """The output equals that of the formula with the same weights and inputs."""
+    x = layer.implementation.random_input(2, layer.implementation.length, torch.Generator().manual_seed(33))
+    error = relative_error(layer.implementation.run(x), _expected_output(layer, x))
+    limit = _tolerance(layer)
+    hint = None
+    if error > limit:
+        cause = explain_function(layer.as_function, layer.contract)
+        hint = "the weights have the agreed names but are used differently"
+        if cause:
+            hint = f"explained exactly: {cause.words}"
+    return compare("formula", error, limit, "with the same weights its output differs from the formula's", hint)
+
+
+def _tolerance(layer: GradedAttention) -> float:
+    return 1e-6 if layer.implementation.dtype == torch.float64 else 1e-3
+
+
+def _expected_output(layer: GradedAttention, x: Tensor) -> Tensor:
+    """softmax(q·kᵀ/√d) v, head by head, projected."""
+    q, k, v = (layer.project(part, x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for part in PARTS[:3])
+    scores = q @ k.mT * _promised_scale(layer.contract)
+    if layer.contract.kind == "causal":
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+    out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    return layer.project("output", out) if "output" in layer.parts else out
+
+
+def _promised_scale(contract: Contract) -> float:
+    return HEAD_DIM**-0.5 if contract.scale in (None, "head") else float(contract.scale)
+
+
+def check_layer_weights(layer: GradedAttention) -> list[Finding]:
+    """As for functions. The scale of a causal layer is measured at its last query, which sees every key."""
+    findings = check_weights(layer.as_function, layer.contract)
+    if layer.implementation.dtype != torch.float64:  # the limits of those checks are for float64
+        findings = [_allow_rounding(finding) for finding in findings]
+    if layer.contract.kind != "causal":
+        return findings
+    return [_check_last_scale(layer) if finding.check == "scale" else finding for finding in findings]
+
+
+def _allow_rounding(finding: Finding) -> Finding:
+    small = finding.score is not None and finding.score <= 1e-4
+    return replace(finding, verdict="pass", hint=None) if small and finding.verdict == "fail" else finding
+
+
+def _check_last_scale(layer: GradedAttention) -> Finding:
+    """Fit log(weights) = scale · q·k + constant at the last query."""
+    generator = torch.Generator().manual_seed(37)
+    q, k = (torch.randn(2, HEADS, HEAD_DIM, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(2))
+    weights = layer.attend(q, k, torch.eye(HEAD_DIM, dtype=torch.float64).expand_as(q))[:, :, -1]
+    scores = (q[:, :, -1:] @ k.mT).squeeze(-2)
+    if not bool((weights > 1e-12).all()):
+        evidence = "the last query's weights are not all positive, so no scale can be measured"
+        return Finding("scale", "fail", None, evidence)
+    x, y = (part - part.mean(-1, keepdim=True) for part in (scores, weights.log()))
+    slope = float((x * y).sum() / (x * x).sum())
+    residual = float((y - slope * x).abs().max() / y.abs().max())
+    if residual > 1e-3:
+        return Finding("scale", "fail", residual, f"log-weights are not linear in q·k (off by {residual:.2g})")
+    promised = _promised_scale(layer.contract)
+    score = abs(slope / promised - 1)
+    known = {1.0: "the scale is missing", 1 / HEAD_DIM: "the root is missing, or it is applied twice",
+             HEAD_DIM**0.5: "it is inverted", MODEL_DIM**-0.5: "it is that of the model dim"}  # fmt: skip
+    cause = next((f": {words}" for value, words in known.items() if abs(slope / value - 1) < 0.01), "")
+    evidence = f"log-weights of the last query grow with q·k by {slope:.4f}, promised {promised:.4f}{cause}"
+    if score <= 0.01:
+        return Finding("scale", "pass", score, evidence)
+    return Finding("scale", "fail", score, evidence, f"multiply q·k by {promised:.4g}, once, before the softmax")
+
+
+def check_unequal_lengths(layer: GradedAttention) -> list[Finding]:
+    """There may be fewer queries than keys, or more."""
+    generator = torch.Generator().manual_seed(34)
+    worst = 0.0
+    for t, s in ((3, 7), (7, 3)):
+        q, k, v = (torch.randn(2, HEADS, n, HEAD_DIM, generator=generator, dtype=torch.float64) for n in (t, s, s))
+        expected = (q @ k.mT * _promised_scale(layer.contract)).softmax(-1) @ v
+        worst = max(worst, relative_error(layer.attend(q, k, v), expected))
+    evidence = "3 queries on 7 keys, and 7 on 3, differ from the formula"
+    hint = "in cross-attention queries and keys differ in length: take each length from its own input"
+    return compare("unequal lengths", worst, _tolerance(layer), evidence, hint)
+
+
+def validate_layer(rubric: Rubric, where: str) -> None:
+    """Checks that choose weights need the names of the projections, and the sizes that the checks draw."""
+    settings = rubric.interface.settings
+    needs_parts = {*WEIGHT_CHECKS, *MASK_CHECKS, "formula", "unequal lengths"}
+    asked = sorted(needs_parts & set(rubric.checks))
+    parts: Any = settings.get("parts", {})
+    unknown = sorted(set(settings) - {"parts", "dim", "length", "call", "mask"})
+    if unknown:
+        raise ValueError(
+            f"{where}: the interface of a layer has no {unknown[0]!r}; it has parts, dim, length, call, mask"
+        )
+    if rubric.interface.build is None:
+        raise ValueError(f'{where}: a layer is a class: class = "…"')
+    if asked and (settings.get("dim", MODEL_DIM) != MODEL_DIM or not set(PARTS[:3]) <= set(parts) <= set(PARTS)):
+        raise ValueError(
+            f"{where}: the check {asked[0]!r} needs interface.dim = {MODEL_DIM}, {HEADS} heads, and interface.parts "
+            f"with query, key, value (and output)"
+        )
+    if {*MASK_CHECKS} & set(asked) and "mask" not in settings:
+        raise ValueError(f'{where}: mask checks need the name of the mask argument: interface.mask = "mask"')
+
+
+ATTENTION_LAYER = Exercise(
+    prepare_layer,
+    (
+        *LAYER_CHECKS,
+        GradedCheck(WEIGHT_CHECKS, no_grad(check_layer_weights)),
+        GradedCheck(MASK_CHECKS, lambda layer: check_masks(layer.as_function, layer.contract)),
+        GradedCheck(("formula",), no_grad(check_formula)),
+        GradedCheck(("unequal lengths",), no_grad(check_unequal_lengths)),
+    ),
+    validate_layer,
+)
+
+
+def prepare_function(sandbox: Sandbox, rubric: Rubric) -> GradedLayer:
+    """The submission as a Python function with the signature that the interface names."""
+    extra = [rubric.interface.settings[name] for name in ("mask", "causal") if name in rubric.interface.settings]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Tensor:
+        return call_remote(sandbox, (q, k, v), kwargs)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("q", "k", "v", *extra)]
+    attention.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    sandbox.describe()  # raises here if the file does not run
+    try:
+        with torch.no_grad():
+            implementation = function_implementation(attention, rubric.interface.name, rubric.contract)
+    except ValueError as error:
+        raise SubmissionError(str(error).split(". Declare")[0]) from None
+    return GradedLayer(implementation, rubric.contract, nn.Module())
+
+
+def validate_function(rubric: Rubric, where: str) -> None:
+    if rubric.interface.build is not None:
+        raise ValueError(f'{where}: this exercise is a function: function = "…"')
+    unknown = sorted(set(rubric.interface.settings) - {"mask", "causal"})
+    if unknown:
+        raise ValueError(f"{where}: the interface of a function has no {unknown[0]!r}; it has mask and causal")
+
+
+ATTENTION_FUNCTION = Exercise(
+    prepare_function,
+    (
+        *(check for check in LAYER_CHECKS if check is not PARAMETER_GRADIENTS),
+        GradedCheck(WEIGHT_CHECKS, no_grad(lambda layer: check_weights(layer.implementation, layer.contract))),
+        GradedCheck(MASK_CHECKS, lambda layer: check_masks(layer.implementation, layer.contract)),
+        GradedCheck(
+            ("alignment", "grouped heads", "formula"),
+            no_grad(lambda layer: check_layout(layer.implementation, layer.contract)),
+        ),
+    ),
+    validate_function,
+)

@@ -1,0 +1,203 @@
+"""Grade the patch embedding of a vision transformer: an image cut into squares, each projected to a vector.
+
+Axes: b batch · n patches, row by row from the top left · p patch size · c dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.check.grading.client import Sandbox, SubmissionError
+from qkv.check.grading.exercises.attention import parameter_seed
+from qkv.check.grading.exercises.common import (
+    BATCH_INDEPENDENCE,
+    DETERMINISM,
+    INPUT_GRADIENT,
+    PARAMETER_GRADIENTS,
+    Exercise,
+    GradedCheck,
+    GradedLayer,
+    compare,
+    no_grad,
+    relative_error,
+)
+from qkv.check.grading.proxy import call_remote, check_shape, load_parameters
+from qkv.check.implementation import Implementation
+from qkv.check.report import Finding
+
+if TYPE_CHECKING:
+    from qkv.check.grading.rubric import Rubric
+
+
+@dataclass(frozen=True)
+class ImageImplementation(Implementation):
+    """A implementation that reads images; their size is fixed, whatever length is asked for."""
+
+    image_size: int = 16
+
+    def random_input(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(batch, 3, self.image_size, self.image_size, generator=generator, dtype=self.dtype)
+
+
+class GradedPatches(GradedLayer):
+    """A patch embedding under grading."""
+
+    def __init__(self, sandbox: Sandbox, rubric: Rubric, parameters: nn.Module) -> None:
+        settings = rubric.interface.settings
+        self.sandbox, self.projection = sandbox, settings["projection"]
+        self.image_size, self.patch_size, self.dim = (settings[name] for name in ("image_size", "patch_size", "dim"))
+        self.per_side = self.image_size // self.patch_size
+        implementation = ImageImplementation(
+            name=rubric.interface.name,
+            level="layer",
+            how=rubric.interface.signature,
+            run=self.run,
+            dim=self.dim,
+            dtype=getattr(torch, sandbox.dtype),
+            module=parameters,
+            image_size=self.image_size,
+        )
+        super().__init__(implementation, rubric.contract, parameters)
+
+    def run(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor:
+        out = call_remote(self.sandbox, (x,), {}, self.weights)
+        return check_shape(out, (x.shape[0], self.per_side**2, self.dim))
+
+    def draw(self, seed: int, batch: int = 2) -> Tensor:
+        return self.implementation.random_input(batch, 0, torch.Generator().manual_seed(seed))
+
+
+def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedPatches:
+    return GradedPatches(sandbox, rubric, load_parameters(sandbox, parameter_seed(sandbox)))
+
+
+def check_output_shape(patches: GradedPatches) -> list[Finding]:
+    for batch in (1, 3):
+        patches.run(patches.draw(40, batch))
+    return [Finding("shape", "pass", 0.0, f"{patches.per_side**2} vectors of dim {patches.dim} for each image")]
+
+
+def check_patch_effects(patches: GradedPatches) -> list[Finding]:
+    """Changing one patch changes one vector: the one at its position, counted row by row."""
+    x, count, p = patches.draw(41, 1), patches.per_side**2, patches.patch_size
+    before = patches.run(x)
+    columns = []
+    for index in range(count):
+        row, column = (p * part for part in divmod(index, patches.per_side))
+        other = x.clone()
+        other[:, :, row : row + p, column : column + p] += 1.0
+        columns.append((patches.run(other) - before)[0].abs().amax(-1))
+    effects = torch.stack(columns, dim=1)  # outputs × patches
+    return [_check_independence(effects), _check_order(effects, patches.per_side)]
+
+
+def _check_independence(effects: Tensor) -> Finding:
+    """Each patch changes exactly one vector, and each vector depends on one patch."""
+    changed = effects > 1e-6 * float(effects.max())
+    if not bool(changed.any()):
+        return Finding("patches independent", "fail", 1.0, "no change of any patch changed any vector")
+    most = int(torch.cat((changed.sum(0), changed.sum(1))).max())
+    if most == 1 and int(changed.sum()) == len(effects):
+        evidence = "each patch changes one vector, each vector depends on one patch"
+        return Finding("patches independent", "pass", 0.0, evidence)
+    index = int(changed.sum(0).argmax())
+    evidence = f"changing patch {index} changed {int(changed[:, index].sum())} vectors"
+    hint = "patches mix: a view or reshape that cuts rows of pixels instead of squares, or a stride that is not p"
+    return Finding("patches independent", "fail", float(changed.float().mean()), evidence, hint)
+
+
+def _check_order(effects: Tensor, per_side: int) -> Finding:
+    """Patch i, counted row by row, is vector i."""
+    found = effects.argmax(0)
+    expected = torch.arange(len(effects))
+    if torch.equal(found, expected) and float(effects.max()) > 0:
+        return Finding("patch order", "pass", 0.0, "patch i, counted row by row, is vector i")
+    wrong = int((found != expected).nonzero()[0]) if not torch.equal(found, expected) else 0
+    row, column = divmod(wrong, per_side)
+    evidence = f"patch {wrong} (row {row}, column {column}) changed vector {int(found[wrong])} most"
+    by_columns = expected.view(per_side, per_side).mT.flatten()
+    transposed = "patches are counted column by column: transpose rows and columns"
+    hint = transposed if torch.equal(found, by_columns) else None
+    return Finding("patch order", "fail", float((found != expected).float().mean()), evidence, hint)
+
+
+def check_every_pixel(patches: GradedPatches) -> list[Finding]:
+    """Pixels of every channel, corners too, change the vector of their patch."""
+    x = patches.draw(42, 1)
+    unread = []
+    for channel in range(3):
+        for row, column in ((0, 0), (patches.patch_size - 1, patches.patch_size - 1), (patches.image_size - 1, 0)):
+            other = x.clone()
+            other[:, channel, row, column] += 1.0
+            if not float((patches.run(other) - patches.run(x)).abs().max()) > 1e-9:
+                unread.append((channel, row, column))
+    if not unread:
+        return [Finding("every pixel", "pass", 0.0, "pixels of every channel, corners too, change their vector")]
+    channel, row, column = unread[0]
+    evidence = f"changing pixel ({row}, {column}) of channel {channel} changed nothing ({len(unread)} of 9 tried)"
+    return [Finding("every pixel", "fail", len(unread) / 9, evidence, "part of the image is cut off")]
+
+
+def check_formula(patches: GradedPatches) -> list[Finding]:
+    """The output equals unfold and one matrix product."""
+    x, p = patches.draw(43), patches.patch_size
+    weight, bias = (patches.weights.get(f"{patches.projection}.{name}") for name in ("weight", "bias"))
+    if weight is None or weight.numel() != patches.dim * 3 * p * p or weight.shape[0] != patches.dim:
+        names = ", ".join(sorted(patches.weights)[:6]) or "none"
+        raise SubmissionError(
+            f"it has no {patches.projection}.weight of {patches.dim} × {3 * p * p} numbers; it has {names}"
+        )
+    expected = F.unfold(x, p, stride=p).mT @ weight.flatten(1).mT.to(x)
+    expected = expected if bias is None else expected + bias
+    found = patches.run(x)
+    hint = _explain_order(x, found, weight, bias, p)
+    evidence = "with the same weights its output differs from unfold + linear"
+    return compare("formula", relative_error(found, expected), 1e-6, evidence, hint)
+
+
+def _explain_order(x: Tensor, found: Tensor, weight: Tensor, bias: Tensor | None, p: int) -> str:
+    """Whether another flattening order of a patch explains the output."""
+    b, channels, side, _ = x.shape
+    per_side = side // p
+    cut = x.view(b, channels, per_side, p, per_side, p).permute(0, 2, 4, 1, 3, 5)  # b, row, column, channel, y, x
+    orders = {
+        "rows, columns, channels": (0, 1, 2, 4, 5, 3),
+        "columns, rows, channels": (0, 1, 2, 5, 4, 3),
+        "channels, columns, rows": (0, 1, 2, 3, 5, 4),
+    }
+    for name, axes in orders.items():
+        guess = cut.permute(axes).reshape(b, per_side**2, -1) @ weight.flatten(1).mT + (0 if bias is None else bias)
+        if float((guess - found).abs().max()) < 1e-9 * float(guess.abs().max()):
+            return f"explained exactly: a patch is flattened as {name}; expected channels, rows, columns"
+    return "flatten a patch as channels, rows, columns, multiply by the projection and add its bias"
+
+
+def validate(rubric: Rubric, where: str) -> None:
+    settings = rubric.interface.settings
+    if rubric.interface.build is None or set(settings) != {"projection", "image_size", "patch_size", "dim"}:
+        raise ValueError(
+            f"{where}: this exercise is a class, and interface must have projection, image_size, patch_size and dim"
+        )
+    if not isinstance(settings["projection"], str) or settings["image_size"] % settings["patch_size"]:
+        raise ValueError(f"{where}: projection must name a layer, and image_size must be a multiple of patch_size")
+
+
+PATCH_EMBEDDING = Exercise(
+    prepare,
+    (
+        GradedCheck(("shape",), no_grad(check_output_shape)),
+        GradedCheck(("patches independent", "patch order"), no_grad(check_patch_effects)),
+        GradedCheck(("every pixel",), no_grad(check_every_pixel)),
+        GradedCheck(("formula",), no_grad(check_formula)),
+        DETERMINISM,
+        BATCH_INDEPENDENCE,
+        INPUT_GRADIENT,
+        PARAMETER_GRADIENTS,
+    ),
+    validate,
+)

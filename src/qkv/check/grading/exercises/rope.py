@@ -1,0 +1,181 @@
+"""Grade rotary positions (RoPE): a function that rotates pairs of features by angles that grow with position.
+
+Axes: b batch · h heads · t tokens · d head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qkv.check.grading.client import Sandbox
+from qkv.check.grading.exercises.common import Exercise, GradedCheck, compare, no_grad, relative_error
+from qkv.check.grading.proxy import call_remote, check_shape
+from qkv.check.report import Finding
+
+if TYPE_CHECKING:
+    from qkv.check.grading.rubric import Rubric
+
+HEAD_DIM, LENGTH = 8, 10
+LIMIT = 1e-5  # tables in float32 are fine
+FORMULA_LIMIT = 1e-3
+
+
+@dataclass(frozen=True)
+class GradedRope:
+    """function(x, positions) with x (b, h, t, d) and positions (t)."""
+
+    sandbox: Sandbox
+    base: float
+    pairing: str
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        return check_shape(call_remote(self.sandbox, (x, positions)), tuple(x.shape)).double()
+
+    def expected(self, x: Tensor, positions: Tensor, *, pairing: str | None = None, sign: float = 1.0) -> Tensor:
+        """The formula, for either pairing."""
+        d = x.shape[-1]
+        angles = sign * positions.double()[:, None] * self.base ** (-torch.arange(0, d, 2).double() / d)
+        cos, sin = angles.cos(), angles.sin()
+        if (pairing or self.pairing) == "interleaved":
+            first, second = x[..., 0::2], x[..., 1::2]
+            return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedRope:
+    sandbox.describe()  # raises here if the file does not run
+    settings = rubric.interface.settings
+    return GradedRope(sandbox, float(settings["base"]), settings["pairing"])
+
+
+def check_output_shape(rope: GradedRope) -> list[Finding]:
+    for batch, heads, length, dim in ((1, 1, 1, 2), (2, 3, LENGTH, HEAD_DIM), (1, 2, 4, 16)):
+        rope(_draw(50, batch, heads, length, dim), torch.arange(length))
+    return [Finding("shape", "pass", 0.0, "the shape is kept, for several batch sizes, heads, lengths and dims")]
+
+
+def check_position_zero(rope: GradedRope) -> list[Finding]:
+    """Position 0 rotates nothing."""
+    x = _draw(51, length=4)
+    out = rope(x, torch.arange(4))
+    if relative_error(out[:, :, 1:], x[:, :, 1:]) <= LIMIT:
+        return [Finding("position 0", "inconclusive", None, "positions 1 to 3 rotate nothing either")]
+    error = relative_error(out[:, :, 0], x[:, :, 0])
+    return compare("position 0", error, LIMIT, "at position 0 the vector changes", "the first angle is 0 · frequency")
+
+
+def check_norms(rope: GradedRope) -> list[Finding]:
+    """A rotation preserves the norm of a vector."""
+    x = _draw(52)
+    rotated = rope(x, torch.arange(LENGTH) + 3)
+    if relative_error(rotated, x) <= LIMIT:
+        return [Finding("norms preserved", "inconclusive", None, "nothing is rotated, so the norms show nothing")]
+    error = relative_error(rotated.norm(dim=-1), x.norm(dim=-1))
+    hint = "a rotation preserves norms: (a, b) becomes (a cos − b sin, b cos + a sin)"
+    return compare("norms preserved", error, LIMIT, "the norms of vectors change", hint)
+
+
+def check_relative(rope: GradedRope) -> list[Finding]:
+    """The score of a query and a key depends on their distance, not on their absolute positions."""
+    q, k = _draw(53), _draw(54)
+    positions, moved = torch.arange(LENGTH), torch.arange(LENGTH) + 17
+    scores = rope(q, positions) @ rope(k, positions).mT
+    shifted = rope(q, moved) @ rope(k, moved).mT
+    if relative_error(scores, q @ k.mT) <= LIMIT:
+        evidence = "scores are those without positions: nothing is rotated"
+        return [Finding("relative positions", "fail", None, evidence)]
+    hint = "scores depend on absolute positions: rotate each pair by one angle, position × frequency"
+    evidence = "17 positions further on, scores differ"
+    return compare("relative positions", relative_error(shifted, scores), LIMIT, evidence, hint)
+
+
+def check_positions_used(rope: GradedRope) -> list[Finding]:
+    """The function uses the positions it is given, in any order."""
+    generator = torch.Generator().manual_seed(55)
+    x = _draw(56)
+    in_order = rope(x, torch.arange(LENGTH))
+    order = torch.randperm(LENGTH, generator=generator)
+    error = relative_error(rope(x[..., order, :], order), in_order[..., order, :])
+    hint = "use the positions argument, not 0, 1, 2, … of the sequence at hand"
+    findings = compare("positions", error, LIMIT, "tokens and positions reordered alike differ", hint)
+    if findings[0].verdict == "pass" and relative_error(rope(x, torch.arange(LENGTH) + 5), in_order) <= LIMIT:
+        return [Finding("positions", "fail", None, "5 positions further on every vector is the same", hint)]
+    return findings
+
+
+def check_formula(rope: GradedRope) -> list[Finding]:
+    """The output equals the formula, at small and large positions."""
+    x, positions = _draw(57), torch.cat((torch.arange(6), torch.tensor([100, 1000, 1001, 4000])))
+    found = rope(x, positions)
+    error = relative_error(found, rope.expected(x, positions))
+    evidence = f"for positions to 4000, base {rope.base:g}, {rope.pairing} pairs, it differs from the formula"
+    hint = None if error <= FORMULA_LIMIT else _explain(rope, x, positions, found)
+    return compare("formula", error, FORMULA_LIMIT, evidence, hint)
+
+
+def _explain(rope: GradedRope, x: Tensor, positions: Tensor, found: Tensor) -> str | None:
+    other = {"interleaved": "halves", "halves": "interleaved"}[rope.pairing]
+    one_speed = GradedRope(rope.sandbox, 1.0, rope.pairing)
+    guesses = {
+        f"pairs are {other}; expected {rope.pairing}": rope.expected(x, positions, pairing=other),
+        "it rotates the other way: the signs of the sines are swapped": rope.expected(x, positions, sign=-1.0),
+        "positions are one too high": rope.expected(x, positions + 1),
+        "every pair rotates at the same speed": one_speed.expected(x, positions),
+        "nothing is rotated": x,
+    }
+    for cause, guess in guesses.items():
+        if relative_error(found, guess) <= FORMULA_LIMIT:
+            return f"explained exactly: {cause}"
+    return None
+
+
+def check_gradient(rope: GradedRope) -> list[Finding]:
+    """The gradient is the inverse rotation."""
+    x, positions = _draw(58).requires_grad_(), torch.arange(LENGTH)
+    grad_output = _draw(59)
+    with torch.enable_grad():
+        out = rope(x, positions)
+        (gradient,) = torch.autograd.grad((out * grad_output).sum(), x, allow_unused=True)
+    if gradient is None:
+        return [Finding("gradient", "fail", 1.0, "the output has no gradient", "part of the computation is detached")]
+    direction = _draw(60)
+    with torch.no_grad():  # it is linear in x, so the quotient is exact
+        difference = rope(x + direction, positions) - rope(x - direction, positions)
+        quotient = float((difference * grad_output).sum() / 2)
+    slope = float((gradient * direction).sum())
+    evidence = f"the gradient along a direction is {slope:.6g}, the difference quotient {quotient:.6g}"
+    same = abs(slope - quotient) <= 1e-4 * max(abs(quotient), abs(slope), 1e-12)
+    return [Finding("gradient", "pass" if same else "fail", abs(slope - quotient), evidence)]
+
+
+def _draw(seed: int, batch: int = 2, heads: int = 2, length: int = LENGTH, dim: int = HEAD_DIM) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, heads, length, dim, generator=generator, dtype=torch.float64)
+
+
+def validate(rubric: Rubric, where: str) -> None:
+    settings = rubric.interface.settings
+    if rubric.interface.build is not None or set(settings) != {"base", "pairing"}:
+        raise ValueError(f"{where}: this exercise is a function, and interface must have base and pairing")
+    if settings["pairing"] not in ("interleaved", "halves") or not settings["base"] > 0:
+        raise ValueError(f'{where}: pairing must be "interleaved" or "halves", and base a positive number')
+
+
+ROPE = Exercise(
+    prepare,
+    (
+        GradedCheck(("shape",), no_grad(check_output_shape)),
+        GradedCheck(("position 0",), no_grad(check_position_zero)),
+        GradedCheck(("norms preserved",), no_grad(check_norms)),
+        GradedCheck(("relative positions",), no_grad(check_relative)),
+        GradedCheck(("positions",), no_grad(check_positions_used)),
+        GradedCheck(("formula",), no_grad(check_formula)),
+        GradedCheck(("gradient",), check_gradient),
+    ),
+    validate,
+)

@@ -1,0 +1,227 @@
+"""Grade span corruption: a document with a masked span, and the span's text at the end.
+
+"Where was Ada born?" → "Where w⁇ born?⁇as Ada□□□□": prefix ⁇ suffix ⁇ masked, then padding to the block size.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qkv.check.grading.client import Call, Sandbox, SubmissionError
+from qkv.check.grading.exercises.common import Exercise, GradedCheck, mix_seeds
+from qkv.check.report import Finding
+
+if TYPE_CHECKING:
+    from qkv.check.grading.rubric import Rubric
+
+NUM_DOCUMENTS = 60
+LETTERS = string.ascii_letters + string.digits + " ,.äéß"
+SETTINGS = {"block_size", "mask", "pad", "min_length", "max_length", "masked_share"}
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A document, the block size, and the text that the submission made of it."""
+
+    document: str
+    block_size: int
+    text: str
+
+
+@dataclass(frozen=True)
+class GradedSpans:
+    """function(document, block_size, rng) -> text, called many times. max_length is a share of the block size."""
+
+    sandbox: Sandbox
+    mask: str
+    pad: str
+    min_length: int
+    max_length: float
+    masked_share: tuple[float, float]
+    results: tuple[Corrupted, ...]
+
+    def split(self, result: Corrupted) -> tuple[str, str, str] | None:
+        """Prefix, suffix and masked span; None where the text does not have that form."""
+        pieces = result.text.rstrip(self.pad).split(self.mask)
+        return None if len(pieces) != 3 or self.pad in "".join(pieces) else (pieces[0], pieces[1], pieces[2])
+
+    def spans(self) -> list[tuple[str, str, str]]:
+        """Prefix, suffix and masked span of every text that has that form."""
+        return [parts for result in self.results if (parts := self.split(result)) is not None]
+
+
+def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedSpans:
+    """Draw documents, a third of them short, and have all of them corrupted."""
+    settings = rubric.interface.settings
+    block_size = settings["block_size"]
+    rng = random.Random(mix_seeds(sandbox.seed, 70))
+    cases = []
+    for number in range(NUM_DOCUMENTS):
+        if number % 3:
+            length = rng.randint(2 * block_size, 3 * block_size)
+        else:
+            length = rng.randint(settings["min_length"], block_size // 2)
+        cases.append(("".join(rng.choice(LETTERS) for _ in range(length)), block_size, rng.getrandbits(31)))
+    texts = _corrupt(sandbox, cases)
+    results = tuple(Corrupted(document, size, text) for (document, size, _), text in zip(cases, texts, strict=True))
+    least, most = settings["masked_share"]
+    return GradedSpans(
+        sandbox=sandbox,
+        mask=settings["mask"],
+        pad=settings["pad"],
+        min_length=settings["min_length"],
+        max_length=settings["max_length"],
+        masked_share=(least, most),
+        results=results,
+    )
+
+
+def _corrupt(sandbox: Sandbox, cases: list[tuple[str, int, int]]) -> list[str]:
+    calls = [Call((document, block_size, {"random": seed})) for document, block_size, seed in cases]
+    results, _ = sandbox.call(calls)
+    if not all(isinstance(result, str) for result in results):
+        raise SubmissionError("it returned no text")
+    return [str(result) for result in results]
+
+
+def check_length(spans: GradedSpans) -> list[Finding]:
+    wrong = [result for result in spans.results if len(result.text) != result.block_size]
+    hint = "pad with the padding character up to the block size, and never beyond"
+
+    def describe(result: Corrupted) -> str:
+        return f"{len(result.text)} characters, expected {result.block_size}"
+
+    return [_count_wrong("length", spans, wrong, describe, hint)]
+
+
+def check_form(spans: GradedSpans) -> list[Finding]:
+    wrong = [result for result in spans.results if spans.split(result) is None]
+    hint = f"prefix {spans.mask} suffix {spans.mask} masked, then only {spans.pad}"
+
+    def describe(result: Corrupted) -> str:
+        return f"{result.text.count(spans.mask)} mask characters in {_shorten(result)}"
+
+    return [_count_wrong("form", spans, wrong, describe, hint)]
+
+
+def check_content(spans: GradedSpans) -> list[Finding]:
+    """prefix + masked + suffix is the beginning of the document."""
+    wrong = []
+    for result in spans.results:
+        parts = spans.split(result)
+        if parts is None or not result.document.startswith(parts[0] + parts[2] + parts[1]):
+            wrong.append(result)
+    hint = "prefix + masked + suffix must be the beginning of the document"
+
+    def describe(result: Corrupted) -> str:
+        return f"{_shorten(result)} does not contain its document in order"
+
+    return [_count_wrong("content", spans, wrong, describe, hint)]
+
+
+def check_cut(spans: GradedSpans) -> list[Finding]:
+    """Documents are cut at a random length, neither too short nor too long."""
+    lengths = [
+        len("".join(parts))
+        for result in spans.results
+        if len(result.document) > result.block_size and (parts := spans.split(result)) is not None
+    ]
+    if not lengths:
+        return [_no_valid_text("cut")]
+    block_size = spans.results[0].block_size
+    least, most, different = min(lengths), max(lengths), len(set(lengths))
+    evidence = (
+        f"long documents are cut at {least} to {most} characters, {different} different lengths in {len(lengths)}"
+    )
+    in_range = least >= spans.min_length and most <= spans.max_length * block_size
+    if in_range and different >= 5 and most - least >= block_size / 4:
+        return [Finding("cut", "pass", None, evidence)]
+    hint = f"cut at a random length from {spans.min_length} to {int(spans.max_length * block_size)} characters"
+    return [Finding("cut", "fail", None, evidence, hint)]
+
+
+def check_masked_share(spans: GradedSpans) -> list[Finding]:
+    """About a quarter is masked, on average, and not always the same number of characters."""
+    found = [(parts, sum(map(len, parts))) for parts in spans.spans()]
+    shares = [len(parts[2]) / total for parts, total in found if total]
+    if not shares:
+        return [_no_valid_text("masked share")]
+    mean, different = sum(shares) / len(shares), len({len(parts[2]) for parts, _ in found})
+    evidence = f"{mean:.0%} is masked on average, {different} different lengths in {len(shares)}"
+    if spans.masked_share[0] <= mean <= spans.masked_share[1] and different >= 4 and min(shares) > 0:
+        return [Finding("masked share", "pass", mean, evidence)]
+    hint = "mask a random number of characters, a quarter of the text on average, and at least one"
+    return [Finding("masked share", "fail", mean, evidence, hint)]
+
+
+def check_span_position(spans: GradedSpans) -> list[Finding]:
+    """The masked span can begin anywhere."""
+    starts = [len(prefix) / max(1, len(prefix) + len(suffix)) for prefix, suffix, _ in spans.spans()]
+    if not starts:
+        return [_no_valid_text("span position")]
+    evidence = f"the span begins at {min(starts):.0%} to {max(starts):.0%} of the unmasked text"
+    if max(starts) - min(starts) >= 0.5:
+        return [Finding("span position", "pass", None, evidence)]
+    return [Finding("span position", "fail", None, evidence, "draw where the span begins")]
+
+
+def check_randomness(spans: GradedSpans) -> list[Finding]:
+    """The same document and generator give the same text; another generator gives another."""
+    rng = random.Random(mix_seeds(spans.sandbox.seed, 71))
+    document, block_size = spans.results[1].document, spans.results[1].block_size
+    cases = [(document, block_size, rng.getrandbits(31)) for _ in range(6)]
+    first, again = _corrupt(spans.sandbox, cases), _corrupt(spans.sandbox, cases)
+    if first != again:
+        hint = "draw from the generator argument and from nothing else"
+        return [Finding("randomness", "fail", 1.0, "the same generator gave another text", hint)]
+    if len(set(first)) < 3:
+        hint = "draw from the generator argument"
+        return [Finding("randomness", "fail", 1.0, "different generators gave the same text", hint)]
+    evidence = "the same generator gives the same text, different generators give different texts"
+    return [Finding("randomness", "pass", 0.0, evidence)]
+
+
+def _no_valid_text(check: str) -> Finding:
+    return Finding(check, "fail", None, "no text has the expected form, so nothing can be measured")
+
+
+def _count_wrong(
+    check: str, spans: GradedSpans, wrong: list[Corrupted], describe: Callable[[Corrupted], str], hint: str
+) -> Finding:
+    count = len(spans.results)
+    if not wrong:
+        return Finding(check, "pass", 0.0, f"in all {count} texts")
+    evidence = f"wrong in {len(wrong)} of {count} texts, first: {describe(wrong[0])}"
+    return Finding(check, "fail", len(wrong) / count, evidence, hint)
+
+
+def _shorten(result: Corrupted) -> str:
+    return repr(result.text if len(result.text) <= 40 else f"{result.text[:18]}…{result.text[-18:]}")
+
+
+def validate(rubric: Rubric, where: str) -> None:
+    settings = rubric.interface.settings
+    if rubric.interface.build is not None or set(settings) != SETTINGS:
+        raise ValueError(f"{where}: this exercise is a function, and interface must have {', '.join(sorted(SETTINGS))}")
+    mask, pad = settings["mask"], settings["pad"]
+    if any(len(sign) != 1 or sign in LETTERS for sign in (mask, pad)) or mask == pad:
+        raise ValueError(f"{where}: mask and pad must be two different characters that occur in no document")
+
+
+SPAN_CORRUPTION = Exercise(
+    prepare,
+    (
+        GradedCheck(("length",), check_length),
+        GradedCheck(("form",), check_form),
+        GradedCheck(("content",), check_content),
+        GradedCheck(("cut",), check_cut),
+        GradedCheck(("masked share",), check_masked_share),
+        GradedCheck(("span position",), check_span_position),
+        GradedCheck(("randomness",), check_randomness),
+    ),
+    validate,
+)

@@ -1,0 +1,160 @@
+"""Implementation: the code under test behind one interface, a function of a sequence.
+
+Functions of q, k, v, layers, language models, image models and encoder–decoders all become an `Implementation`
+(`qkv.check.calling`), so that each check is written once.
+
+Axes: b batch · t tokens · c features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+Level = Literal["function", "layer", "model"]
+
+
+@runtime_checkable
+class SequenceFunction(Protocol):
+    """x is (b, t) tokens or (b, t, c) vectors; token_mask (b, t) is True for real tokens."""
+
+    def __call__(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor: ...
+
+
+@runtime_checkable
+class AttentionFunction(Protocol):
+    """q (b, h, t, d), k and v (b, g, s, d); mask (t, s) or (b, 1, t, s), True = may attend.
+
+    causal: use the function's own causal flag, if it has one.
+    """
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """The code under test, and what it can do.
+
+    Args:
+        how: how it is called, in words.
+        run: calls it on a sequence.
+        vocab_size: the number of tokens, or None if it reads vectors.
+        dim: the size of the vectors, or None if it reads tokens.
+        length: the sequence length to test with.
+        takes_padding: whether `token_mask` can be passed.
+        run_cached: runs pieces of a sequence through the KV cache and returns all outputs; None without a cache.
+        attention: calls it as a function of q, k, v; None for modules.
+        takes_mask: whether a mask can be passed to `attention`; `mask_polarity` says what True means in it.
+        causal_flag: the name of its causal flag.
+        source: for encoder–decoders, the same as a function of the source, with a fixed target.
+        aligned: whether output i belongs to input i.
+        unused_by_design: words in the names of parameters that this call does not use (a head for other inputs).
+        inexact_gradient: why its gradient by design is not that of its output.
+        float32_inside: parts are computed in float32 even though its weights are float64.
+        all_outputs: all of its outputs, if `run` returns one of several.
+    """
+
+    name: str
+    level: Level
+    how: str
+    run: SequenceFunction
+    vocab_size: int | None = None
+    dim: int | None = None
+    length: int = 12
+    dtype: torch.dtype = torch.float64
+    module: nn.Module | None = None
+    takes_padding: bool = False
+    run_cached: Callable[[Sequence[Tensor]], Tensor] | None = None
+    attention: AttentionFunction | None = None
+    takes_mask: bool = False
+    mask_polarity: str | None = None
+    causal_flag: str | None = None
+    source: Implementation | None = None
+    aligned: bool = True
+    unused_by_design: tuple[str, ...] = ()
+    inexact_gradient: str | None = None
+    float32_inside: bool = False
+    all_outputs: Callable[[Tensor], list[Tensor]] | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """The largest forbidden effect that passes, relative to an allowed one."""
+        return 1e-6 if self.dtype == torch.float64 else 1e-3
+
+    def random_input(self, batch: int, length: int, generator: Generator) -> Tensor:
+        """Random tokens (b, t) or vectors (b, t, c)."""
+        if self.vocab_size is not None:
+            return random_tokens(self.vocab_size, batch, length, generator)
+        assert self.dim is not None
+        return torch.randn(batch, length, self.dim, generator=generator, dtype=self.dtype)
+
+    def change_token(self, x: Tensor, position: int, generator: Generator) -> Tensor:
+        """A copy of x with another token at one position of each row."""
+        other = self.random_input(x.shape[0], 1, generator)[:, 0].to(x)
+        if self.vocab_size is not None:
+            low = min(3, self.vocab_size - 1)
+            same = other == x[:, position]
+            other = torch.where(same, low + (other - low + 1) % max(self.vocab_size - low, 1), other)
+        x = x.clone()
+        x[:, position] = other
+        return x
+
+    def select_tokens(self, out: Tensor, token_mask: Tensor) -> Tensor:
+        """The outputs of real tokens, by a mask (t) or (b, t); all outputs if they are not aligned with the inputs."""
+        if not self.aligned:
+            return out
+        return out[:, token_mask] if token_mask.ndim == 1 else out[token_mask]
+
+    @contextmanager
+    def in_float64(self) -> Iterator[Implementation]:
+        """The same module in float64 for a while, if it runs in float64: finite differences need the digits."""
+        if self.module is None or self.dtype == torch.float64:
+            yield self
+            return
+        self.module.double()
+        exact = replace(self, dtype=torch.float64, float32_inside=True)
+        try:
+            try:
+                x = exact.random_input(2, self.length, torch.Generator().manual_seed(3))
+                fits = exact.run(x).dtype == torch.float64
+            except Exception:  # some kernels and some code support float32 only
+                fits = False
+            if not fits:
+                self.module.to(self.dtype)
+            yield exact if fits else self
+        finally:
+            self.module.to(self.dtype)
+
+
+def random_tokens(vocab_size: int, batch: int, length: int, generator: Generator) -> Tensor:
+    """Random tokens (b, t), without the first few, which are often padding and other special tokens."""
+    return torch.randint(min(3, vocab_size - 1), vocab_size, (batch, length), generator=generator)
+
+
+def relative_difference(expected: Tensor, found: Tensor) -> float:
+    """The largest difference relative to the largest expected value; NaN counts as infinite."""
+    size = float(expected.nan_to_num().abs().max()) or 1.0
+    return float((expected - found).abs().nan_to_num(nan=float("inf")).max()) / size
+
+
+def randomize_weights(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Redraw all trainable weights, because zero or small initial ones hide bugs. Buffers and frozen weights stay."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.requires_grad or not parameter.is_floating_point():
+                continue
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.ndim > 1:
+                fan_in = parameter[0].numel()
+                parameter.copy_((noise * fan_in**-0.5).to(parameter.dtype))
+            else:
+                parameter.add_((0.2 * noise).to(parameter.dtype))
+    return module

@@ -1,0 +1,165 @@
+"""Registry of the mutant suite: look mutants up, check them, and print which check catches which mutant."""
+
+import difflib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.check.contract import Contract
+from qkv.check.report import BUG_FAMILIES, Report
+from qkv.check.run import run
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An implementation with one known mistake, and the contract that it breaks.
+
+    name: what is wrong, in words. family: the cause that a diagnosis should name. make: builds the implementation.
+    reference: builds the right implementation, where only a comparison with it shows the mistake.
+    """
+
+    name: str
+    family: str
+    contract: Contract
+    make: Callable[[], Any]
+    reference: Callable[[], Any] | None = None
+
+    @property
+    def source(self) -> tuple[str, int, str]:
+        """Its file, its line, and its code."""
+        made = inspect.unwrap(self.make)
+        lines, first = inspect.getsourcelines(made)
+        return inspect.getsourcefile(made) or "", first, "".join(lines)
+
+
+MUTANTS: dict[str, Mutant] = {}
+Results = Sequence[tuple[Mutant, Report]]
+
+
+def mutant(
+    name: str, family: str, contract: Contract, reference: Callable[[], Any] | None = None
+) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Decorator: register an implementation as a mutant."""
+
+    def register(make: Callable[[], Any]) -> Callable[[], Any]:
+        if family not in BUG_FAMILIES:
+            raise ValueError(f"unknown family {family!r} of the mutant {name!r}")
+        if name in MUTANTS:
+            raise ValueError(f"there are two mutants called {name!r}")
+        MUTANTS[name] = Mutant(name, family, contract, make, reference)
+        return make
+
+    return register
+
+
+def find_mutant(name: str) -> Mutant:
+    """Return the mutant of that name; a ValueError names the nearest.
+
+    >>> find_mutant("mask strict").family
+    'mask off by one'
+    """
+    if name in MUTANTS:
+        return MUTANTS[name]
+    close = difflib.get_close_matches(name, MUTANTS, n=3) or [other for other in MUTANTS if name in other][:3]
+    suggestion = f"did you mean {' or '.join(close)}?" if close else "`qkv mutants` lists them"
+    raise ValueError(f"there is no mutant {name!r}; {suggestion}")
+
+
+def check_mutant(mutant: Mutant) -> Report:
+    """Check one mutant under the contract that it breaks, and against its reference if it has one."""
+    return run(mutant.make(), mutant.contract, like=None if mutant.reference is None else mutant.reference())
+
+
+def check_all_mutants() -> Iterator[tuple[Mutant, Report]]:
+    """Check every mutant under the contract that it breaks."""
+    for mutant in MUTANTS.values():
+        yield mutant, check_mutant(mutant)
+
+
+# columns of the table: checks that test the same thing share one
+COLUMNS = {
+    "influence": ("causal", "past reachable", "kind", "layers", "order"),
+    "length": ("truncation",),
+    "weights": ("rows sum to one", "softmax", "formula"),
+    "scale": ("scale",),
+    "heads": ("heads", "head independence", "grouped heads"),
+    "positions": ("rotary", "relative positions", "long positions", "positions in scores only", "alibi"),
+    "mask": ("mask polarity", "alignment", "mask, more keys", "fully masked row", "fully padded row"),
+    "padding": ("padding",),
+    "cache": ("cache",),
+    "batch": ("batch",),
+    "deterministic": ("deterministic in eval", "inputs not mutated", "finite", "dtype"),
+    "paths": ("paths agree", "saved and loaded"),
+    "gradient": ("gradient", "parameters reached"),
+    "like": ("like",),
+    "training": ("loss", "accumulation", "partial window", "split", "packing"),
+}
+
+
+def column_of(check: str) -> str:
+    """The column of the table that a check belongs to."""
+    for column, checks in COLUMNS.items():
+        if check in checks:
+            return column
+    return next(column for column, checks in COLUMNS.items() if any(check.startswith(name) for name in checks))
+
+
+def is_diagnosed(mutant: Mutant, report: Report) -> bool:
+    """Whether the likeliest cause that the report names is the mutant's family."""
+    return report.diagnosis is not None and report.diagnosis.family == mutant.family
+
+
+def summarize(results: Results) -> str:
+    """How many mutants are caught, and how many get the right diagnosis."""
+    caught = sum(not report.ok for _, report in results)
+    diagnosed = sum(is_diagnosed(mutant, report) for mutant, report in results)
+    share = diagnosed / len(results)
+    return f"{caught} of {len(results)} mutants are caught, {diagnosed} get the right diagnosis ({share:.0%})"
+
+
+def as_dicts(results: Results) -> list[dict[str, Any]]:
+    """The results as JSON objects."""
+    return [
+        {
+            "name": mutant.name,
+            "family": mutant.family,
+            "contract": str(mutant.contract),
+            "caught": not report.ok,
+            "by": [finding.check for finding in report.failed],
+            "diagnosis": None if report.diagnosis is None else report.diagnosis.family,
+        }
+        for mutant, report in results
+    ]
+
+
+def as_markdown(results: Results) -> str:
+    """The page docs/mutants.md."""
+    used = {column_of(finding.check) for _, report in results for finding in report.failed}
+    columns = [column for column in COLUMNS if column in used]
+    lines = [
+        "# The mutant suite",
+        "",
+        "Implementations with one known mistake each, the contract of each, and the checks that catch it.",
+        "`qkv mutants --markdown` prints this page, and a test keeps it up to date.",
+        "`qkv mutants NAME` shows the code of one mutant and the findings that catch it.",
+        "",
+        f"{summarize(results)}.",
+        "",
+        "| mutant | contract | diagnosis | " + " | ".join(columns) + " |",
+        "|---|---|---|" + "---|" * len(columns),
+    ]
+    for mutant, report in results:
+        failed = {column_of(finding.check) for finding in report.failed}
+        cells = " | ".join("✗" if column in failed else "" for column in columns)
+        diagnosis = "—" if report.diagnosis is None else report.diagnosis.family
+        if not is_diagnosed(mutant, report):
+            diagnosis = f"{diagnosis} (is: {mutant.family})"
+        contract = str(mutant.contract) + (", like a reference" if mutant.reference else "")
+        lines.append(f"| {mutant.name} | {contract} | {diagnosis} | {cells} |")
+    counts = Counter(mutant.family for mutant, _ in results)
+    families = ", ".join(f"{family} {count}" for family, count in sorted(counts.items()))
+    legend = "; ".join(f"{column}: {', '.join(COLUMNS[column])}" for column in columns)
+    lines += ["", f"Families: {families}.", "", f"Columns: {legend}."]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,273 @@
+"""The registry of checks: name, function, what it needs and what it proves. To add a check, add a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qkv.check.checks.attention_function import check_layout, check_masks, check_weights
+from qkv.check.checks.basics import (
+    check_batch_independence,
+    check_dtype,
+    check_finite,
+    check_inputs_not_mutated,
+)
+from qkv.check.checks.cache import check_cache
+from qkv.check.checks.causality import check_kind, check_source, check_truncation
+from qkv.check.checks.gradient import check_gradient
+from qkv.check.checks.loss import check_loss, check_own_loss
+from qkv.check.checks.padding import check_packing, check_padding
+from qkv.check.checks.paths import check_grad_modes, check_paths, check_save_and_load
+from qkv.check.checks.positions import check_positions
+from qkv.check.checks.recorded import check_recorded
+from qkv.check.checks.training_code import check_accumulation, check_split
+from qkv.check.contract import Contract
+from qkv.check.implementation import Implementation
+from qkv.check.influence import InfluenceMap
+from qkv.check.report import Finding
+from qkv.check.tracing.readings import Reading
+
+Need = Literal["anything", "function", "module", "encoder-decoder"]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What checks may use: the implementation, its contract, and what was measured once for all of them.
+
+    Args:
+        determinism: the finding that two calls on one input agree; without it nothing can be compared.
+        kind: the kind of attention that the influence map shows.
+        readings: the attention recorded inside a module; `refused` says why there is none.
+    """
+
+    impl: Implementation
+    contract: Contract
+    determinism: Finding
+    influence: InfluenceMap
+    kind: str
+    readings: list[Reading] = field(default_factory=list)
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the registry.
+
+    Args:
+        findings: the names of its findings; a name may continue with a case, as in "batch (alone)".
+        function: from the measurements to the findings.
+        needs: what the implementation must be.
+        proves: what holds if it passes.
+        gradients: whether it runs with gradients enabled.
+    """
+
+    name: str
+    findings: tuple[str, ...]
+    function: Callable[[Measurements], list[Finding]]
+    needs: Need
+    proves: str
+    gradients: bool = False
+
+    def applies_to(self, impl: Implementation) -> bool:
+        have = {
+            "anything": True,
+            "function": impl.attention is not None,
+            "module": impl.module is not None,
+            "encoder-decoder": impl.source is not None,
+        }
+        return have[self.needs]
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        "kind",
+        ("causal", "past reachable", "kind"),
+        lambda m: check_kind(m.influence, m.contract),
+        "anything",
+        "outputs change with the tokens that they may see, and with no others (influence map by perturbation)",
+    ),
+    Check(
+        "deterministic in eval",
+        ("deterministic in eval",),
+        lambda m: [m.determinism],
+        "anything",
+        "the same input twice gives the same output",
+    ),
+    Check(
+        "inputs not mutated",
+        ("inputs not mutated",),
+        lambda m: [check_inputs_not_mutated(m.impl)],
+        "anything",
+        "the input is bit-identical after the call",
+    ),
+    Check(
+        "batch",
+        ("batch",),
+        lambda m: check_batch_independence(m.impl),
+        "anything",
+        "a row's output does not depend on the other rows, on their number or on their order",
+    ),
+    Check(
+        "finite",
+        ("finite",),
+        lambda m: [check_finite(m.impl)],
+        "anything",
+        "finite inputs, also large ones, give finite outputs",
+    ),
+    Check(
+        "grad modes",
+        ("paths agree",),
+        lambda m: [check_grad_modes(m.impl)],
+        "anything",
+        "outputs are the same with and without gradients, also with padding",
+    ),
+    Check(
+        "truncation",
+        ("truncation",),
+        lambda m: check_truncation(m.impl, m.contract),
+        "anything",
+        "f(x[:t]) = f(x)[:t]: outputs do not depend on the sequence length",
+    ),
+    Check(
+        "padding",
+        ("padding", "padding content", "padding removed", "fully padded row"),
+        lambda m: check_padding(m.impl, m.contract),
+        "anything",
+        "padding on the right, on the left and in holes does not change real tokens; a fully padded row stays finite",
+    ),
+    Check(
+        "source",
+        ("cross attention", "source: "),
+        lambda m: check_source(m.impl, m.contract),
+        "encoder-decoder",
+        "every output may use the whole source; padding, batch and paths on the source side",
+    ),
+    Check(
+        "cache",
+        ("cache",),
+        lambda m: check_cache(m.impl, m.contract, m.kind),
+        "anything",
+        "steps, prefill and chunks through the KV cache give the outputs of the whole sequence",
+    ),
+    Check(
+        "weights",
+        ("rows sum to one", "scale", "head independence"),
+        lambda m: check_weights(m.impl, m.contract),
+        "function",
+        "weights sum to one over the keys, scores have the promised scale, heads do not mix",
+    ),
+    Check(
+        "dtype",
+        ("dtype",),
+        lambda m: check_dtype(m.impl),
+        "function",
+        "float32 errs at most three times as much as the written formula, also for inputs × 30",
+    ),
+    Check(
+        "layout",
+        ("alignment", "grouped heads", "formula"),
+        lambda m: check_layout(m.impl, m.contract),
+        "function",
+        "alignment with more keys than queries, head sharing of GQA, equality with softmax(q·kᵀ·scale) v",
+    ),
+    Check(
+        "inside",
+        ("inside", "layers", "scale", "softmax", "heads", "grouped heads", "rotary"),
+        lambda m: check_recorded(m.readings, m.refused, m.contract, leaks=_leaks(m)),
+        "module",
+        "scale, softmax, heads and RoPE of every attention recorded inside, and which layer leaks",
+    ),
+    Check(
+        "positions",
+        ("order", "relative positions", "long positions", "positions in scores only", "alibi"),
+        lambda m: check_positions(m.impl, m.contract, m.kind),
+        "anything",
+        "only distances matter, also at length 200; ALiBi slopes; permutation equivariance without positions",
+    ),
+    Check(
+        "saved and loaded",
+        ("saved and loaded",),
+        lambda m: check_save_and_load(m.impl),
+        "module",
+        "loaded from its own state it gives the same outputs, and tied weights stay tied",
+    ),
+    Check(
+        "mask",
+        ("mask polarity", "fully masked row", "mask, more keys"),
+        lambda m: check_masks(m.impl, m.contract),
+        "function",
+        "what True means in a mask; a query without keys stays finite; the mask works with more keys than queries",
+        gradients=True,
+    ),
+    Check(
+        "paths",
+        ("paths agree",),
+        lambda m: check_paths(m.impl),
+        "module",
+        "training and eval, activation checkpointing and returning weights do not change the outputs",
+        gradients=True,
+    ),
+    Check(
+        "loss alignment",
+        ("loss alignment",),
+        lambda m: check_own_loss(m.impl, m.contract),
+        "module",
+        "a model's own loss scores each position on the promised token",
+        gradients=True,
+    ),
+    Check(
+        "packing",
+        ("packing",),
+        lambda m: check_packing(m.impl),
+        "module",
+        "packed documents do not see each other and restart their positions",
+        gradients=True,
+    ),
+    Check(
+        "gradient",
+        ("gradient", "parameters reached"),
+        lambda m: check_gradient(m.impl),
+        "anything",
+        "the gradient equals a difference quotient in float64, and reaches every parameter",
+        gradients=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TrainingCheck:
+    """A check of a part of a training run. function: from the target and a contract to its call and the findings."""
+
+    kind: str
+    findings: tuple[str, ...]
+    function: Callable[[Any, Contract], tuple[str, list[Finding]]]
+    proves: str
+
+
+# by what `call` says, or what the function's name and parameters show
+TRAINING_CHECKS: dict[str | None, TrainingCheck] = {
+    "loss": TrainingCheck(
+        "a loss of logits",
+        ("loss alignment", "loss mask", "labels of −100"),
+        check_loss,
+        "each position is scored on the promised token, masked tokens are left out, and the mean is over scored tokens",
+    ),
+    "accumulate": TrainingCheck(
+        "gradient accumulation",
+        ("accumulation", "partial window", "unequal batches"),
+        check_accumulation,
+        "accumulated small batches give the update of one large batch, also with leftover batches",
+    ),
+    "split": TrainingCheck(
+        "a split of data",
+        ("split is disjoint", "split keeps all"),
+        check_split,
+        "no example is in both the training and the held-out part",
+    ),
+}
+
+
+def _leaks(m: Measurements) -> bool:
+    """Whether the influence map breaks the promised kind."""
+    return any(finding.verdict == "fail" for finding in check_kind(m.influence, m.contract))

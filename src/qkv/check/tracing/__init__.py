@@ -1,0 +1,1 @@
+"""Tracing of operations: records what runs inside a module and reads scale, softmax, mask, heads and RoPE off it."""

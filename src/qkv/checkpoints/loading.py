@@ -1,0 +1,169 @@
+"""`qkv.load`: find and load a model from a checkpoint folder, a run folder, a hub id, or a bundled name.
+
+A local path makes no network call. From the hub only safetensors and JSON files are fetched; pickles are never read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from qkv.checkpoints import bundled
+from qkv.checkpoints.huggingface.folder import WEIGHTS_INDEX, load_hf
+from qkv.checkpoints.llama2c import load_llama2c, read_llama2c_tokenizer
+from qkv.models import Model, folder
+from qkv.models.folder import CONFIG, EXTRA_FILES, TOKENIZER, WEIGHTS, read_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MODEL_FOLDER, RECIPE_FILE = "model", "recipe.toml"  # in a run folder
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_FILES = [CONFIG, WEIGHTS, WEIGHTS_INDEX, "model-?????-of-?????.safetensors"]
+HUB_FILES += [
+    name for name in EXTRA_FILES if name.endswith("_config.json") or name.startswith(("tokenizer", "special"))
+]
+
+
+def load(source: str | Path) -> Model:
+    """Load a model; it is in eval mode.
+
+    Args:
+        source: one of
+            - a folder written by `model.save(folder)`, or by Hugging Face's `save_pretrained` (GPT-2, Llama, Mistral,
+              Qwen 2 and 3, BERT, ViT, BART);
+            - the folder of a finished training run;
+            - a llama2.c file (.bin);
+            - a hub id such as "openai-community/gpt2", fetched by huggingface_hub if no folder has that name;
+            - a bundled model such as "qkv:digits" (`qkv.checkpoints.bundled.names()` lists them).
+    """
+    path = resolve(source)
+    if path.is_file():
+        return load_llama2c(path)
+    if "qkv" not in read_config(path):
+        return load_hf(path)
+    model = folder.load(path, Model.registry)
+    return model.float() if bundled.is_bundled_folder(path) else model
+
+
+def load_any(source: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a model with qkv, or with transformers where qkv does not read the architecture.
+
+    Returns:
+        The model, in eval mode, and notes on how it was loaded.
+    """
+    path = resolve(source)
+    try:
+        return load(path), ()
+    except ValueError as error:
+        config = read_config(path) if path.is_dir() and (path / CONFIG).is_file() else {}
+        if "qkv" in config or not isinstance(config.get("model_type"), str):
+            raise
+        return _load_with_transformers(path, config, error)
+
+
+def _load_with_transformers(
+    path: Path, config: dict[str, Any], refusal: ValueError
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load with transformers' own class, from safetensors only and without code from the folder."""
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(f"{refusal}; with transformers installed (pip install 'qkv[hf]') more can be read") from None
+    names = config.get("architectures") or []
+    named = bool(names) and isinstance(names[0], str)
+    kind: Any = getattr(transformers, names[0], None) if named else transformers.AutoModel
+    if not hasattr(kind, "from_pretrained"):
+        raise ValueError(f"{refusal}; nor does transformers {transformers.__version__} know {names[0]!r}")
+    try:
+        model, report = kind.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # whatever the library raises on a folder that it cannot read
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{refusal}; transformers does not read it either: {reason}") from None
+    lost = sorted(report.get("missing_keys") or []) + sorted(str(key) for key in report.get("mismatched_keys") or [])
+    if lost:
+        raise ValueError(f"{path} lacks {len(lost)} tensors that {type(model).__name__} needs, first {lost[0]}")
+    return model.eval(), (f"{type(model).__name__}, loaded by transformers",)
+
+
+def load_tokenizer(source: Model | str | Path) -> Tokenizer:
+    """Load the tokenizer of a model, of anything `load` accepts, or of a llama2.c tokenizer file (.bin).
+
+    It is a `Tokenizer` of the tokenizers library, with `encode(text).ids` and `decode(ids)`.
+    """
+    from tokenizers import Tokenizer
+
+    if isinstance(source, Model):
+        where, content = f"this {type(source).__name__}", source.extra_files.get(TOKENIZER)
+    else:
+        path = resolve(source)
+        if path.suffix == ".bin":
+            return Tokenizer.from_str(read_llama2c_tokenizer(path))
+        path = path / TOKENIZER if path.is_dir() else path
+        where, content = str(path.parent), path.read_bytes() if path.is_file() else None
+    if content is None:
+        raise ValueError(f"{where} has no {TOKENIZER}; its tokens are numbers only")
+    try:
+        return Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"the {TOKENIZER} of {where} cannot be read: {error}") from None
+
+
+def resolve(source: str | Path) -> Path:
+    """The checkpoint folder or llama2.c file that `load` reads for a path, a run folder, a hub id or a bundled name.
+
+    A run folder stands for its trained model. HF_HOME says where files from the hub are kept; with HF_HUB_OFFLINE=1
+    only files that are already there are used.
+    """
+    if bundled.is_name(source):
+        return bundled.folder(os.fspath(source))
+    path = Path(source).expanduser()
+    if path.exists():
+        return _find_run_model(path)
+    if len(path.parts) > 1 and any(path.parent.glob(f"*/{RECIPE_FILE}")):  # among runs: a typing mistake
+        raise ValueError(f"there is no run {path}; `qkv runs {path.parent}` lists the runs")
+    name = os.fspath(source)
+    if isinstance(source, Path) or not HUB_ID.fullmatch(name) or name.endswith((".bin", ".safetensors", ".json")):
+        raise ValueError(
+            f"there is nothing at {source}; expected a model folder, a run folder, a llama2.c file or a hub id"
+        )
+    if bundled.PREFIX + name in bundled.names():
+        raise ValueError(f"there is no folder {name}; the bundled model is called {bundled.PREFIX}{name}")
+    return _fetch_from_hub(name)
+
+
+def _find_run_model(path: Path) -> Path:
+    """The trained model of a run folder; any other path as it is."""
+    if (path / CONFIG).is_file():
+        return path
+    if (path / MODEL_FOLDER / CONFIG).is_file():
+        return path / MODEL_FOLDER
+    if (path / RECIPE_FILE).is_file():
+        raise ValueError(f"the run {path} is not finished, so it has no model yet; resume it: {resume_command(path)}")
+    return path
+
+
+def resume_command(run: str | Path) -> str:
+    """The command that resumes a run, whatever options started it."""
+    return f"qkv train --config {Path(run) / RECIPE_FILE} --folder {run}"
+
+
+def _fetch_from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ValueError(
+            f"there is no folder {name}; to fetch it from the hub, install huggingface_hub: pip install 'qkv[hf]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # whatever the network and the hub can raise
+        first = (str(error).strip().splitlines() or [""])[0]  # the hub's messages are a paragraph long
+        reason = first.split(". ")[0].rstrip(".").removeprefix("Got: ")[:200] or type(error).__name__
+        raise ValueError(f"there is no folder {name}, and it could not be fetched from the hub: {reason}") from error

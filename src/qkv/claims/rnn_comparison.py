@@ -1,0 +1,232 @@
+"""Claims about transformers compared with RNNs and MLPs: gradient paths, parameters, sequential steps."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from qkv._figures import Lines
+from qkv.claims.claim import Claim, ExperimentResult, Knob, Real, at_least, at_most, equal, near
+from qkv.claims.experiment import Lab, init_xavier, max_diff
+from qkv.models import (
+    GPT,
+    MLP,
+    RNN,
+    Encoder,
+    EncoderConfig,
+    GPTConfig,
+    MLPConfig,
+    RNNConfig,
+    RNNSeq2Seq,
+    RNNSeq2SeqConfig,
+)
+from qkv.nn import DenseSynthesizer
+
+FAMILY = "the transformer"
+SIDES = (8, 16, 24, 32)  # an MLP reads images: its length is side²
+
+
+def path_length(lab: Lab, dim: int, longest: int) -> ExperimentResult:
+    lengths = [n for n in (16, 32, 64, 128, 256, 512) if n <= longest]
+
+    def lstm(bias: float = 0.0) -> nn.LSTM:
+        layer = nn.LSTM(dim, dim, batch_first=True)
+        with torch.no_grad():
+            layer.get_parameter("bias_hh_l0")[dim : 2 * dim] += bias  # the bias of the forget gate
+        return layer
+
+    config = EncoderConfig(features=dim, dim=dim, layers=2, heads=4, position="none")
+    models: dict[str, Callable[[], nn.Module]] = {
+        "RNN": lambda: nn.RNN(dim, dim, batch_first=True),
+        "LSTM": lstm,
+        "LSTM, forget bias 5": lambda: lstm(5.0),
+        "transformer": lambda: init_xavier(Encoder(config)),
+    }
+    curves: dict[str, list[float]] = {}
+    x = lab.draw(1, lengths[-1], dim)
+    with lab.inside_layers():
+        for offset, (name, make) in enumerate(models.items()):
+            lab.progress(name)
+            model = lab.build(make, offset)
+            curves[name] = [last_to_first_gradient(model, x[:, :n]) for n in lengths]
+    rnn, lstm_curve = (log_slope(lengths, curves[name]) for name in ("RNN", "LSTM"))
+    power = log_slope([math.log(n) for n in lengths], curves["transformer"])
+    return ExperimentResult(
+        {
+            **{f"{name}: gradient at n = {lengths[-1]}": curve[-1] for name, curve in curves.items()},
+            "transformer: exponent of n": power,
+            "RNN: factor a step": math.exp(rnn),
+            "LSTM: factor a step": math.exp(lstm_curve),
+        },
+        (
+            at_most("RNN: falls exponentially, factor a step", math.exp(rnn), 0.9),
+            at_most("LSTM: falls exponentially, factor a step", math.exp(lstm_curve), 0.9),
+            near("transformer: falls as a power of n, about 1/n", power, -1.0, 0.5),
+            at_least("transformer: gradient at the longest", curves["transformer"][-1], 1e-4),
+            at_least(
+                "a forget bias of 5 repairs the LSTM, by a factor of",
+                (curves["LSTM, forget bias 5"][-1] + 1e-300) / (curves["LSTM"][-1] + 1e-300),
+                1e10,
+                "control",
+            ),
+        ),
+        (
+            Lines(
+                "gradient from the last output to the first input",
+                "length n",
+                "‖∂ out_n / ∂ x_1‖",
+                lengths,
+                {name: [max(c, 1e-180) for c in curve] for name, curve in curves.items()},
+                logx=True,
+                logy=True,
+                roles={"RNN": "wrong", "LSTM": "key", "LSTM, forget bias 5": "other", "transformer": "query"},
+            ),
+        ),
+    )
+
+
+def last_to_first_gradient(model: nn.Module, x: Tensor) -> float:
+    """The norm of the gradient of the last output (in one direction) with respect to the first input."""
+    x = x.detach().requires_grad_()
+    out = model(x)
+    out = out[0] if isinstance(out, tuple) else out
+    last = out[0, -1]
+    direction = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=last.dtype)
+    (found,) = torch.autograd.grad(last @ direction, x)
+    return float(found[0, 0].norm())
+
+
+def log_slope(x: Sequence[Real], y: Sequence[float]) -> float:
+    """The least-squares slope of log y over x, without values that have underflowed."""
+    kept = [(a, math.log(b)) for a, b in zip(x, y, strict=True) if b > 1e-250]
+    if len(kept) < 2:
+        return -math.inf
+    xs, ys = (torch.tensor(side, dtype=torch.float64) for side in zip(*kept, strict=True))
+    return float(((xs - xs.mean()) * (ys - ys.mean())).sum() / (xs - xs.mean()).square().sum())
+
+
+def versus_rnn_mlp(lab: Lab, dim: int) -> ExperimentResult:
+    position = "rope" if lab.component is None else lab.component
+    lengths = [side * side for side in SIDES]
+
+    def gpt(length: int, **options) -> int:
+        config = {"position": position, **options}
+        return GPT(GPTConfig(vocab_size=16, max_length=length, dim=dim, layers=1, heads=2, **config)).num_parameters
+
+    sizes = {
+        "transformer": [gpt(n) for n in lengths],
+        "with a learned table": [gpt(n, position="learned") for n in lengths],
+        "dense synthesizer": [gpt(n, position="none", score=DenseSynthesizer(n)) for n in lengths],
+        "RNN": [
+            RNN(RNNConfig(vocab_size=16, dim=dim, hidden_size=dim, layers=1, cell="rnn")).num_parameters
+            for _ in lengths
+        ],
+        "MLP": [MLP(MLPConfig(image_size=s, channels=1, hidden_sizes=(dim,))).num_parameters for s in SIDES],
+    }
+    steps = sequential_steps(lab, dim)
+    matrices = [p for p in nn.RNN(dim, dim).parameters() if p.ndim == 2]
+    attending_rnn = lab.build(lambda: RNNSeq2Seq(RNNSeq2SeqConfig(vocab_size=9, dim=8, hidden_size=8, dropout=0.0)))
+    attending_output = attending_rnn(torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]))
+
+    def growth(name: str) -> float:
+        return sizes[name][-1] / sizes[name][0]
+
+    return ExperimentResult(
+        {
+            **{f"{name}: parameters at n = {lengths[0]}": found[0] for name, found in sizes.items()},
+            **{f"{name}: parameters at n = {lengths[-1]}": found[-1] for name, found in sizes.items()},
+            "RNN: sequential steps, n = 32": steps["RNN"][-1],
+            "transformer: the same": steps["transformer"][-1],
+            "weight matrices of an RNN": len(matrices),
+        },
+        (
+            near("transformer: parameters do not grow with n", growth("transformer"), 1.0, 0.0),
+            near("RNN: nor do they", growth("RNN"), 1.0, 0.0),
+            at_least("MLP: they do", growth("MLP"), 5.0),
+            near("with a learned table they do not grow either", growth("with a learned table"), 1.0, 0.0, "beyond"),
+            near("with a dense synthesizer they do not", growth("dense synthesizer"), 1.0, 0.0, "beyond"),
+            near("RNN: sequential steps grow with n", steps["RNN"][-1] / steps["RNN"][0], 4.0, 1.0),
+            near("transformer: they do not", steps["transformer"][-1] / steps["transformer"][0], 1.0, 0.0),
+            near("an RNN has two weight matrices, input and recurrent", len(matrices), 2, 0),
+            equal("the loop whose steps were counted is the library's RNN", steps["difference"][0], "control"),
+            at_most("an RNN can use attention: shape off by", abs(attending_output.shape[1] - 2), 0),
+        ),
+        (
+            Lines("parameters", "length n", "parameters", lengths, sizes, logx=True, logy=True),
+            Lines(
+                "sequential steps",
+                "length n",
+                "longest chain of operations",
+                [8, 16, 32],
+                {"RNN": steps["RNN"], "transformer": steps["transformer"]},
+                roles={"RNN": "value", "transformer": "output"},
+            ),
+        ),
+    )
+
+
+def sequential_steps(lab: Lab, dim: int) -> dict[str, list[Real]]:
+    """The longest chain of operations from input to last output in the autograd graph."""
+    fused = lab.build(lambda: nn.RNN(dim, dim, batch_first=True))
+    model = lab.build(lambda: GPT(GPTConfig(vocab_size=16, dim=dim, layers=1, heads=2, position="rope")))
+    found: dict[str, list[Real]] = {"RNN": [], "transformer": [], "difference": []}
+    for n in (8, 16, 32):
+        x = lab.draw(1, n, dim).requires_grad_()
+        state, out = x.new_zeros(1, dim), []
+        for t in range(n):
+            state = torch.tanh(
+                x[:, t] @ fused.weight_ih_l0.mT + fused.bias_ih_l0 + state @ fused.weight_hh_l0.mT + fused.bias_hh_l0
+            )
+            out.append(state)
+        found["difference"].append(max_diff(torch.stack(out, 1).detach(), fused(x)[0].detach()))
+        found["RNN"].append(longest_chain(state))
+        tokens = torch.zeros(1, n, dtype=torch.long)
+        with lab.inside_layers():
+            found["transformer"].append(longest_chain(model(tokens)))
+    return found
+
+
+def longest_chain(out: Tensor) -> int:
+    """The depth of the autograd graph of a tensor."""
+    depth: dict[object, int] = {}
+    stack: list[tuple[object, bool]] = [(out.grad_fn, False)]
+    while stack:
+        node, seen = stack.pop()
+        if node is None or node in depth:
+            continue
+        before = [following for following, _ in getattr(node, "next_functions", ()) if following is not None]
+        if seen:
+            depth[node] = 1 + max((depth[other] for other in before), default=0)
+        else:
+            stack.append((node, True))
+            stack.extend((other, False) for other in before)
+    return max(depth.values())
+
+
+CLAIMS = (
+    Claim(
+        "path-length",
+        FAMILY,
+        "From last output to first input the gradient falls exponentially in an RNN, as a power of n in a transformer.",
+        "holds",
+        "",
+        path_length,
+        (Knob("dim", 32, "dim of all models", (4, 128), step=4), Knob("longest", 256, "longest sequence", (64, 512))),
+        ("itself",),
+        "Exponential against polynomial: not constant, but it never vanishes.",
+        cost="seconds",
+    ),
+    Claim(
+        "versus-rnn-mlp",
+        FAMILY,
+        "A transformer's parameters do not grow with length and its steps run in parallel; an MLP's parameters grow, "
+        "an RNN's steps are sequential.",
+        "holds-if",
+        "positions are not learned: a learned table and a dense synthesizer grow with length",
+        versus_rnn_mlp,
+        (Knob("dim", 16, "dim of all models", (4, 128), step=4),),
+        ("learned-positions",),
+        "Parameters and sequential steps of the library's own models against length.",
+    ),
+)

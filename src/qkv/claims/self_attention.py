@@ -1,0 +1,249 @@
+"""Claims about self-attention: permutation equivariance, and what queries, keys and values can express.
+
+β is the inverse temperature of the softmax: `scale` in the code.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from qkv._figures import Bars, Heatmap, Lines
+from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near
+from qkv.claims.experiment import Lab, max_diff, reference_attention
+from qkv.nn.positions import sinusoidal
+
+FAMILY = "self-attention"
+
+
+def equivariance(lab: Lab, n: int, d: int) -> ExperimentResult:
+    x, w_q, w_k, w_v = lab.draw(n, d), *(lab.draw(d, d) / d**0.5 for _ in range(3))
+    order = torch.randperm(n, generator=lab.generator)
+    while torch.equal(order, torch.arange(n)):
+        order = torch.randperm(n, generator=lab.generator)
+
+    def attend(x: Tensor, **options) -> Tensor:
+        return lab.attention(x @ w_q, x @ w_k, x @ w_v, **options)
+
+    def equivariance_error(change) -> float:
+        return max_diff(change(x[order]), change(x)[order])
+
+    places = sinusoidal(n, d, dtype=torch.float64)
+    out = attend(x)
+    weights = lab.weights(x @ w_q, x @ w_k)
+    permuted = lab.weights(x[order] @ w_q, x[order] @ w_k)
+    reference = reference_attention(x @ w_q, x @ w_k, x @ w_v)[0]
+    plain = equivariance_error(attend)
+    found = {"none": plain, "positions": equivariance_error(lambda y: attend(y + places))}
+    found["causal mask"] = equivariance_error(lambda y: attend(y, causal=True))
+    return ExperimentResult(
+        {
+            "‖f(Px) − P f(x)‖": plain,
+            "map of Px − P·map·Pᵀ": max_diff(permuted, weights[order][:, order]),
+            "map of Px − map": max_diff(permuted, weights),
+            "with positions": found["positions"],
+            "with a causal mask": found["causal mask"],
+        },
+        (
+            equal("permuting the tokens permutes the outputs", plain),
+            equal("the map becomes P S Pᵀ", max_diff(permuted, weights[order][:, order])),
+            at_least("not S", max_diff(permuted, weights), 1e-3),
+            equal("the output equals the triple loop", max_diff(out, reference)),
+            at_least("positions break it", found["positions"], 1e-3, "control"),
+            at_least("a causal mask breaks it", found["causal mask"], 1e-3, "control"),
+        ),
+        (
+            Heatmap("map of x", "key", "query", weights.tolist()),
+            Heatmap("map of Px", "key", "query", permuted.tolist()),
+            Bars("‖f(Px) − P f(x)‖", "", "largest difference", list(found), {"difference": list(found.values())}),
+        ),
+    )
+
+
+def basis(lab: Lab) -> Tensor:
+    """u_a, u_b, u_c, u_d: four orthonormal vectors."""
+    return lab.orthonormal(4, 6)
+
+
+def values_only(lab: Lab, beta: float) -> ExperimentResult:
+    a, b, c, d = basis(lab)
+    x = torch.stack((d + b, a, c + b))
+    # vectors of length β with scale 1, or of length 1 with scale β²: the same numbers
+    long = lab.attention(beta * x, beta * x, beta * x, scale=1.0)[1] / beta
+    short = lab.attention(x, x, x, scale=beta**2)[1]
+    error = float((short - a).norm())
+    distances = {}
+    for name, extra in (("u_d", d), ("u_c", c)):
+        changed = x.clone()
+        changed[1] += extra
+        distances[name] = float((lab.attention(changed, changed, changed, scale=beta**2)[1] - b).norm())
+    reference = reference_attention(x, x, x, scale=beta**2)[0][1]
+    betas = [1.0, 2.0, 3.0, 4.0, 5.0]
+    errors = [float((lab.attention(x, x, x, scale=s**2)[1] - a).norm()) for s in betas]
+    closed = [math.sqrt(10) / (math.exp(s**2) + 2) for s in betas]
+    return ExperimentResult(
+        {
+            f"‖c_2 − u_a‖ at β = {beta:g}": error,
+            "closed form √10/(e^β² + 2)": math.sqrt(10) / (math.exp(beta**2) + 2),
+            **{f"distance from u_b after adding {name} to x_2": value for name, value in distances.items()},
+        },
+        (
+            near("c_2 is u_a up to √10/(e^β²+2)", error, math.sqrt(10) / (math.exp(beta**2) + 2), 1e-12),
+            at_most("c_2 ≈ u_a", error, 1e-3),
+            at_least("adding u_d or u_c to x_2 does not give u_b", min(distances.values()), 0.5),
+            equal("β in the vectors equals β as an argument", max_diff(long, short)),
+            equal("the output equals the triple loop", max_diff(short, reference), "control"),
+        ),
+        (
+            Lines(
+                "how well x_2 returns u_a",
+                "β",
+                "‖c_2 − u_a‖",
+                betas,
+                {"measured": errors, "√10/(e^β²+2)": closed},
+                logy=True,
+                roles={"√10/(e^β²+2)": "formula", "measured": "output"},
+            ),
+        ),
+    )
+
+
+def kqv(lab: Lab, beta: float) -> ExperimentResult:
+    a, b, c, d = basis(lab)
+    x = torch.stack((d + b, a, c + b))  # times β, below
+    value = torch.outer(b, b) - torch.outer(c, c)
+    query = torch.outer(d, a) + torch.outer(c, d)
+
+    def compute(strength: float, attention) -> Tensor:
+        tokens = strength * x
+        q, k, v = tokens @ (strength**2 * query).mT, tokens, tokens @ value.mT
+        return attention(q, k, v, scale=1.0) / strength
+
+    out = compute(beta, lab.attention)
+    outside = lab.attention(x @ query.mT, x, x @ value.mT, scale=beta**4)
+    errors = float((out[1] - b).norm()), float((out[0] - (b - c)).norm())
+    reference = compute(beta, lambda *qkv, scale: reference_attention(*qkv, scale=scale)[0])
+    betas = [1.0, 1.25, 1.5, 1.75, 2.0]
+    curve = [float((compute(s, lab.attention)[1] - b).norm()) for s in betas]
+    weights = lab.weights(x @ query.mT, x, scale=beta**4)
+    return ExperimentResult(
+        {f"‖c_2 − u_b‖ at β = {beta:g}": errors[0], f"‖c_1 − (u_b − u_c)‖ at β = {beta:g}": errors[1]},
+        (
+            at_most("c_2 ≈ u_b", errors[0], 1e-5),
+            at_most("c_1 ≈ u_b − u_c", errors[1], 1e-5),
+            equal("β in the vectors equals β as an argument", max_diff(out, outside)),
+            equal("the output equals the triple loop", max_diff(out, reference), "control"),
+        ),
+        (
+            Lines("‖c_2 − u_b‖", "β", "error", betas, {"c_2": curve}, logy=True, roles={"c_2": "output"}),
+            Heatmap("attention weights", "x_1 … x_3 as keys", "as queries", weights.tolist(), 1.0),
+        ),
+    )
+
+
+def identity(lab: Lab, n: int, d: int, beta: float) -> ExperimentResult:
+    x = lab.orthonormal(n, d)
+
+    def closed(b: float) -> float:
+        return 1 / (1 + (n - 1) * math.exp(-b))
+
+    formula = max(
+        max_diff(weights.diagonal(), torch.full((n,), closed(b), dtype=torch.float64))
+        for b in (0.5, 1.0, 3.0, beta)
+        for weights in (lab.weights(x, x, scale=b), lab.weights(b * x, x, scale=1.0))
+    )
+    low, high = (float(lab.weights(x, x, scale=b).diagonal().min()) for b in (1.0, beta))
+    order = torch.randperm(n, generator=lab.generator)
+    v = lab.draw(n, d)
+    moved = lab.attention(x, x[order], v, scale=beta)
+    inverse = max_diff(moved, v[order.argsort()])
+    crowd = torch.nn.functional.normalize(lab.draw(4 * d, d), dim=-1)
+    crowded = lab.weights(crowd, crowd, scale=beta).diagonal()
+    mixed = lab.attention(crowd, crowd, crowd)
+    betas = [b / 2 for b in range(31)]
+    return ExperimentResult(
+        {
+            "diagonal at β = 1": low,
+            f"diagonal at β = {beta:g}": high,
+            "K = permuted Q: distance from the inverse permutation": inverse,
+            f"lowest diagonal with {4 * d} vectors in {d} dimensions": float(crowded.min()),
+        },
+        (
+            equal("the diagonal is e^β/(e^β + n − 1)", formula),
+            at_least("attention is the identity", high, 0.999),
+            at_least("at β = 1", low, 0.999, "beyond"),
+            at_least("with n > d", float(crowded.min()), 0.999, "beyond"),
+            at_most("K = permuted Q gives the inverse permutation", inverse, 0.01),
+            equal(
+                "the crowd's output equals the triple loop",
+                max_diff(mixed, reference_attention(crowd, crowd, crowd)[0]),
+                "control",
+            ),
+        ),
+        (
+            Lines(
+                "weight of each token on itself",
+                "β",
+                "diagonal",
+                betas,
+                {
+                    "measured": [float(lab.weights(x, x, scale=b).diagonal().mean()) for b in betas],
+                    "e^β/(e^β+n−1)": [closed(b) for b in betas],
+                },
+                roles={"e^β/(e^β+n−1)": "formula"},
+            ),
+            Heatmap("K = permuted Q", "key", "query", lab.weights(x, x[order], scale=beta).tolist(), 1.0),
+        ),
+    )
+
+
+CLAIMS = (
+    Claim(
+        "equivariance",
+        FAMILY,
+        "Without positions and causal mask, permuting the tokens permutes the outputs; the map becomes P S Pᵀ.",
+        "holds",
+        "no positions and no causal mask: either breaks it",
+        equivariance,
+        (Knob("n", 6, "tokens", (2, 128)), Knob("d", 8, "dimension", (1, 128))),
+        ("wrong-axis", "uniform", "argmax", "no-scale", "v-for-k", "unmasked"),
+        "The map of permuted tokens is the map with rows and columns permuted, not the same map.",
+    ),
+    Claim(
+        "values-only",
+        FAMILY,
+        "With v = k = q = x = (u_d + u_b, u_a, u_c + u_b), c_2 ≈ u_a; adding u_d or u_c to x_2 does not make it u_b.",
+        "holds",
+        "",
+        values_only,
+        (Knob("beta", 5.0, "length of the vectors", (0.1, 26)),),
+        ("uniform", "beta-ignored", "beta-squared", "wrong-axis"),
+        "The error falls as e^(−β²).",
+    ),
+    Claim(
+        "kqv",
+        FAMILY,
+        "V = (u_b u_bᵀ − u_c u_cᵀ)/β², K = I, Q = u_d u_aᵀ + u_c u_dᵀ give c_2 ≈ u_b and c_1 ≈ u_b − u_c.",
+        "holds",
+        "",
+        kqv,
+        (Knob("beta", 2.0, "length of the vectors", (0.1, 26)),),
+        ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "v-for-k", "k-for-v"),
+        "x_2 attends to x_1 and x_1 to x_3; the value matrix does the rest.",
+    ),
+    Claim(
+        "identity",
+        FAMILY,
+        "Self-attention can be the identity: on orthonormal tokens the diagonal is e^β/(e^β + n − 1).",
+        "holds-if",
+        "β is large and n ≤ d; at β = 1, n = 8 the diagonal is 0.28, and crowded tokens share",
+        identity,
+        (
+            Knob("n", 8, "tokens", (1, 64)),
+            Knob("d", 8, "dimension, at least the number of tokens", (1, 64)),
+            Knob("beta", 12.0, "inverse temperature", (-100, 1000)),
+        ),
+        ("uniform", "beta-ignored", "beta-squared", "argmax", "v-for-k", "wrong-axis"),
+        "The diagonal rises with β by the formula; permuted keys give the inverse permutation.",
+    ),
+)

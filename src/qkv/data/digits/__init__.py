@@ -1,1 +1,0 @@
-"""The handwritten digits that ship with the package; README.md says where they come from."""

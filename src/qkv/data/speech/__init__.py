@@ -1,0 +1,20 @@
+"""Speech data: audio files, log-mel features, augmentation, spoken digits, and batches of digit strings."""
+
+from qkv.data.speech.augmentation import SpeechAugment
+from qkv.data.speech.digit_strings import DigitStringBatches
+from qkv.data.speech.mel import FeatureNormalization, Mel
+from qkv.data.speech.recordings import load_spoken_digits, load_synthetic_voices, make_tone_digits
+from qkv.data.speech.wav import Audio, read_audio, write_wav
+
+__all__ = [
+    "Audio",
+    "DigitStringBatches",
+    "FeatureNormalization",
+    "Mel",
+    "SpeechAugment",
+    "load_spoken_digits",
+    "load_synthetic_voices",
+    "make_tone_digits",
+    "read_audio",
+    "write_wav",
+]

@@ -1,0 +1,114 @@
+"""Tokenizers: one token per character, or byte-level BPE trained in place; encoding and decoding.
+
+A tokenizer is saved with its model: `model.files["tokenizer.json"] = serialize_tokenizer(tokenizer)`, and
+`qkv.checkpoints.load_tokenizer(model)` reads it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, START, STOP = 0, 1, 2
+SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>")  # at PAD, START, STOP
+
+
+def character_tokenizer(texts: Iterable[str], special: Sequence[str] = ()) -> Tokenizer:
+    """A tokenizer with one token per character that occurs, sorted by code point, after the `special` ones.
+
+    >>> tokenizer = character_tokenizer(["cab"], special=("□",))
+    >>> encode(tokenizer, "abc").tolist(), decode(tokenizer, torch.tensor([3, 1, 2]))
+    ([1, 2, 3], 'cab')
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    found: set[str] = set()
+    for text in texts:
+        found.update(text)
+    if not found:
+        raise ValueError("a character tokenizer is made from text, got none")
+    characters = [*special, *sorted(found - set(special))]
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    # the unknown token is in no vocabulary, so that an unseen character raises an error and is not lost
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    return tokenizer
+
+
+def bpe_tokenizer(
+    texts: Iterable[str], vocab_size: int, special: Sequence[str] = SPECIAL_TOKENS, *, add_prefix_space: bool = False
+) -> Tokenizer:
+    """Train byte-level BPE: `special` tokens, the 256 bytes and the most frequent pairs. It encodes any text.
+
+    add_prefix_space: encode every text as if a space came first, so that a word has the same tokens everywhere.
+
+    >>> tokenizer = bpe_tokenizer(["low lower lowest"] * 9, vocab_size=270)
+    >>> decode(tokenizer, encode(tokenizer, "naïve ⁇ 雪"))
+    'naïve ⁇ 雪'
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    smallest = len(alphabet) + len(special)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size must be at least {smallest} for BPE (256 bytes and {len(special)} special tokens), "
+            f"got {vocab_size}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)  # pyright: ignore[reportAttributeAccessIssue]
+    decoder = decoders.ByteLevel()
+    if add_prefix_space:
+        decoder = decoders.Sequence([decoder, decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoder  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, text: str, where: str = "the text") -> Tensor:
+    """The token ids of a text (n,), int64. Unknown characters raise a ValueError; `where` names the text in it."""
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # the library raises a bare Exception
+        known = tokenizer.get_vocab()
+        unknown = [character for character in text if character not in known]
+        if not unknown:
+            raise ValueError(f"{where} cannot be tokenized: {error}") from None
+        position = text.index(unknown[0])
+        raise ValueError(
+            f"{where}: the character {unknown[0]!r} (position {position + 1}) is not in the tokenizer's vocabulary of "
+            f"{len(known)} characters"
+        ) from None
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str], where: str = "the text") -> list[Tensor]:
+    """The token ids of each text; an error names the line of the file `where`."""
+    try:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [torch.tensor(encoding.ids, dtype=torch.int64) for encoding in encodings]
+    except Exception:  # one text cannot be encoded: find out which
+        return [encode(tokenizer, text, f"{where}, line {line}") for line, text in enumerate(texts, start=1)]
+
+
+def decode(tokenizer: Tokenizer, ids: Tensor) -> str:
+    """The text of token ids (n,)."""
+    return tokenizer.decode(ids.tolist())
+
+
+def serialize_tokenizer(tokenizer: Tokenizer) -> bytes:
+    """The content of a tokenizer.json."""
+    return tokenizer.to_str().encode("utf-8")

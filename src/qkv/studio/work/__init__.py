@@ -1,1 +1,0 @@
-"""Work that a room hands to a process of its own: it may crash, hang or be ended, and the server lives on."""

@@ -1,0 +1,194 @@
+"""Time budget of a run: how many steps fit into some minutes, and a recipe with another number of steps.
+
+The speed is measured once, before the run; the number of steps is then fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from qkv.training.config import MAX_STEPS, TrainConfig
+from qkv.training.distributed import World
+from qkv.training.loop import train
+from qkv.training.metrics import Progress, TrainCallback
+from qkv.training.recipes import get_recipe
+from qkv.training.recipes.definition import RecipeConfig, Stage, Task, copy_to_device
+
+MIN_TRIAL_STEPS, MAX_TRIAL_STEPS = 16, 500  # the first quarter of them is not timed
+TRIAL_SHARE = 0.02  # of a stage's time: batches differ, so a few steps say little
+FEW_STEPS, SLOW_SECONDS = 4, 20.0  # so few steps are enough if they take longer than so many seconds
+TRAINING_SHARE = 0.97  # the rest is for logging and checkpoints
+MAX_MINUTES = 60 * 24 * 366
+MAX_EVALUATIONS = 10  # of a run with a time budget
+EVALUATION_SHARE = 0.2  # of its time, at most
+
+
+def check_length(minutes: float | int | None, steps: int | None) -> None:
+    """Raise a ValueError if no run can have this length."""
+    if minutes is not None and steps is not None:
+        raise ValueError("give minutes or steps, not both")
+    if minutes is not None and not 0 < minutes <= MAX_MINUTES:
+        raise ValueError(f"minutes must be above 0 and at most {MAX_MINUTES:,} (a year), got {minutes}")
+    if steps is not None and not 1 <= steps <= MAX_STEPS:
+        raise ValueError(f"steps must be at least 1 and at most {MAX_STEPS:,}, got {steps}")
+
+
+def fit_to_length(task: Task, minutes: float | int | None, steps: int | None, on_note: Callable[[str], None]) -> Task:
+    """Fit the stages of a task to minutes or to a number of steps; without both return it unchanged."""
+    check_length(minutes, steps)
+    if steps is not None:
+        return replace(task, config=with_steps(task.config, steps))
+    if minutes is None:
+        return task
+    shares = get_recipe(task.config.recipe).stage_shares(task.config)
+    stages = dict(task.config.stages)
+    for stage in task.stages:
+        config = stages[stage.name]
+        seconds = 60 * minutes * shares[stage.name] * TRAINING_SHARE
+        step_time, evaluation_time = measure_speed(task, stage, config, trial_seconds=TRIAL_SHARE * seconds)
+        evaluations = count_evaluations(seconds, evaluation_time)
+        count = max(int((seconds - (evaluations + 1) * evaluation_time) / step_time), MAX_EVALUATIONS)
+        stages[stage.name] = rescale_steps(config, count, evaluations=evaluations)
+        on_note(
+            f"{stage.name}: {step_time * 1000:.0f} ms per step, so {count:,} steps fit into "
+            f"{60 * minutes * shares[stage.name]:.0f} s"
+        )
+    return replace(task, config=replace(task.config, stages=stages))
+
+
+def count_evaluations(seconds: float | int, evaluation_time: float | int) -> int:
+    """Return how often to evaluate in a run of so many seconds.
+
+    >>> count_evaluations(600, 1), count_evaluations(100, 5), count_evaluations(10, 60)
+    (10, 3, 1)
+    """
+    return max(min(MAX_EVALUATIONS, int(EVALUATION_SHARE * seconds / max(evaluation_time, 1e-9)) - 1), 1)
+
+
+def with_steps(config: RecipeConfig, steps: int) -> RecipeConfig:
+    """Give a config so many steps in all; each stage that it runs gets its share.
+
+    >>> config = with_steps(get_recipe("birthplaces").resolve(), 100)
+    >>> {name: stage.steps for name, stage in config.stages.items()}
+    {'pretrain': 60, 'finetune': 40}
+    """
+    check_length(None, steps)
+    shares = get_recipe(config.recipe).stage_shares(config)
+    stages = {name: rescale_steps(config.stages[name], max(round(steps * share), 1)) for name, share in shares.items()}
+    return replace(config, stages={**config.stages, **stages})
+
+
+def with_length_of(config: RecipeConfig, other: RecipeConfig) -> RecipeConfig:
+    """Give a config the steps that a time budget gave another one, evaluated and saved as often."""
+    stages = dict(config.stages)
+    for name in get_recipe(config.recipe).stage_shares(config):
+        like = other.stages[name]
+        stage = rescale_steps(stages[name], like.steps)
+        intervals = {key: getattr(like.checkpoint, key) for key in ("evaluate_every", "checkpoint_every")}
+        stages[name] = replace(stage, checkpoint=replace(stage.checkpoint, **intervals))
+    return replace(config, stages=stages)
+
+
+def total_steps(config: RecipeConfig) -> int:
+    """Return the steps of all stages that a config runs.
+
+    >>> recipe = get_recipe("birthplaces")
+    >>> total_steps(recipe.resolve()), total_steps(recipe.resolve({"data.pretrain": False}))
+    (4000, 2000)
+    """
+    return sum(config.stages[name].steps for name in get_recipe(config.recipe).stage_shares(config))
+
+
+def rescale_steps(config: TrainConfig, steps: int, evaluations: int | None = None) -> TrainConfig:
+    """Change the number of steps; warm-up, decay and the intervals keep their share.
+
+    evaluations: number of evaluations and checkpoints, instead of the same share.
+
+    >>> from qkv.training.schedules import ScheduleConfig
+    >>> rescale_steps(TrainConfig(steps=1000, schedule=ScheduleConfig(warmup_steps=100)), 50).schedule.warmup_steps
+    5
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    ratio, schedule, checkpoint = steps / config.steps, config.schedule, config.checkpoint
+    decay = None if schedule.decay_steps is None else int(schedule.decay_steps * ratio)
+
+    def rescale_interval(interval: int) -> int:
+        if interval == 0:
+            return 0
+        return max(steps // evaluations if evaluations else round(interval * ratio), 1)
+
+    return replace(
+        config,
+        steps=steps,
+        schedule=replace(schedule, warmup_steps=int(schedule.warmup_steps * ratio), decay_steps=decay),
+        checkpoint=replace(
+            checkpoint,
+            log_every=min(checkpoint.log_every, max(steps // 5, 1)),
+            evaluate_every=rescale_interval(checkpoint.evaluate_every),
+            checkpoint_every=rescale_interval(checkpoint.checkpoint_every),
+        ),
+    )
+
+
+def measure_speed(task: Task, stage: Stage, config: TrainConfig, trial_seconds: float) -> tuple[float, float]:
+    """Measure the seconds of a step and of an evaluation, on a copy of the model that is then discarded.
+
+    trial_seconds: how long to try steps; several processes make a fixed number of steps instead, to stop together.
+    """
+    world = World.current()
+    single = world.size == 1
+    timer = _StepTimer(trial_seconds if single else None)
+    trial = replace(
+        config,
+        steps=MAX_TRIAL_STEPS if single else MIN_TRIAL_STEPS,
+        schedule=replace(config.schedule, warmup_steps=0, decay_steps=None),
+        checkpoint=replace(config.checkpoint, log_every=1, evaluate_every=0, checkpoint_every=0, best_metric=""),
+    )
+    with tempfile.TemporaryDirectory() as folder, suppress(_EnoughError):
+        result = train(copy_to_device(task.model), stage.batches, stage.objective, trial, folder, callback=timer)
+        if result.stopped:
+            raise StoppedError(result.stopped)
+    evaluation_time = 0.0
+    if stage.validate is not None:
+        start = time.perf_counter()
+        stage.validate(copy_to_device(task.model))  # the copy above may be sharded over processes by now
+        evaluation_time = time.perf_counter() - start
+    times = json.loads(world.broadcast_text(json.dumps([timer.step_time, evaluation_time])))  # rank zero's clock counts
+    return times[0], times[1]
+
+
+class StoppedError(Exception):
+    """A signal to stop arrived while the speed was measured: no run exists yet."""
+
+
+class _EnoughError(Exception):
+    """The speed is known well enough."""
+
+
+class _StepTimer(TrainCallback):
+    """Records when steps end. trial_seconds: when to stop the trial; None for its last step."""
+
+    def __init__(self, trial_seconds: float | None) -> None:
+        self.times: list[float] = []
+        self.trial_seconds = trial_seconds
+
+    @property
+    def step_time(self) -> float:
+        """Mean seconds of a step, without the first quarter of the steps."""
+        timed = self.times[len(self.times) // 4 :]
+        return max((timed[-1] - timed[0]) / (len(timed) - 1), 1e-6) if len(timed) > 1 else 0.0
+
+    def on_log(self, progress: Progress) -> None:
+        self.times.append(time.perf_counter())
+        if self.trial_seconds is None:
+            return
+        count, elapsed = len(self.times), self.times[-1] - self.times[0]
+        enough = count >= MIN_TRIAL_STEPS and elapsed >= self.trial_seconds
+        if enough or (count >= FEW_STEPS and elapsed > SLOW_SECONDS):
+            raise _EnoughError

@@ -1,0 +1,113 @@
+"""No test item is in the training data: the parts of every data set are hashed against its training part.
+
+The few items that a published data set repeats are listed here one by one.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from shared_data import SHARED, shared
+
+from qkv.data.images.dataset import ImageSplits
+from qkv.data.images.load import load_digits, load_images
+from qkv.data.overlap import find_overlap
+from qkv.data.speech.recordings import SpokenDigitSplits, load_spoken_digits, make_tone_digits
+from qkv.data.text.biographies import make_biographies
+from qkv.data.text.language_modeling import load_shakespeare
+from qkv.data.text.question_answering import read_questions
+from qkv.training.recipes.translation import TranslationData, load_pairs
+
+
+def image_bytes(parts: ImageSplits) -> tuple[list[bytes], list[bytes]]:
+    """Images of training, and those of validation and test."""
+    assert parts.test is not None
+    train, *others = ([row.tobytes() for row in p.pixels.numpy()] for p in (parts.train, parts.validation, parts.test))
+    return train, [*others[0], *others[1]]
+
+
+def overlap_indices(train: Iterable[object], other: Iterable[object]) -> list[int]:
+    return list(find_overlap(train, other).indices)
+
+
+def test_load_digits_trains_on_no_digit_of_validation_or_test():
+    train, other = image_bytes(load_digits())
+    assert (len(train), len(other)) == (1257, 540)
+    assert overlap_indices(train, other) == []
+
+
+def test_cifar10_trains_on_no_image_of_validation_or_test():
+    path = Path(os.environ.get("QKV_CIFAR10", SHARED / "cifar10.npz"))
+    if not path.is_file():
+        pytest.skip("needs cifar10.npz, in the shared data next to the checkout or where QKV_CIFAR10 says")
+    train, other = image_bytes(load_images(path))
+    assert (len(train), len(other)) == (45_000, 15_000)
+    assert overlap_indices(train, other) == []
+
+
+def test_birthplaces_shares_only_namesakes_between_parts():
+    folder = shared("birthplaces")
+    train = read_questions(folder / "birth_places_train.tsv")
+    dev = read_questions(folder / "birth_dev.tsv")
+    asked = [question.question for question in train]
+    found = overlap_indices(asked, [question.question for question in dev])
+    assert [dev[row].question for row in found] == ["Where was George Stone born?"]
+    assert overlap_indices([q[:2] for q in train], [q[:2] for q in dev]) == [], "his answer is another one: London"
+    blind = read_questions(folder / "birth_test_inputs.tsv", answers=False)
+    assert len(overlap_indices(asked, [question.question for question in blind])) == 2
+    assert overlap_indices([q.question for q in dev], [q.question for q in blind]) == []
+
+
+def test_multi30k_shares_no_pair_and_one_sentence_per_language():
+    parts = load_pairs(TranslationData(path=str(shared("multi30k"))), 0)
+    assert [len(parts[name]) for name in ("train", "val", "test")] == [29_000, 1_014, 1_000]
+    other = [*parts["val"], *parts["test"]]
+    assert overlap_indices(parts["train"], other) == []
+    for side, found in (
+        (0, [686]),
+        (1, [164]),
+    ):  # of validation: one English and one German line, each with another translation
+        assert overlap_indices((pair[side] for pair in parts["train"]), (pair[side] for pair in other)) == found
+
+
+def recordings(parts: SpokenDigitSplits) -> list[int]:
+    """Recordings of the other parts that are in the training data, by their samples."""
+    other = [*parts.validation, *parts.seen, *parts.unseen]
+    return overlap_indices((spoken.samples for spoken in parts.train), (spoken.samples for spoken in other))
+
+
+def test_load_spoken_digits_trains_on_no_test_recording_and_no_unseen_speaker():
+    parts = load_spoken_digits(shared("spoken-digits"))
+    assert len(parts.train) == 1600 and recordings(parts) == []
+    assert not {spoken.speaker for spoken in parts.train} & {spoken.speaker for spoken in parts.unseen}
+
+
+def test_make_tone_digits_trains_on_no_test_recording():
+    parts = make_tone_digits()
+    assert recordings(parts) == []
+    assert not {spoken.speaker for spoken in parts.train} & {spoken.speaker for spoken in parts.unseen}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_make_biographies_asks_about_a_person_in_one_part_only(seed: int):
+    made = make_biographies(1000, seed=seed)
+    for other in (made.validation, made.test):
+        assert (
+            overlap_indices((question.question for question in made.train), (question.question for question in other))
+            == []
+        )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_number_words_share_no_pair_between_parts(seed: int):
+    parts = load_pairs(TranslationData(), seed)
+    assert overlap_indices(parts["train"], [*parts["val"], *parts["test"]]) == []
+
+
+def test_load_shakespeare_shares_no_passage_between_parts():
+    train, apart = load_shakespeare()
+    assert overlap_indices(train.split("\n\n"), apart.split("\n\n")) == [], "no speech"
+    size = 64  # letters, at every place
+    seen = {train[begin : begin + size] for begin in range(len(train) - size + 1)}
+    assert not any(apart[begin : begin + size] in seen for begin in range(len(apart) - size + 1))

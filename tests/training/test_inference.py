@@ -1,0 +1,26 @@
+"""Predictor: use a trained model."""
+
+import pytest
+
+from qkv.training import run_recipe
+
+
+def test_predictor_classifies_an_image_and_names_a_bad_file(tmp_path, unchecked):
+    from PIL import Image
+
+    from qkv.data.images.load import load_digits
+    from qkv.training.inference import load_predictor
+
+    overrides = {"model.dim": 16, "model.layers": 1, "model.heads": 2}
+    run = run_recipe("vit-digits", overrides, steps=4, folder=tmp_path / "run")
+    predictor, splits = load_predictor(tmp_path / "run"), load_digits()
+    Image.fromarray(splits.test.pixels[0, 0].numpy()).save(tmp_path / "digit.png")
+    prediction = predictor(str(tmp_path / "digit.png"), top=10)
+    pixels = splits.test.pixels[:1].float() / 255
+    normalized = (pixels - predictor.purpose["mean"][0]) / predictor.purpose["std"][0]
+    probabilities = run.model(normalized).softmax(-1)[0].detach()
+    assert prediction.result == str(int(probabilities.argmax()))
+    assert prediction.confidence == pytest.approx(float(probabilities.max()), abs=1e-4)
+    (tmp_path / "none.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"none\.png: the file is empty"):
+        predictor(str(tmp_path / "none.png"))
