@@ -1,4 +1,4 @@
-"""What all tests share: the device they run on, exact numbers, and a seed."""
+"""Fixtures of all tests: device, float64 random numbers, seed, run-time shape checks."""
 
 import os
 import signal

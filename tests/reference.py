@@ -1,7 +1,7 @@
-"""Attention written a second time, as plainly as possible: Python numbers and loops, no tensor arithmetic.
+"""Reference attention for tests: Python numbers and loops, no tensor arithmetic; and the masks under test.
 
-Axes: b batch · h heads · t queries · s keys. Rules of masks are written from the docstrings, for one query i and
-one key j; `place` is where query i stands among the keys, i + (s − t).
+Axes: b batch · h heads · t queries · s keys. The rules of the masks follow their docstrings, for one query i
+and one key j; `place` is the position of query i among the keys, i + (s − t).
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.nn import masks
 
-BATCH, HEADS = 2, 4  # what masks of one row of the batch, or of one head, are written for
+BATCH, HEADS = 2, 4  # sizes for masks per row of the batch and per head
 Rule = Callable[[int, int, int, int, int], bool]  # (b, h, place, i, j) -> may attend
 
 
@@ -26,12 +26,12 @@ def attend_by_loops(
     bias: Tensor | None = None,
     hard: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Output and weights of q (b, h, t, d), k (b, g, s, d), v (b, g, s, e); beta may be a list, one for each head."""
+    """Output and weights of q (b, h, t, d), k (b, g, s, d), v (b, g, s, e); scale may be a list, one for each head."""
     b, h, t, d = q.shape
     g, s, e = k.shape[1], k.shape[2], v.shape[3]
     flags = (torch.ones(1, dtype=torch.bool) if mask is None else mask.cpu()).expand(b, h, t, s).tolist()
     added = (torch.zeros(1) if bias is None else bias.detach().cpu()).expand(b, h, t, s).tolist()
-    betas = scale if isinstance(scale, list) else [d**-0.5 if scale is None else scale] * h
+    scales = scale if isinstance(scale, list) else [d**-0.5 if scale is None else scale] * h
     queries, keys, values = q.tolist(), k.tolist(), v.tolist()
     out, weights = [], []
     for row in range(b):
@@ -39,7 +39,7 @@ def attend_by_loops(
             group = head // (h // g)
             for i in range(t):
                 scores = [
-                    betas[head] * sum(x * y for x, y in zip(queries[row][head][i], keys[row][group][j], strict=True))
+                    scales[head] * sum(x * y for x, y in zip(queries[row][head][i], keys[row][group][j], strict=True))
                     + added[row][head][i][j]
                     for j in range(s)
                 ]
@@ -52,14 +52,14 @@ def attend_by_loops(
 
 def choose(scores: list[float], mask: list[bool], hard: bool = False) -> list[float]:
     """The softmax of the allowed scores (or 1 on the first of the highest); zeros where nothing is allowed."""
-    open_ = [j for j, score in enumerate(scores) if mask[j] and score > -math.inf]
-    if not open_:
+    allowed = [j for j, score in enumerate(scores) if mask[j] and score > -math.inf]
+    if not allowed:
         return [0.0] * len(scores)
-    highest = max(scores[j] for j in open_)
+    highest = max(scores[j] for j in allowed)
     if hard:
-        best = next(j for j in open_ if scores[j] == highest)
+        best = next(j for j in allowed if scores[j] == highest)
         return [float(j == best) for j in range(len(scores))]
-    powers = [math.exp(scores[j] - highest) if j in open_ else 0.0 for j in range(len(scores))]
+    powers = [math.exp(scores[j] - highest) if j in allowed else 0.0 for j in range(len(scores))]
     total = math.fsum(powers)
     return [power / total for power in powers]
 
@@ -99,23 +99,23 @@ MASKS: dict[str, tuple[Callable[[int, int], masks.Mask | Tensor | None], Rule]] 
     "window of one": (lambda t, s: masks.sliding_window(t, s, 0, 0), lambda b, h, place, i, j: j == place),
     "window ahead": (lambda t, s: masks.sliding_window(t, s, 0, None), lambda b, h, place, i, j: j >= place),
     "window without bounds": (lambda t, s: masks.sliding_window(t, s, None, None), lambda b, h, place, i, j: True),
-    "chunks": (lambda t, s: masks.chunked(t, s, 3, 1), lambda b, h, place, i, j: 0 <= place // 3 - j // 3 <= 1),
-    "chunks, all before": (lambda t, s: masks.chunked(t, s, 2), lambda b, h, place, i, j: j // 2 <= place // 2),
+    "chunked": (lambda t, s: masks.chunked(t, s, 3, 1), lambda b, h, place, i, j: 0 <= place // 3 - j // 3 <= 1),
+    "chunked, all before": (lambda t, s: masks.chunked(t, s, 2), lambda b, h, place, i, j: j // 2 <= place // 2),
     "prefix": (lambda t, s: masks.prefix(t, s, 2), lambda b, h, place, i, j: j <= place or j < 2),
     "prefix by row": (
         lambda t, s: masks.prefix(t, s, torch.tensor(PREFIXES)),
         lambda b, h, place, i, j: j <= place or j < PREFIXES[b],
     ),
-    "present": (lambda t, s: masks.padding(_flags(s)), lambda b, h, place, i, j: _exists(b, j)),
-    "causal & present": (
+    "padding": (lambda t, s: masks.padding(_flags(s)), lambda b, h, place, i, j: _exists(b, j)),
+    "causal & padding": (
         lambda t, s: masks.causal(t, s) & masks.padding(_flags(s)),
         lambda b, h, place, i, j: j <= place and _exists(b, j),
     ),
-    "window & prefix & present": (
+    "window & prefix & padding": (
         lambda t, s: masks.sliding_window(t, s, 3, 2) & masks.prefix(t, s, 3) & masks.padding(_flags(s)),
         lambda b, h, place, i, j: place - 3 <= j <= place + 2 and (j <= place or j < 3) and _exists(b, j),
     ),
-    "chunks & window": (
+    "chunked & window": (
         lambda t, s: masks.chunked(t, s, 2, 0) & masks.sliding_window(t, s, 1, 1),
         lambda b, h, place, i, j: place // 2 == j // 2 and abs(j - place) <= 1,
     ),
@@ -153,7 +153,7 @@ SIZES = [(5, 5), (3, 7), (7, 3), (1, 6), (6, 1), (1, 1), (0, 5), (5, 0)]  # (t, 
 
 
 def mask_case(name: str, t: int, s: int, device: torch.device) -> tuple[masks.Mask | Tensor | None, Tensor]:
-    """What `attention` is given as `allowed`, and the same written out by its rule."""
+    """The mask argument of `attention`, and the same mask written out by its rule."""
     build, rule = MASKS[name]
     given = build(t, s)
     given = given.to(device) if isinstance(given, Tensor) else given

@@ -1,4 +1,4 @@
-"""Files that people keep."""
+"""Atomic writes of files."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from qkv._files import write_atomic
 from qkv._html import page, table
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_write_atomic_writes_the_whole_file_or_nothing(tmp_path):
     path = tmp_path / "page.html"
     write_atomic(path, "one")
     with pytest.raises(UnicodeEncodeError):
@@ -15,14 +15,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_write_atomic_names_a_missing_folder(tmp_path):
     with pytest.raises(ValueError, match="there is no folder"):
         write_atomic(tmp_path / "none" / "page.html", "one")
     with pytest.raises(ValueError, match="is a folder"):
         write_atomic(tmp_path, "one")
 
 
-def test_text_on_a_page_stays_text():
+def test_html_page_escapes_text():
     shown = page("<script>", table(["<b>"], [["<i>"], [b"<em>kept</em>"]]))
     assert "<script>" not in shown and "<b>" not in shown and "<i>" not in shown
     assert "<em>kept</em>" in shown

@@ -1,4 +1,4 @@
-"""What importing qkv costs, and which names it has."""
+"""Import cost of qkv and its public names."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def test_importing_qkv_does_not_import_torch():
     assert run("import sys, qkv; print('torch' in sys.modules)") == "False"
 
 
-def test_names_are_imported_when_first_used():
+def test_qkv_names_are_imported_on_first_use():
     assert run("import sys, qkv; qkv.attention; print('torch' in sys.modules)") == "True"
 
 
@@ -31,22 +31,22 @@ def test_every_public_name_exists_and_is_listed(name):
 
 
 @pytest.mark.parametrize("name", ["causal", "sliding_window", "chunked", "prefix", "padding"])
-def test_every_pinned_mask_exists(name):
+def test_masks_are_public(name):
     assert callable(getattr(qkv.masks, name))
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "Rope", "Alibi", "T5Bias", "Shaw"])
-def test_every_pinned_position_scheme_exists(name):
+def test_positions_are_public(name):
     assert callable(getattr(qkv.positions, name))
 
 
 @pytest.mark.parametrize("name", ["GPT", "ViT", "Encoder", "Seq2Seq", "Perceiver", "RNN", "RNNSeq2Seq", "CNN", "MLP"])
-def test_every_pinned_model_has_a_frozen_config_beside_it(name):
+def test_models_have_a_frozen_config_class(name):
     config = getattr(qkv.models, f"{name}Config")
     assert getattr(qkv.models, name).config_class is config
     assert config.__dataclass_params__.frozen
 
 
-def test_a_wrong_name_is_answered_with_the_right_ones():
+def test_qkv_names_the_known_attributes_for_an_unknown_one():
     with pytest.raises(AttributeError, match=r"has no attribute .atention.; it has .*attention"):
         _ = qkv.atention  # pyright: ignore[reportAttributeAccessIssue]

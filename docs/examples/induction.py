@@ -1,7 +1,7 @@
 """Train a small model to repeat, in seconds, and find its induction heads: python docs/examples/induction.py [FOLDER]
 
 The texts are random tokens repeated with a period that changes from text to text. Distance tells nothing, so the model
-must find its current token earlier in the text, and what came after it there. That takes two heads, one after the other.
+must find its current token earlier in the text, and what came after it there. That takes two heads in sequence.
 """
 
 import sys
@@ -46,7 +46,7 @@ def train_model(seed: int = 0, steps: int = 600) -> tuple[GPT, float]:
 def main() -> None:
     model, loss = train_model()
     tokens, known = make_repeating_texts(1, torch.Generator().manual_seed(8))
-    predictable = [index - 1 for index in known[0].nonzero().flatten().tolist()]  # positions with a predictable next token
+    predictable = [index - 1 for index in known[0].nonzero().flatten().tolist()]  # where the next token is known
     print(f"{model.num_parameters:,} parameters, loss {loss:.3f} on predictable tokens\n")
     found = interp.classify_heads(model, tokens)
     sweep = interp.ablation_sweep(model, tokens, positions=predictable)

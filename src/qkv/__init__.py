@@ -1,4 +1,4 @@
-"""qkv: the workbench for transformers.
+"""qkv checks, explains and trains transformers.
 
 Importing qkv is cheap: torch is imported when a name is first used.
 """

@@ -1,4 +1,4 @@
-"""The shell of a page that is one offline file: its paper, ink and type, in light, in dark and in print."""
+"""Offline HTML pages: one file with inline style, for light mode, dark mode and print; tables."""
 
 import html
 
@@ -33,35 +33,44 @@ pre { background: var(--card); padding: .8rem 1rem; border-radius: 4px;
 
 
 def page(title: str, *parts: str, style: str = "") -> str:
-    """A whole page from parts that are HTML already; the title is text.
+    """A whole page in the common style from parts that are HTML already; the title is text.
 
     >>> page("a < b", "<p>more</p>").count("a &lt; b")
     2
     """
-    safe = html.escape(title)
+    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *parts))
+    return document(title, body, style=STYLE + style)
+
+
+def document(title: str, body: str, *, style: str, script: str = "") -> str:
+    """An HTML document with inline style and script; its policy forbids everything from the network."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    policy += "; script-src 'unsafe-inline'" if script else ""
     head = (
-        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{safe}</title><style>{STYLE}{style}</style>"
+        f"<title>{html.escape(title)}</title><style>{style}</style>"
     )
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n<h1>{safe}</h1>\n{body}\n</body></html>\n'
+    script = f"<script>\n{script}</script>\n" if script else ""
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n{script}</body></html>\n'
 
 
 def table(columns: list[str], rows: list[list[object]]) -> str:
-    """Rows of cells; numbers stand right, in figures of one width. A cell that is bytes is HTML already."""
+    """An HTML table; columns of numbers are aligned right. A cell of type bytes is HTML already."""
     numeric = [all(isinstance(row[i], int | float) for row in rows) and bool(rows) for i in range(len(columns))]
-    kinds = [' class="number"' if number else "" for number in numeric]
-    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
+    classes = [' class="number"' if number else "" for number in numeric]
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(columns, classes, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{kind}>{_cell_html(cell)}</td>" for cell, kind in zip(row, classes, strict=True))
+        + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(cell: object) -> str:
+def _cell_html(cell: object) -> str:
     if isinstance(cell, bytes):
         return cell.decode("utf-8")
     if isinstance(cell, float):

@@ -164,3 +164,13 @@ def test_call_memory_of_the_formula_grows_with_the_square_and_ours_does_not():
     }
     assert grown["the formula"][1] > 8 * grown["the formula"][0]
     assert grown["the formula"][1] > 20 * grown["qkv.attention"][1]
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.skipif(not (DOCS / "benchmarks.json").is_file(), reason="needs the docs of a checkout")
+def test_docs_benchmarks_page_is_what_is_drawn_from_its_json():
+    report = BenchmarkReport.from_dict(json.loads((DOCS / "benchmarks.json").read_text(encoding="utf-8")))
+    assert (DOCS / "benchmarks.md").read_text(encoding="utf-8") == markdown_page(report)
+    assert [result.name for result in report.results] == list(bench.BENCHMARKS)

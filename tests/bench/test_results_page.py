@@ -1,5 +1,6 @@
 """The results page is drawn from the records, and docs/results.md is up to date."""
 
+import shlex
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -80,3 +81,18 @@ def test_docs_results_page_is_what_is_drawn_from_its_records():
         assert not any(word in str(parts) for word in ("/home/", "/work/", "/root/", "/tmp/")), "no paths of a machine"
     known = {f"{name}{ending}" for name in results for ending in (".json", ".svg")}
     assert {path.name for path in (DOCS / "results").iterdir()} <= known
+
+
+@pytest.mark.skipif(not (DOCS / "results").is_dir(), reason="needs the docs of a checkout")
+def test_commands_of_the_results_page_parse(capsys):
+    commands = {record.command for records in read_all_records(DOCS / "results").values() for record in records}
+    assert commands
+    for command in sorted(commands):
+        words = shlex.split(command)
+        if words[1] == "train":
+            assert run([*words[1:], "--show"]) == 0, capsys.readouterr().err
+        else:
+            assert words[:2] == ["qkv", "reproduce"]
+            row = get_row(words[2])
+            if "--label" in words:
+                row.get_part(words[words.index("--label") + 1])

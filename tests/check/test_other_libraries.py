@@ -76,9 +76,7 @@ OURS = {
     "GPT": (lambda: models.GPT(models.GPTConfig(vocab_size=64, dim=32, heads=4, layers=2)), CAUSAL),
     "encoder": (lambda: models.Encoder(models.EncoderConfig(vocab_size=64, dim=32, heads=4, layers=2)), None),
     "ViT": (
-        lambda: models.ViT(
-            models.ViTConfig(image_size=32, patch_size=8, dim=32, heads=4, layers=2, num_classes=10)
-        ),
+        lambda: models.ViT(models.ViTConfig(image_size=32, patch_size=8, dim=32, heads=4, layers=2, num_classes=10)),
         None,
     ),
     "RNN": (lambda: models.RNN(models.RNNConfig(vocab_size=64, dim=32)), CAUSAL),

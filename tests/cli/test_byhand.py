@@ -53,6 +53,8 @@ def test_byhand_options_change_an_example(qkv):
     code, out, _ = qkv("--example", "three-tokens", "--beta", "1", "--json")
     assert code == 0
     assert [round(number, 4) for number in json.loads(out)["output"]["decimal"][2]] == [1.1786, 0.1989]
+    code, out, _ = qkv("--example", "causal", "--no-causal", "--json")
+    assert (code, json.loads(out)["mask"]) == (0, None)
 
 
 def test_byhand_html_writes_the_page(qkv, tmp_path):

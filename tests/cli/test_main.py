@@ -80,7 +80,7 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
         (["check", "torch.nn:MultiheadAttentoin"], "did you mean MultiheadAttention?"),
         (["check", "torch.nn:MultiheadAttention", "--html", "no/such/page.html"], "there is no folder no/such"),
         (["claims", "run", "copy", "--report", "tests"], "cannot write tests: it is a folder"),
-        (["studio", "--runs", "README.md"], "README.md is not a folder; --runs takes the folder that contains the runs"),
+        (["studio", "--runs", "README.md"], "README.md is not a folder; --runs takes the folder that contains"),
         (["train", "vit-digits", "--folder", "README.md"], "README.md is a file; a run needs its own directory"),
         (["train", "vit-digits", "--steps", "9" * 20], "at most 1,000,000,000,000"),
         (["train", "vit-digits", "--set", f"train.steps={'9' * 400}"], "steps must be at most"),
@@ -151,7 +151,7 @@ def test_tour_json_has_the_example_the_training_and_the_check(capsys, unchecked)
     ]
     assert found["digits"]["accuracy"] > 0.3  # chance is a tenth
     assert sum(map(sum, found["digits"]["weights"])) == pytest.approx(1)
-    assert [finding["check"] for finding in found["checked"]["shown"] if finding["verdict"] == "fail"]
+    assert [finding["check"] for finding in found["checked"]["problems"] if finding["verdict"] == "fail"]
 
 
 def test_tour_prints_80_columns_and_writes_a_report(capsys, tmp_path, unchecked):

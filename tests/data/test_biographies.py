@@ -1,42 +1,21 @@
-"""Synthetic biographies are consistent and seeded; find_overlap finds planted leaks."""
+"""Synthetic biographies and tokenized people are consistent and follow from the seed."""
 
 from collections import Counter
 
 import pytest
 import torch
-from shared_data import shared
 
-from qkv.data.overlap import find_overlap, fingerprint
-from qkv.data.text.biographies import draw_people, make_biographies
-from qkv.data.text.question_answering import read_questions
+from qkv.data.text.biographies import (
+    ANSWER_INDEX,
+    NUM_PLACES,
+    PLACE_ID,
+    VOCAB_SIZE,
+    draw_people,
+    make_biographies,
+    make_tokenized_people,
+)
 from qkv.data.text.span_corruption import SpanCorruptionExamples, span_tokenizer
 from qkv.data.text.tokenizers import encode_all
-
-
-def test_find_overlap_finds_a_planted_leak():
-    train = [torch.randn(3, 4) for _ in range(20)]
-    other = [torch.randn(3, 4) for _ in range(10)]
-    other[7] = train[13].clone()
-    found = find_overlap(train, other)
-    assert found.indices == (7,) and found.total == 10 and found.fraction == 0.1
-    assert "first item 7" in str(found) and str(find_overlap(train, other[:7])).startswith("none of 7")
-    assert find_overlap(["a", "b", "a"], []).train_duplicates == 1
-
-
-def test_fingerprint_differs_for_different_items():
-    items = ["a", b"a", 1, 1.0, True, None, "1", ("a", "b"), ("ab",), ("a", ("b",)), torch.ones(2), torch.ones(1, 2)]
-    items += [torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.float64), ["x", 1], [["x"], 1]]
-    assert len({fingerprint(item) for item in items}) == len(items)
-    with pytest.raises(ValueError, match="got dict"):
-        fingerprint({})
-
-
-def test_birthplaces_questions_of_one_part_are_in_no_other():
-    folder = shared("birthplaces")
-    train = [q.question for q in read_questions(folder / "birth_places_train.tsv")]
-    for name, answers in (("birth_dev", True), ("birth_test_inputs", False)):
-        found = find_overlap(train, [q.question for q in read_questions(folder / f"{name}.tsv", answers=answers)])
-        assert found.fraction < 0.01, f"{name}: {found}"
 
 
 def test_make_biographies_states_every_birthplace_in_different_words():
@@ -93,3 +72,16 @@ def test_draw_people_never_repeats_a_name():
     assert len(set(zip(drawn.first.tolist(), drawn.last.tolist(), strict=True))) == 36
     with pytest.raises(ValueError, match="there are 36 names, got count=37"):
         draw_people(37, 6, 6, torch.ones(3), torch.Generator())
+
+
+def test_make_tokenized_people_states_every_place_in_lines_and_questions():
+    people = make_tokenized_people(400, torch.Generator().manual_seed(0))
+    assert len(people.names.unique(dim=0)) == 400
+    rows = torch.arange(400)
+    lines, questions = people.lines(rows, torch.Generator().manual_seed(1)), people.questions(rows)
+    assert lines.shape == questions.shape == (400, 7) and int(lines.max()) < VOCAB_SIZE
+    assert torch.equal(lines[:, ANSWER_INDEX], PLACE_ID + people.places)
+    assert torch.equal(questions[:, ANSWER_INDEX], PLACE_ID + people.places)
+    assert torch.equal(questions[:, 1:3], people.names)
+    assert len(lines[:, 0].unique()) > 4, "several templates"
+    assert people.places.bincount(minlength=NUM_PLACES)[0] > 1.4 * people.places.bincount()[1:].float().mean()

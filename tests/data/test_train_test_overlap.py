@@ -1,4 +1,4 @@
-"""No test item is in the training data: the parts of every data set are hashed against its training part.
+"""find_overlap, and the parts of every data set hashed against its training part: no test item is trained on.
 
 The few items that a published data set repeats are listed here one by one.
 """
@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 from shared_data import SHARED, shared
 
 from qkv.data.images.dataset import ImageSplits
 from qkv.data.images.load import load_digits, load_images
-from qkv.data.overlap import find_overlap
+from qkv.data.overlap import find_overlap, fingerprint
 from qkv.data.speech.recordings import SpokenDigitSplits, load_spoken_digits, make_tone_digits
 from qkv.data.text.biographies import make_biographies
 from qkv.data.text.language_modeling import load_shakespeare
@@ -111,3 +112,29 @@ def test_load_shakespeare_shares_no_passage_between_parts():
     size = 64  # letters, at every place
     seen = {train[begin : begin + size] for begin in range(len(train) - size + 1)}
     assert not any(apart[begin : begin + size] in seen for begin in range(len(apart) - size + 1))
+
+
+def test_find_overlap_finds_a_planted_leak():
+    train = [torch.randn(3, 4) for _ in range(20)]
+    other = [torch.randn(3, 4) for _ in range(10)]
+    other[7] = train[13].clone()
+    found = find_overlap(train, other)
+    assert found.indices == (7,) and found.total == 10 and found.fraction == 0.1
+    assert "first item 7" in str(found) and str(find_overlap(train, other[:7])).startswith("none of 7")
+    assert find_overlap(["a", "b", "a"], []).train_duplicates == 1
+
+
+def test_fingerprint_differs_for_different_items():
+    items = ["a", b"a", 1, 1.0, True, None, "1", ("a", "b"), ("ab",), ("a", ("b",)), torch.ones(2), torch.ones(1, 2)]
+    items += [torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.float64), ["x", 1], [["x"], 1]]
+    assert len({fingerprint(item) for item in items}) == len(items)
+    with pytest.raises(ValueError, match="got dict"):
+        fingerprint({})
+
+
+def test_birthplaces_questions_of_one_part_are_in_no_other():
+    folder = shared("birthplaces")
+    train = [q.question for q in read_questions(folder / "birth_places_train.tsv")]
+    for name, answers in (("birth_dev", True), ("birth_test_inputs", False)):
+        found = find_overlap(train, [q.question for q in read_questions(folder / f"{name}.tsv", answers=answers)])
+        assert found.fraction < 0.01, f"{name}: {found}"

@@ -4,9 +4,9 @@ import copy
 import json
 from dataclasses import fields
 
-import foreign_models
 import pytest
 import torch
+import transformers_models
 from torch import nn
 
 from qkv import interp
@@ -31,9 +31,9 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 31, (2, 9))
 
 
-def foreign(name: str) -> tuple[nn.Module, dict]:
-    found = next(each for each in foreign_models.FOREIGN if each.name == name)
-    return foreign_models.build(found, found.backends[-1]), found.inputs()
+def build_case(name: str) -> tuple[nn.Module, dict]:
+    found = next(each for each in transformers_models.TRANSFORMERS_MODELS if each.name == name)
+    return transformers_models.build(found, found.backends[-1]), found.inputs()
 
 
 def test_rollout_is_the_product_of_the_layers_mixed_with_the_identity(gpt, tokens):
@@ -84,14 +84,14 @@ def test_value_norms_weighted_is_the_norm_of_what_each_key_contributes(gpt, toke
 
 @pytest.mark.parametrize("name", ["GPT-2", "Llama", "BERT", "ViT", "BART", "T5", "GPT-OSS"])
 def test_value_norms_find_the_output_projection_of_transformers_models_by_its_numbers(name):
-    model, inputs = foreign(name)
+    model, inputs = build_case(name)
     projections = [norms.projection for norms in interp.value_norms(model, inputs)]
     endings = ("c_proj", "o_proj", "output.dense", "out_proj", ".o")
     assert projections and all(each is not None and each.endswith(endings) for each in projections), projections
 
 
 def test_the_contributions_of_all_heads_and_keys_add_up_to_what_the_layer_returns():
-    model, inputs = foreign("GPT-2")
+    model, inputs = build_case("GPT-2")
     from qkv.interp.model_parts import head_values, trace_with_projections
 
     trace, projections = trace_with_projections(model, inputs)
@@ -119,9 +119,9 @@ def test_logit_lens_ends_with_the_models_own_answer_and_reads_other_layers_with_
     from qkv.interp.lens import lens_logits
 
     logits, names = lens_logits(gpt, tokens)
-    trace = interp.trace(gpt, tokens, activations=["tokens", "place", "blocks.0", "blocks.1"])
+    trace = interp.trace(gpt, tokens, activations=["tokens", "position_embedding", "blocks.0", "blocks.1"])
     torch.testing.assert_close(logits[-1], gpt(tokens).detach())
-    for place, stream in ((0, "place"), (1, "blocks.0"), (2, "blocks.1")):
+    for place, stream in ((0, "position_embedding"), (1, "blocks.0"), (2, "blocks.1")):
         torch.testing.assert_close(logits[place], gpt.head(gpt.norm(trace.activation(stream))).detach())
     assert names == ("input", "blocks.0", "blocks.1", "blocks.2")
     found = interp.logit_lens(gpt, tokens, k=3, positions=[-1, 0], batch=1)
@@ -135,7 +135,7 @@ def test_logit_lens_ends_with_the_models_own_answer_and_reads_other_layers_with_
 def test_logit_lens_reads_transformers_language_models(name):
     from qkv.interp.lens import lens_logits
 
-    model, inputs = foreign(name)
+    model, inputs = build_case(name)
     logits, names = lens_logits(model, inputs)
     with torch.no_grad():
         torch.testing.assert_close(logits[-1], model(**inputs).logits)

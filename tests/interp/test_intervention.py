@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_models import FOREIGN, build, call
 from torch import Tensor, nn
+from transformers_models import TRANSFORMERS_MODELS, build, call
 
 from qkv.interp import intervene, record
 from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig
@@ -19,7 +19,7 @@ QKV_CONFIGS = {
     "location-aware": GPTConfig(**SMALL, score=LocationAware(5, filters=2, kernel_size=3)),
     "synthesizer": GPTConfig(**SMALL, score=DenseSynthesizer(16)),
 }
-BY_NAME = {foreign.name: foreign for foreign in FOREIGN}
+BY_NAME = {case.name: case for case in TRANSFORMERS_MODELS}
 TRANSFORMERS_CASES = [
     ("GPT-2", "eager"),
     ("GPT-2", "sdpa"),
@@ -93,46 +93,46 @@ def projection_of(model: nn.Module, name: str) -> tuple[str, nn.Module]:
 def test_ablating_a_head_of_a_transformers_model_equals_zeroing_its_slice_of_the_output_projection(
     name: str, backend: str
 ):
-    foreign = BY_NAME[name]
-    model = build(foreign, backend)
+    case = BY_NAME[name]
+    model = build(case, backend)
     layer, projection = projection_of(model, name)
     with Zeroed(projection, head=3, width=4):
-        expected = call(model, foreign)
+        expected = call(model, case)
     with intervene(model, ablate_heads=[(layer, 3)]):
-        changed = call(model, foreign)
+        changed = call(model, case)
     torch.testing.assert_close(changed, expected, **CLOSE)
-    assert not torch.allclose(changed, call(model, foreign))
+    assert not torch.allclose(changed, call(model, case))
 
 
 @pytest.mark.parametrize(("name", "backend"), TRANSFORMERS_CASES)
 @torch.no_grad()
 def test_intervening_with_nothing_keeps_the_same_bits(name: str, backend: str):
-    foreign = BY_NAME[name]
-    model = build(foreign, backend)
-    before = call(model, foreign)
+    case = BY_NAME[name]
+    model = build(case, backend)
+    before = call(model, case)
     with record(model) as trace:
-        call(model, foreign)
+        call(model, case)
     scale = trace.layers[0].pieces[0].source.scale  # pyright: ignore
     with intervene(model):
-        assert torch.equal(call(model, foreign), before)
+        assert torch.equal(call(model, case), before)
     assert isinstance(scale, float)
     with (
         pytest.raises(ValueError, match="ran in layer 99"),
         intervene(model, scale=scale, ablate_heads=[(99, 0)], mask_edges=[(99, 0, 0, 0)]),
     ):
-        assert torch.equal(call(model, foreign), before)
+        assert torch.equal(call(model, case), before)
 
 
 @pytest.mark.parametrize(("name", "backend"), [case for case in TRANSFORMERS_CASES if case[0] not in ("T5", "BERT")])
 @torch.no_grad()
 def test_intervene_scale_replaces_the_scale(name: str, backend: str):
-    foreign = BY_NAME[name]
-    model = build(foreign, backend)
+    case = BY_NAME[name]
+    model = build(case, backend)
     with record(model) as before:
-        call(model, foreign)
+        call(model, case)
     with intervene(model, scale={0: 1.7}), record(model) as after:
-        changed = call(model, foreign)
-    assert not torch.allclose(changed, call(model, foreign))
+        changed = call(model, case)
+    assert not torch.allclose(changed, call(model, case))
     source = before.layers[0].pieces[0].source
     source = type(source)(**{**vars(source), "scale": 1.7})
     for head in range(4):
@@ -164,12 +164,12 @@ def test_mask_edges_of_a_qkv_model_equals_its_own_mask(name: str):
 )
 @torch.no_grad()
 def test_mask_edges_of_a_transformers_model_renormalizes_the_row(name: str, backend: str):
-    foreign = BY_NAME[name]
-    model = build(foreign, backend)
+    case = BY_NAME[name]
+    model = build(case, backend)
     with record(model) as before:
-        call(model, foreign)
+        call(model, case)
     with intervene(model, mask_edges=[(0, 2, 6, 5)]), record(model) as after:
-        call(model, foreign)
+        call(model, case)
     old, new = before.weights(0), after.weights(0)
     assert new[2, 6, 5] == 0
     if name != "GPT-OSS":  # whose sink takes its share
@@ -228,13 +228,13 @@ def test_intervene_patch_of_a_run_into_itself_changes_nothing(name: str):
 
 @torch.no_grad()
 def test_intervene_patch_of_a_transformers_run_into_itself_changes_nothing():
-    foreign = BY_NAME["GPT-2"]
-    model = build(foreign, "sdpa")
+    case = BY_NAME["GPT-2"]
+    model = build(case, "sdpa")
     names = ["transformer.h.0", "transformer.h.1.attn", "transformer.h.1.mlp"]
     with record(model, activations=names) as trace:
-        before = call(model, foreign)
+        before = call(model, case)
     with intervene(model, patch={name: trace.activation(name) for name in names}):
-        assert torch.equal(call(model, foreign), before)
+        assert torch.equal(call(model, case), before)
 
 
 def torch_layer(norm_first: bool = False) -> nn.TransformerEncoder:

@@ -7,7 +7,7 @@ import torch
 from browser import chromium
 
 import qkv
-from qkv.interp.layers import TracedLayer, Piece
+from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights, LazyWeights, RelativeBias
 from qkv.interp.viewer.pack import Blob, pack_lazy_weights
 from qkv.interp.viewer.page import STATIC

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_cases import EVERY_MODEL, GPTS, SEQ2SEQS, inputs, padded, randomized, tokens_like
+from model_cases import EVERY_MODEL, GPTS, SEQ2SEQS, inputs, make_random_model, padded, tokens_like
 from torch import Tensor, nn
 
 from qkv.interp import Trace, record
@@ -39,7 +39,7 @@ def all_weights(trace: Trace, layer: int | str) -> Tensor:
 @torch.no_grad()
 def test_recorded_weights_are_the_layers_own_and_outputs_the_same_bits(name: str, device: torch.device):
     config = EVERY_MODEL[name]
-    model, given = randomized(config, device), inputs(config, device)
+    model, given = make_random_model(config, device), inputs(config, device)
     before = model(*given)
     with record(model) as trace:
         during = model(*given)
@@ -60,7 +60,7 @@ def test_recorded_weights_are_the_layers_own_and_outputs_the_same_bits(name: str
 )
 @torch.no_grad()
 def test_padding_is_recorded(name: str, device: torch.device):
-    model = randomized(GPTS[name], device)
+    model = make_random_model(GPTS[name], device)
     tokens, present = tokens_like(3, 7, device=device), padded("..xxxxx", "xxxxxxx", "x.xx.x.", device=device)
     with record(model) as trace:
         model(tokens, present)
@@ -73,7 +73,7 @@ def test_padding_is_recorded(name: str, device: torch.device):
 )
 @torch.no_grad()
 def test_steps_of_a_generation_are_joined_into_one_map(name: str, device: torch.device):
-    model = randomized(GPTS[name], device)
+    model = make_random_model(GPTS[name], device)
     with record(model) as trace:
         text = model.generate(tokens_like(2, 4, device=device), max_new_tokens=8, temperature=0.0)  # pyright: ignore
     assert [layer.queries for layer in trace.layers] == [11, 11]
@@ -85,7 +85,7 @@ def test_steps_of_a_generation_are_joined_into_one_map(name: str, device: torch.
 
 @torch.no_grad()
 def test_a_generation_of_a_fused_layer_becomes_one_piece(device: torch.device):
-    model = randomized(GPTS["rope"], device)
+    model = make_random_model(GPTS["rope"], device)
     with record(model) as trace:
         model.generate(tokens_like(1, 4, device=device), max_new_tokens=8, temperature=0.0)  # pyright: ignore
     assert [len(layer.pieces) for layer in trace.layers] == [1, 1]
@@ -93,7 +93,7 @@ def test_a_generation_of_a_fused_layer_becomes_one_piece(device: torch.device):
 
 @torch.no_grad()
 def test_a_translation_is_joined_in_self_and_cross_attention(device: torch.device):
-    model = randomized(SEQ2SEQS["seq2seq, rope"], device)
+    model = make_random_model(SEQ2SEQS["seq2seq, rope"], device)
     source = tokens_like(1, 6, device=device)
     cache = model.new_cache()  # pyright: ignore
     target = tokens_like(1, 5, device=device)
@@ -115,7 +115,7 @@ def test_blocks_of_queries_are_one_map(position: str, window: int | None, device
     config = GPTConfig(
         vocab_size=11, max_length=1200, dim=8, layers=1, heads=2, mlp_dim=8, position=position, sliding_window=window
     )  # pyright: ignore
-    model, tokens = randomized(config, device), tokens_like(1, 1100, device=device)
+    model, tokens = make_random_model(config, device), tokens_like(1, 1100, device=device)
     with record(model) as trace:
         model(tokens)
     ((name, expected),) = returned_weights(model, tokens).items()
@@ -127,7 +127,7 @@ def test_blocks_of_queries_are_one_map(position: str, window: int | None, device
 
 @torch.no_grad()
 def test_a_second_run_is_not_joined_to_the_first(device: torch.device):
-    model = randomized(GPTS["rope"], device)
+    model = make_random_model(GPTS["rope"], device)
     with record(model) as trace:
         model(tokens_like(1, 4, device=device))
         model(tokens_like(1, 4, device=device))

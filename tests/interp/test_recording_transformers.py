@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from foreign_models import FOREIGN, Foreign, build, call, eager_weights
+from transformers_models import TRANSFORMERS_MODELS, TransformersModel, build, call, eager_weights
 
 from qkv.interp import Trace, record
 
 CASES = [
-    pytest.param(foreign, backend, id=f"{foreign.name}-{backend}")
-    for foreign in FOREIGN
-    for backend in foreign.backends
+    pytest.param(case, backend, id=f"{case.name}-{backend}")
+    for case in TRANSFORMERS_MODELS
+    for backend in case.backends
 ]
 
 
@@ -17,19 +17,19 @@ def all_weights(trace: Trace, layer: int) -> torch.Tensor:
     return torch.stack([trace.weights(layer, batch=row) for row in range(trace.layers[layer].batch)])
 
 
-@pytest.mark.parametrize(("foreign", "backend"), CASES)
-def test_recorded_weights_are_the_eager_ones_and_outputs_the_same_bits(foreign: Foreign, backend: str):
-    model = build(foreign, backend)
+@pytest.mark.parametrize(("case", "backend"), CASES)
+def test_recorded_weights_are_the_eager_ones_and_outputs_the_same_bits(case: TransformersModel, backend: str):
+    model = build(case, backend)
     with torch.no_grad():
-        before = call(model, foreign)
+        before = call(model, case)
         with record(model) as trace:
-            during = call(model, foreign)
+            during = call(model, case)
     assert torch.equal(before, during)
-    expected = eager_weights(foreign)
+    expected = eager_weights(case)
     assert len(trace.layers) == len(expected)
     attended = torch.ones(2, expected[0].shape[-2], dtype=torch.bool)
-    if "padded" in foreign.name:  # libraries differ in what a padding token attends to
-        attended = foreign.inputs()["attention_mask"].bool()
+    if "padded" in case.name:  # libraries differ in what a padding token attends to
+        attended = case.inputs()["attention_mask"].bool()
     for layer, weights in enumerate(expected):
         ours = all_weights(trace, layer)
         rows = attended[:, None, :, None] if ours.shape[-2] == attended.shape[1] else torch.ones(1, 1, 1, 1).bool()

@@ -2,20 +2,20 @@
 
 import pytest
 import torch
-from foreign_models import FOREIGN, build, call
+from transformers_models import TRANSFORMERS_MODELS, build, call
 
 from qkv import interp
 from qkv.models import GPT, GPTConfig
 
-NAMED = {foreign.name: foreign for foreign in FOREIGN}
+NAMED = {case.name: case for case in TRANSFORMERS_MODELS}
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [(each.name, backend) for each in FOREIGN for backend in each.backends], ids=str
+    ("name", "backend"), [(each.name, backend) for each in TRANSFORMERS_MODELS for backend in each.backends], ids=str
 )
 def test_weights_times_values_are_what_the_output_projection_is_given(name, backend):
-    foreign = NAMED[name]
-    model = build(foreign, backend)
+    case = NAMED[name]
+    model = build(case, backend)
     endings = ("c_proj", "o_proj", "attention.output.dense", "out_proj", "Attention.o")
     given = {}
     for module_name, module in model.named_modules():
@@ -24,7 +24,7 @@ def test_weights_times_values_are_what_the_output_projection_is_given(name, back
                 lambda module, inputs, name=module_name: given.setdefault(name, []).append(inputs[0].detach())
             )
     with torch.no_grad(), interp.record(model, values=True) as trace:
-        call(model, foreign)
+        call(model, case)
     expected = [each for several in given.values() for each in several]
     assert len(expected) == len(trace.layers) > 0
     for layer, gathered in zip(trace.layers, expected, strict=True):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_models import FOREIGN, build, call, tokens
 from torch import Tensor, nn
+from transformers_models import TRANSFORMERS_MODELS, build, call, tokens
 
 import qkv.interp.layers as layers
 from qkv.interp import Trace, record
@@ -16,7 +16,7 @@ from qkv.models import GPT, GPTConfig
 from qkv.nn import Additive
 
 SMALL: dict[str, Any] = {"vocab_size": 11, "max_length": 32, "dim": 16, "layers": 2, "heads": 4}
-BY_NAME = {foreign.name: foreign for foreign in FOREIGN}
+BY_NAME = {case.name: case for case in TRANSFORMERS_MODELS}
 
 
 def gpt(**options) -> GPT:
@@ -86,10 +86,10 @@ def test_entropy_distance_and_first_share_are_those_of_the_weights():
 @pytest.mark.parametrize("name", ["GPT-2, padded", "Llama", "Mistral", "T5", "GPT-OSS", "Gemma 2"])
 @torch.no_grad()
 def test_save_and_load_keep_a_whole_trace(name: str, tmp_path: Path):
-    foreign = BY_NAME[name]
-    model = build(foreign, "eager")
+    case = BY_NAME[name]
+    model = build(case, "eager")
     with record(model, activations=lambda name: name.endswith(".0")) as trace:
-        call(model, foreign)
+        call(model, case)
     trace.save(tmp_path / "trace")
     back = Trace.load(tmp_path / "trace")
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == ["trace.json", "trace.safetensors"]
@@ -174,13 +174,13 @@ def test_an_impossible_index_says_what_is_possible(ask, message: str):
 @torch.no_grad()
 def test_a_generation_of_a_transformers_model_is_joined_into_one_map(name: str, backend: str):
     transformers = pytest.importorskip("transformers")
-    foreign = BY_NAME[name]
+    case = BY_NAME[name]
     if name == "T5":
         kind = transformers.T5ForConditionalGeneration
-        model = kind._from_config(foreign.config(), attn_implementation=backend).eval()
+        model = kind._from_config(case.config(), attn_implementation=backend).eval()
         prompt = tokens(1, 6)
     else:
-        model, prompt = build(foreign, backend), tokens(1, 4)
+        model, prompt = build(case, backend), tokens(1, 4)
     options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
     before = model.generate(prompt, **options)  # pyright: ignore
     with record(model) as trace:
@@ -200,10 +200,10 @@ def test_a_generation_of_a_transformers_model_is_joined_into_one_map(name: str, 
 @torch.no_grad()
 def test_masks_and_shared_key_heads_of_transformers_models_are_recognized():
     for name, backend in (("Llama", "eager"), ("Llama", "sdpa"), ("Mistral", "eager"), ("Mistral", "sdpa")):
-        foreign = BY_NAME[name]
-        model = build(foreign, backend)
+        case = BY_NAME[name]
+        model = build(case, backend)
         with record(model) as trace:
-            call(model, foreign)
+            call(model, case)
         source = trace.layers[0].pieces[0].source
         assert trace.layers[0].kv_heads == 2
         assert type(source.mask).__name__ == "BandMask" and source.bias is None  # pyright: ignore

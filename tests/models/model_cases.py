@@ -1,4 +1,4 @@
-"""The models under test: tiny, in float64, every weight drawn at random, since small first weights hide mistakes."""
+"""The models under test: tiny, in float64, with large random weights, because small initial weights hide bugs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -122,7 +122,7 @@ IMAGE_MODELS = {
 EVERY_MODEL = {**LANGUAGE_MODELS, **TRANSLATORS, **ENCODERS, **IMAGE_MODELS}
 
 
-def randomized(config: object, device: torch.device, *, deviation: float = 0.3) -> Any:
+def make_random_model(config: object, device: torch.device, *, deviation: float = 0.3) -> Any:
     """The config's model in eval mode, each parameter drawn from N(0, deviation²)."""
     model = build(config).to(device, torch.float64).eval()
     with torch.no_grad():
@@ -131,9 +131,9 @@ def randomized(config: object, device: torch.device, *, deviation: float = 0.3) 
     return model
 
 
-def talkative(config: object, device: torch.device) -> Any:
-    """A model whose likeliest words change with what it has read: large matrices, small biases."""
-    model = randomized(config, device, deviation=1.0)
+def make_varied_model(config: object, device: torch.device) -> Any:
+    """A model whose most likely token varies with the input: large matrices, small biases."""
+    model = make_random_model(config, device, deviation=1.0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -141,13 +141,13 @@ def talkative(config: object, device: torch.device) -> Any:
     return model
 
 
-def every(cases: Mapping[str, Any], name: str = "config"):
-    """A test of each of these, under its name."""
+def parametrize_cases(cases: Mapping[str, Any], name: str = "config"):
+    """Parametrize a test by these cases, with their names as ids."""
     return pytest.mark.parametrize(name, list(cases.values()), ids=list(cases))
 
 
 def assert_close(ours: Any, expected: Any, *, within: float = 1e-10, note: str = "") -> None:
-    """No number further from what is expected than this."""
+    """Assert that all numbers agree within an absolute tolerance."""
     torch.testing.assert_close(ours, expected, atol=within, rtol=0.0, msg=lambda text: f"{note}\n{text}")
 
 
@@ -156,7 +156,7 @@ def tokens_like(*shape: int, device: torch.device, vocab_size: int = VOCAB) -> T
 
 
 def inputs(config: object, device: torch.device, *, batch: int = 2, length: int = 9) -> tuple[Tensor, ...]:
-    """What a config's model reads."""
+    """Random inputs for a config's model."""
     if isinstance(config, ViTConfig | CNNConfig | MLPConfig):
         return (
             torch.randn(batch, config.channels, config.image_size, config.image_size, dtype=torch.float64).to(device),
@@ -172,7 +172,7 @@ def inputs(config: object, device: torch.device, *, batch: int = 2, length: int 
 def in_pieces(
     call: Callable[..., Tensor], tokens: Tensor, token_mask: Tensor | None, cache: Any, *, first: int, size: int
 ) -> Tensor:
-    """call(tokens, present, cache) on the first few tokens, then on pieces of one size; the outputs put together."""
+    """Concatenated outputs of call(tokens, token_mask, cache) on the first few tokens, then on pieces of one size."""
     sizes = [first]
     while sum(sizes) < tokens.shape[1]:
         sizes.append(min(size, tokens.shape[1] - sum(sizes)))
@@ -183,5 +183,5 @@ def in_pieces(
 
 
 def padded(*rows: str, device: torch.device) -> Tensor:
-    """Which tokens are present, drawn: "..xx.x" has two missing, two present, and so on."""
+    """A token mask from strings: x is a real token, . is padding."""
     return torch.tensor([[mark == "x" for mark in row] for row in rows]).to(device)

@@ -1,11 +1,11 @@
-"""Beam search against every sentence there is, and against the same search written plainly."""
+"""Beam search against all possible sentences, and against the same search written plainly."""
 
 from itertools import product
 from math import inf
 
 import pytest
 import torch
-from model_cases import assert_close, every, padded, talkative, tokens_like
+from model_cases import assert_close, make_varied_model, padded, parametrize_cases, tokens_like
 
 from qkv.models import RNNSeq2SeqConfig, Seq2SeqConfig
 from qkv.models.beam_search import beam_search
@@ -87,7 +87,7 @@ def assert_same_sentences(found, expected):
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize(("vocab_size", "count"), [(2, 4), (3, 3), (4, 3)])
-def test_a_wide_beam_finds_the_best_of_all_sentences(vocab_size, count, penalty, device):
+def test_beam_search_with_a_wide_beam_finds_the_best_of_all_sentences(vocab_size, count, penalty, device):
     language = Language(3, vocab_size, count)
     beams = (vocab_size - 1) ** count + vocab_size
     start = torch.full((3,), 1, device=device)
@@ -101,7 +101,7 @@ def test_a_wide_beam_finds_the_best_of_all_sentences(vocab_size, count, penalty,
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("beams", [1, 2, 3, 5])
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
-def test_a_narrow_beam_finds_what_the_plain_search_finds(beams, penalty, sharpness, device):
+def test_beam_search_with_a_narrow_beam_equals_the_plain_search(beams, penalty, sharpness, device):
     for _ in range(4):
         language = Language(2, 4, 5, sharpness)
         start = torch.full((2,), 1, device=device)
@@ -112,7 +112,7 @@ def test_a_narrow_beam_finds_what_the_plain_search_finds(beams, penalty, sharpne
             assert_same_sentences(found[row], language.plain_search(row, beams, 5, penalty))
 
 
-def test_a_beam_of_one_that_cannot_stop_is_greedy(device):
+def test_beam_search_with_one_beam_and_no_stop_is_greedy(device):
     language = Language(1, 4, 6)
     expected: list[int] = []
     for _ in range(6):
@@ -126,7 +126,7 @@ def test_a_beam_of_one_that_cannot_stop_is_greedy(device):
 
 
 @pytest.mark.parametrize(("beams", "count", "penalty"), [(0, 5, 0.6), (2, 0, 0.6), (2, 5, -0.1)])
-def test_a_search_for_nothing_is_refused(beams, count, penalty, device):
+def test_beam_search_rejects_impossible_options(beams, count, penalty, device):
     with pytest.raises(ValueError, match="at least 1, length_penalty at least 0, got"):
         beam_search(
             Language(1, 3, 2).step,
@@ -138,12 +138,12 @@ def test_a_search_for_nothing_is_refused(beams, count, penalty, device):
         )
 
 
-def best_by_brute_force(model, source, heard, count: int, penalty: float) -> list[int]:
+def best_by_brute_force(model, source, source_mask, count: int, penalty: float) -> list[int]:
     """The best of every target there is, each scored by one call of the model on the whole of it."""
     texts = [(*text, STOP) for length in range(count) for text in product((1, 2, 3), repeat=length)]
     texts += list(product((1, 2, 3), repeat=count))
     targets = torch.tensor([[1, *text, *[1] * (count - len(text))] for text in texts], device=source.device)
-    flags = None if heard is None else heard.expand(len(texts), -1)
+    flags = None if source_mask is None else source_mask.expand(len(texts), -1)
     log_p = model(source.expand(len(texts), -1), targets[:, :-1], flags).log_softmax(-1)
     each = log_p.gather(-1, targets[:, 1:, None]).squeeze(-1)
     scores = [scored(float(row[: len(text)].sum()), len(text), penalty) for row, text in zip(each, texts, strict=True)]
@@ -152,39 +152,45 @@ def best_by_brute_force(model, source, heard, count: int, penalty: float) -> lis
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_a_translation_by_a_wide_beam_is_the_best_there_is(config, penalty, device, unchecked):
-    model = talkative(config, device)
-    source, heard = tokens_like(3, 5, device=device, vocab_size=4), padded("xxxxx", "..xxx", "x.x..", device=device)
+def test_translator_generate_with_a_wide_beam_finds_the_best_target(config, penalty, device, unchecked):
+    model = make_varied_model(config, device)
+    source, source_mask = (
+        tokens_like(3, 5, device=device, vocab_size=4),
+        padded("xxxxx", "..xxx", "x.x..", device=device),
+    )
     for cached in (True, False):
         made = model.generate(
             source,
             3,
             start_token=1,
             stop_token=STOP,
-            token_mask=heard,
+            token_mask=source_mask,
             num_beams=27,
             length_penalty=penalty,
             use_cache=cached,
         ).tolist()
         for row in range(3):
-            best = best_by_brute_force(model, source[row], heard[row], 3, penalty)
+            best = best_by_brute_force(model, source[row], source_mask[row], 3, penalty)
             assert made[row] == (best + [STOP] * 3)[: len(made[row])]
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(config, beams, device, unchecked):
-    model = talkative(config, device)
-    source, heard = tokens_like(3, 5, device=device, vocab_size=4), padded("xxxxx", "..xxx", "x.x..", device=device)
-    together = model.generate(source, 6, start_token=1, stop_token=STOP, token_mask=heard, num_beams=beams)
+def test_translator_generate_of_a_batch_equals_each_source_alone(config, beams, device, unchecked):
+    model = make_varied_model(config, device)
+    source, source_mask = (
+        tokens_like(3, 5, device=device, vocab_size=4),
+        padded("xxxxx", "..xxx", "x.x..", device=device),
+    )
+    together = model.generate(source, 6, start_token=1, stop_token=STOP, token_mask=source_mask, num_beams=beams)
     uncached = model.generate(
-        source, 6, start_token=1, stop_token=STOP, token_mask=heard, num_beams=beams, use_cache=False
+        source, 6, start_token=1, stop_token=STOP, token_mask=source_mask, num_beams=beams, use_cache=False
     )
     assert torch.equal(together, uncached)
-    for row, flags in enumerate(heard):
+    for row, flags in enumerate(source_mask):
         alone = model.generate(source[row : row + 1, flags], 6, start_token=1, stop_token=STOP, num_beams=beams)[
             0
         ].tolist()
@@ -192,9 +198,9 @@ def test_sources_searched_together_are_translated_as_if_alone_cached_or_not(conf
 
 
 @pytest.mark.parametrize("beams", [1, 2, 4])
-@every(TRANSLATORS)
-def test_a_translation_has_at_most_as_many_tokens_as_asked_for(config, beams, device):
-    model = talkative(config, device)
+@parametrize_cases(TRANSLATORS)
+def test_translator_generate_returns_at_most_max_new_tokens(config, beams, device):
+    model = make_varied_model(config, device)
     source = tokens_like(4, 5, device=device, vocab_size=4)
     for count in (1, 2, 5):
         made = model.generate(source, count, start_token=1, stop_token=STOP, num_beams=beams)

@@ -1,10 +1,10 @@
-"""An encoder that hears its input piece by piece says what it would have said of the whole."""
+"""Encoder.stream gives the same hidden states as one call on the whole input."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_cases import POSITIONS, SMALL, assert_close, inputs, randomized, tokens_like
+from model_cases import POSITIONS, SMALL, assert_close, inputs, make_random_model, tokens_like
 
 from qkv.models import EncoderConfig
 
@@ -57,9 +57,9 @@ CHUNKED = {
 
 @pytest.mark.parametrize("choice", CHUNKED.values(), ids=list(CHUNKED))
 @torch.no_grad()
-def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
+def test_encoder_stream_equals_one_call(choice, device, unchecked):
     config = EncoderConfig(**{**LAYERS, **choice})
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     (given,) = inputs(config, device, batch=3, length=17)
     whole = model(given)
     for sizes in ([], [1] * 16, [2] * 8, [5, 0, 1, 7, 0, 3], [16]):
@@ -83,7 +83,7 @@ def test_a_stream_equals_the_offline_pass(choice, device, unchecked):
     ahead=st.integers(0, 2),
 )
 @torch.no_grad()
-def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, ahead, device):
+def test_encoder_stream_takes_pieces_of_any_size(sizes, rest, chunk, left_chunks, ahead, device):
     config = EncoderConfig(
         vocab_size=7,
         dim=4,
@@ -94,15 +94,15 @@ def test_pieces_of_any_size_do(sizes, rest, chunk, left_chunks, ahead, device):
         left_chunks=left_chunks,
         lookahead_chunks=ahead,
     )
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     tokens = tokens_like(2, sum(sizes) + rest, device=device, vocab_size=7)
     parts, _ = streamed(model, tokens, sizes)
     assert_close(parts, model(tokens))
 
 
 @torch.no_grad()
-def test_with_a_look_ahead_outputs_wait_for_so_many_chunks_and_see_no_further(device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=2, left_chunks=1, lookahead_chunks=1), device)
+def test_encoder_stream_with_lookahead_waits_for_so_many_chunks(device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=2, left_chunks=1, lookahead_chunks=1), device)
     tokens = tokens_like(1, 12, device=device)
     _, counts = streamed(model, tokens, [2, 2, 1, 3])
     assert counts == [0, 2, 0, 4, 6]
@@ -115,16 +115,16 @@ def test_with_a_look_ahead_outputs_wait_for_so_many_chunks_and_see_no_further(de
 
 
 @torch.no_grad()
-def test_outputs_come_as_soon_as_their_chunk_is_complete(device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=4, left_chunks=1), device)
+def test_encoder_stream_returns_a_chunk_as_soon_as_it_is_complete(device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=4, left_chunks=1), device)
     _, counts = streamed(model, tokens_like(1, 14, device=device), [3, 1, 0, 5, 2])
     assert counts == [0, 4, 0, 4, 0, 6]
 
 
 @pytest.mark.parametrize("left_chunks", [None, 0, 2])
 @torch.no_grad()
-def test_a_stream_can_be_continued_twice_from_one_state(left_chunks, device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=left_chunks, position="rope"), device)
+def test_encoder_stream_can_be_continued_twice_from_one_state(left_chunks, device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=left_chunks, position="rope"), device)
     begin, first, second = (tokens_like(2, length, device=device) for length in (7, 8, 5))
     _, state = model.stream(begin)
     once, after = model.stream(first, state)
@@ -136,8 +136,8 @@ def test_a_stream_can_be_continued_twice_from_one_state(left_chunks, device):
 
 
 @torch.no_grad()
-def test_a_stream_holds_no_more_than_it_can_still_see(device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=2), device)
+def test_encoder_stream_caches_no_more_than_it_can_see(device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=2), device)
     state = None
     for _ in range(12):
         _, state = model.stream(tokens_like(2, 4, device=device), state)
@@ -146,8 +146,8 @@ def test_a_stream_holds_no_more_than_it_can_still_see(device):
 
 
 @torch.no_grad()
-def test_a_stream_may_begin_with_nothing_and_end_with_nothing(device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
+def test_encoder_stream_takes_empty_pieces(device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
     tokens = tokens_like(2, 6, device=device)
     out, state = model.stream(tokens[:, :0])
     assert out.shape == (2, 0, 8)
@@ -157,22 +157,22 @@ def test_a_stream_may_begin_with_nothing_and_end_with_nothing(device):
     assert_close(middle, model(tokens))
 
 
-def test_a_closed_stream_refuses_more(device):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=3), device)
+def test_encoder_stream_rejects_input_after_final(device):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=3), device)
     _, state = model.stream(tokens_like(1, 5, device=device), final=True)
     with pytest.raises(ValueError, match="closed by final=True"):
         model.stream(tokens_like(1, 5, device=device), state)
 
 
-def test_an_encoder_without_chunks_cannot_stream(device):
-    model = randomized(EncoderConfig(**LAYERS), device)
+def test_encoder_stream_needs_a_chunk_size(device):
+    model = make_random_model(EncoderConfig(**LAYERS), device)
     with pytest.raises(ValueError, match="chunk_size="):
         model.stream(tokens_like(1, 5, device=device))
 
 
 @torch.no_grad()
-def test_a_piece_that_is_refused_leaves_the_stream_as_it_was(device, unchecked):
-    model = randomized(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
+def test_encoder_stream_state_survives_a_rejected_piece(device, unchecked):
+    model = make_random_model(EncoderConfig(**LAYERS, chunk_size=3, left_chunks=1), device)
     tokens = tokens_like(2, 9, device=device)
     begin, state = model.stream(tokens[:, :4])
     for wrong in (torch.full((2, 3), 99), torch.full((2, 1), 99), torch.zeros(3, 3).long(), torch.zeros(2, 3)):

@@ -1,4 +1,4 @@
-"""The short way through a GPT's step says what the model itself says, and steps aside where somebody watches."""
+"""FastDecoder gives the logits of the model, and is not used where a module is hooked or replaced."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def model_of(**options: object) -> GPT:
 @torch.no_grad()
 @pytest.mark.parametrize("room", [MIN_TOKENS, MIN_TOKENS_TO_REARRANGE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_gives_the_models_own_logits(kind: str, room: int):
+def test_fast_decoder_equals_the_model(kind: str, room: int):
     model = model_of(**KINDS[kind])
     tokens = torch.randint(0, 19, (2, 5 + room))
     expected = model(tokens)
@@ -46,12 +46,12 @@ def test_a_step_gives_the_models_own_logits(kind: str, room: int):
 @pytest.mark.parametrize(
     "options", [{"sliding_window": 4}, {"position": "alibi"}, {"norm_order": "post"}, {"score": Dot(scale=0.0)}]
 )
-def test_what_the_short_way_does_not_know_is_left_to_the_model(options: dict):
+def test_can_decode_fast_is_false_for_unsupported_options(options: dict):
     assert can_decode_fast(model_of())
     assert not can_decode_fast(model_of(**options))
 
 
-def test_the_short_way_steps_aside_where_somebody_watches_or_changes_a_module():
+def test_can_decode_fast_is_false_with_hooks_recording_or_replaced_modules():
     model = model_of()
     hook = model.blocks[1].attention.to_q.register_forward_hook(lambda *_: None)  # pyright: ignore
     assert not can_decode_fast(model)
@@ -63,7 +63,7 @@ def test_the_short_way_steps_aside_where_somebody_watches_or_changes_a_module():
     assert not can_decode_fast(model)
 
 
-def test_writing_on_leaves_the_weights_as_they_were():
+def test_fast_decoding_does_not_change_the_weights():
     model = model_of()
     before = {name: (tensor.data_ptr(), tensor.stride(), tensor._version) for name, tensor in model.named_parameters()}
     model.generate(torch.tensor([[1, 2]]), MIN_TOKENS_TO_REARRANGE + 2)
@@ -71,7 +71,7 @@ def test_writing_on_leaves_the_weights_as_they_were():
     assert before == after
 
 
-def test_a_stop_ends_the_short_way_too():
+def test_fast_decoding_ends_at_the_stop_token():
     model = model_of()
     free = model.generate(torch.tensor([[1, 2, 3]]), 30)[0].tolist()
     stop = free[12]

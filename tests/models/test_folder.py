@@ -1,4 +1,4 @@
-"""A model's folder: what is saved comes back bit for bit, whole or not at all, and what is wrong with it is said."""
+"""Model folders: saved models load bit for bit, saving is atomic, and damaged folders give clear errors."""
 
 import json
 import pickle
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_cases import EVERY_MODEL, GPTS, IMAGE, LLAMA, TWO_STACKS, every, inputs, randomized
+from model_cases import EVERY_MODEL, GPTS, IMAGE, LLAMA, TWO_STACKS, inputs, make_random_model, parametrize_cases
 from safetensors.torch import load_file, save_file
 
 import qkv
@@ -18,7 +18,7 @@ from qkv.positions import LinearScaling, NtkScaling, Rope
 @pytest.fixture
 def folder(tmp_path, device):
     """A saved model."""
-    randomized(GPTS["rope"], device).save(tmp_path / "model")
+    make_random_model(GPTS["rope"], device).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -29,10 +29,10 @@ def equal_state(ours, theirs):
     )
 
 
-@every(EVERY_MODEL)
+@parametrize_cases(EVERY_MODEL)
 @torch.no_grad()
-def test_a_saved_model_comes_back_bit_for_bit(config, tmp_path, device):
-    model = randomized(config, device).train()
+def test_load_returns_a_saved_model_bit_for_bit(config, tmp_path, device):
+    model = make_random_model(config, device).train()
     model.save(tmp_path / "deep" / "model")
     back = qkv.load(tmp_path / "deep" / "model")
     assert type(back) is type(model) and back.config == model.config
@@ -44,8 +44,8 @@ def test_a_saved_model_comes_back_bit_for_bit(config, tmp_path, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["rope", "seq2seq, sinusoidal", "cnn", "vit, cls, sinusoidal", "lstm"])
-def test_the_dtype_is_kept(name, dtype, tmp_path, device):
-    model = randomized(EVERY_MODEL[name], device).to(dtype)
+def test_save_and_load_keep_the_dtype(name, dtype, tmp_path, device):
+    model = make_random_model(EVERY_MODEL[name], device).to(dtype)
     model.save(tmp_path / "model")
     back = qkv.load(str(tmp_path / "model"))
     assert equal_state(back, model)
@@ -55,8 +55,8 @@ def test_the_dtype_is_kept(name, dtype, tmp_path, device):
 @pytest.mark.parametrize(
     "config", [GPTConfig(7, dim=8, heads=2, tie_embeddings=True), Seq2SeqConfig(**TWO_STACKS)], ids=["gpt", "seq2seq"]
 )
-def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, device):
-    model = randomized(config, device)
+def test_save_writes_tied_weights_once_and_load_ties_them(config, tmp_path, device):
+    model = make_random_model(config, device)
     model.save(tmp_path / "model")
     numbers = sum(tensor.numel() for tensor in load_file(tmp_path / "model" / "model.safetensors").values())
     assert numbers == model.num_parameters
@@ -67,33 +67,33 @@ def test_tied_weights_are_written_once_and_come_back_tied(config, tmp_path, devi
 
 
 @pytest.mark.parametrize("scaling", [None, LinearScaling(2.0), NtkScaling(4.0), LLAMA.scaling])
-def test_a_config_within_a_config_comes_back(scaling, tmp_path, device):
+def test_load_restores_nested_configs(scaling, tmp_path, device):
     config = GPTConfig(7, dim=8, heads=2, position=Rope(base=500.0, pairing="halves", rotary_dim=2, scaling=scaling))
-    randomized(config, device).save(tmp_path / "model")
+    make_random_model(config, device).save(tmp_path / "model")
     assert qkv.load(tmp_path / "model").config == config
     assert hash(qkv.load(tmp_path / "model").config) == hash(config)
 
 
-def test_a_model_with_statistics_keeps_them(tmp_path, device):
-    model = randomized(CNNConfig(**IMAGE, stage_channels=(3,)), device).train()
+def test_save_and_load_keep_batch_norm_statistics(tmp_path, device):
+    model = make_random_model(CNNConfig(**IMAGE, stage_channels=(3,)), device).train()
     model(*inputs(model.config, device))
     model.save(tmp_path / "model")
     assert equal_state(qkv.load(tmp_path / "model"), model)
 
 
-def test_saving_again_replaces_the_model_and_keeps_its_tokenizer(folder, device):
+def test_save_replaces_an_older_model_and_keeps_its_tokenizer(folder, device):
     (folder / "tokenizer.json").write_text("{}")
-    other = randomized(GPTS["alibi"], device)
+    other = make_random_model(GPTS["alibi"], device)
     other.save(folder)
     assert equal_state(qkv.load(folder), other)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(folder, device):
+def test_save_behind_a_symbolic_link_keeps_the_link(folder, device):
     link = folder.parent / "link"
     link.symlink_to(folder, target_is_directory=True)
-    other = randomized(GPTS["alibi"], device)
+    other = make_random_model(GPTS["alibi"], device)
     other.save(link)
     assert equal_state(qkv.load(link), other) and equal_state(qkv.load(folder), other)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["link", "model"]
@@ -103,8 +103,8 @@ def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(folder, device):
 @pytest.mark.parametrize(
     "failing", ["models.folder.save_file", "_files.fsync", "_files._replace_folder", "_files.json.dumps"]
 )
-def test_a_save_that_fails_leaves_what_was_there(failing, exists, tmp_path, device, monkeypatch):
-    before, after = randomized(GPTS["rope"], device), randomized(GPTS["rope"], device)
+def test_save_that_fails_keeps_the_old_model(failing, exists, tmp_path, device, monkeypatch):
+    before, after = make_random_model(GPTS["rope"], device), make_random_model(GPTS["rope"], device)
     target = tmp_path / "model"
     if exists:
         before.save(target)
@@ -123,18 +123,18 @@ def test_a_save_that_fails_leaves_what_was_there(failing, exists, tmp_path, devi
         assert equal_state(qkv.load(target), before)
 
 
-def test_an_interrupted_save_leaves_what_was_there(folder, device, monkeypatch):
+def test_save_that_is_interrupted_keeps_the_old_model(folder, device, monkeypatch):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(folders, "save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        randomized(GPTS["alibi"], device).save(folder)
+        make_random_model(GPTS["alibi"], device).save(folder)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     assert qkv.load(folder).config == GPTS["rope"]
 
 
-def test_a_rename_that_fails_brings_the_old_model_back(folder, device, monkeypatch):
+def test_save_whose_rename_fails_restores_the_old_model(folder, device, monkeypatch):
     rename = type(folder).rename
 
     def failing_once(path, target):
@@ -144,13 +144,13 @@ def test_a_rename_that_fails_brings_the_old_model_back(folder, device, monkeypat
 
     monkeypatch.setattr(type(folder), "rename", failing_once)
     with pytest.raises(OSError, match="busy"):
-        randomized(GPTS["alibi"], device).save(folder)
+        make_random_model(GPTS["alibi"], device).save(folder)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     assert qkv.load(folder).config == GPTS["rope"]
 
 
-def test_nothing_foreign_is_overwritten(folder, device):
-    model = randomized(GPTS["alibi"], device)
+def test_save_refuses_folders_with_other_files(folder, device):
+    model = make_random_model(GPTS["alibi"], device)
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"holds other files \(thesis\.tex"):
         model.save(folder)
@@ -160,7 +160,7 @@ def test_nothing_foreign_is_overwritten(folder, device):
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
-def test_an_empty_folder_is_filled(tmp_path, device):
+def test_save_fills_an_empty_folder(tmp_path, device):
     model = build(replace(GPTS["rope"], layers=0))
     (tmp_path / "model").mkdir()
     model.save(tmp_path / "model")
@@ -255,13 +255,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=list(DAMAGES))
-def test_what_is_wrong_with_a_folder_is_said(damage, words, folder, unchecked):
+def test_load_says_what_is_wrong_with_a_folder(damage, words, folder, unchecked):
     damage(folder)
     with pytest.raises(ValueError, match=words):
         qkv.load(folder)
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
+def test_load_says_that_a_folder_is_missing(tmp_path):
     with pytest.raises(ValueError, match=r"nothing at .*nowhere; expected a model folder"):
         qkv.load(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")

@@ -1,4 +1,4 @@
-"""Writing on: the model's own words, against a loop written out here."""
+"""generate against a loop over the model's own predictions."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from model_cases import (
     SMALL,
     TRANSLATORS,
     VOCAB,
-    every,
     inputs,
+    make_random_model,
+    make_varied_model,
     padded,
-    randomized,
-    talkative,
+    parametrize_cases,
     tokens_like,
 )
 
@@ -32,9 +32,9 @@ def written_by_hand(model, tokens, count):
     return tokens
 
 
-@every(WRITERS)
-def test_the_greedy_text_is_the_likeliest_token_each_time_cached_or_not(config, device):
-    model = talkative(config, device)
+@parametrize_cases(WRITERS)
+def test_generate_greedy_takes_the_most_likely_token_with_and_without_cache(config, device):
+    model = make_varied_model(config, device)
     tokens = tokens_like(3, 4, device=device)
     expected = written_by_hand(model, tokens, 9)
     assert torch.equal(model.generate(tokens, 9), expected)
@@ -42,9 +42,9 @@ def test_the_greedy_text_is_the_likeliest_token_each_time_cached_or_not(config, 
     assert any(len(set(row)) > 2 for row in expected[:, 4:].tolist())  # not one word repeated
 
 
-@every(WRITERS)
-def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device, unchecked):
-    model = talkative(config, device)
+@parametrize_cases(WRITERS)
+def test_generate_with_left_padding_equals_each_text_alone(config, device, unchecked):
+    model = make_varied_model(config, device)
     tokens, token_mask = tokens_like(3, 6, device=device), padded("..xxxx", "xxxxxx", ".x..xx", device=device)
     for cached in (True, False):
         together = model.generate(tokens, 7, token_mask=token_mask, use_cache=cached)
@@ -53,9 +53,9 @@ def test_texts_padded_on_the_left_are_continued_as_if_alone(config, device, unch
             assert torch.equal(together[row, 6:], alone[0, -7:])
 
 
-@every({name: WRITERS[name] for name in ("learned", "rope", "window and t5", "lstm")})
-def test_a_text_ends_at_its_stop_token_and_is_filled_with_it(config, device, unchecked):
-    model = talkative(config, device)
+@parametrize_cases({name: WRITERS[name] for name in ("learned", "rope", "window and t5", "lstm")})
+def test_generate_ends_at_the_stop_token_and_fills_with_it(config, device, unchecked):
+    model = make_varied_model(config, device)
     tokens = tokens_like(4, 3, device=device)
     free = written_by_hand(model, tokens, 8)[:, 3:].tolist()
     for stop in {row[place] for row, place in zip(free, (0, 2, 5, 7), strict=True)} | {VOCAB - 1}:
@@ -66,9 +66,9 @@ def test_a_text_ends_at_its_stop_token_and_is_filled_with_it(config, device, unc
             assert model.generate(tokens, 8, stop_token=stop, use_cache=cached)[:, 3:].tolist() == expected
 
 
-@every({name: WRITERS[name] for name in ("learned", "gru")})
-def test_a_drawn_text_is_the_same_for_the_same_generator(config, device):
-    model = randomized(config, device)
+@parametrize_cases({name: WRITERS[name] for name in ("learned", "gru")})
+def test_generate_sampling_repeats_with_the_same_generator(config, device):
+    model = make_random_model(config, device)
     tokens = tokens_like(4, 3, device=device)
 
     def drawn(seed: int, **choice):
@@ -83,8 +83,8 @@ def test_a_drawn_text_is_the_same_for_the_same_generator(config, device):
         assert torch.equal(drawn(3, temperature=5.0, **cut), greedy)
 
 
-def test_what_is_drawn_follows_the_models_probabilities(device):
-    model = randomized(RNNConfig(vocab_size=4, dim=4, hidden_size=4, layers=1), device, deviation=1.0)
+def test_generate_sampling_follows_the_model_probabilities(device):
+    model = make_random_model(RNNConfig(vocab_size=4, dim=4, hidden_size=4, layers=1), device, deviation=1.0)
     tokens = torch.full((4000, 1), 2, device=device)
     generator = torch.Generator(device).manual_seed(0)
     drawn = model.generate(tokens, 1, temperature=0.7, generator=generator)[:, 1]
@@ -93,9 +93,9 @@ def test_what_is_drawn_follows_the_models_probabilities(device):
     assert (shares - expected).abs().max() < 0.03  # 3.8 standard deviations of a share of one half
 
 
-@every({"learned": GPTS["learned"], "lstm": RNNS["lstm"], "perceiver": PERCEIVERS["perceiver, even, pre"]})
-def test_no_more_tokens_is_the_text_itself(config, device):
-    model = randomized(config, device)
+@parametrize_cases({"learned": GPTS["learned"], "lstm": RNNS["lstm"], "perceiver": PERCEIVERS["perceiver, even, pre"]})
+def test_generate_of_zero_tokens_returns_the_text(config, device):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 16, device=device)
     assert torch.equal(model.generate(tokens, 0), tokens)
 
@@ -108,10 +108,10 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@every(LIMITED)
-def test_a_text_is_continued_up_to_the_last_known_position_and_no_further(config, cached, device, unchecked):
+@parametrize_cases(LIMITED)
+def test_generate_stops_at_max_positions(config, cached, device, unchecked):
     """The last token written is never read, so 10 tokens in 16 positions leave room for 7."""
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 10, device=device)
     assert model.generate(tokens, 7, use_cache=cached).shape == (2, 17)
     with pytest.raises(ValueError, match=r"has 16 positions; 10 tokens and 8 more.*at most 7 can be added"):
@@ -123,14 +123,14 @@ def test_a_text_is_continued_up_to_the_last_known_position_and_no_further(config
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "none", "t5", "shaw"])
-def test_positions_without_a_table_set_no_limit(position, device):
-    model = randomized(GPTConfig(**{**SMALL, "max_length": 4, "heads": 2}, position=position), device)
+def test_generate_without_position_table_has_no_limit(position, device):
+    model = make_random_model(GPTConfig(**{**SMALL, "max_length": 4, "heads": 2}, position=position), device)
     assert model.max_positions is None
     assert model.generate(tokens_like(1, 3, device=device), 12).shape == (1, 15)
 
 
-def test_generation_neither_trains_nor_forgets_that_the_model_was_training(device):
-    model = talkative(GPTConfig(**SMALL, dropout=0.5), device)
+def test_generate_keeps_the_training_mode_and_needs_no_gradients(device):
+    model = make_varied_model(GPTConfig(**SMALL, dropout=0.5), device)
     tokens = tokens_like(2, 4, device=device)
     expected = model.generate(tokens, 5)
     model.train()
@@ -142,8 +142,8 @@ def test_generation_neither_trains_nor_forgets_that_the_model_was_training(devic
     assert not model.generate(tokens, 2).requires_grad
 
 
-def test_what_cannot_be_continued_is_refused(device, unchecked):
-    model = randomized(GPTConfig(**SMALL), device)
+def test_generate_rejects_what_it_cannot_continue(device, unchecked):
+    model = make_random_model(GPTConfig(**SMALL), device)
     tokens = tokens_like(2, 4, device=device)
     with pytest.raises(ValueError, match="max_new_tokens must be 0 or more, got -1"):
         model.generate(tokens, -1)
@@ -157,26 +157,26 @@ def test_what_cannot_be_continued_is_refused(device, unchecked):
         model.generate(tokens, 1, token_mask=padded("xxx", "xxx", device=device))
 
 
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_a_translation_is_the_likeliest_token_each_time(config, device, unchecked):
-    model = talkative(config, device)
+def test_translator_generate_greedy_takes_the_most_likely_token(config, device, unchecked):
+    model = make_varied_model(config, device)
     source, _ = inputs(config, device, batch=3, length=7)
-    heard = padded("xxxxxxx", "..xxxxx", "x.xx...", device=device)
+    source_mask = padded("xxxxxxx", "..xxxxx", "x.xx...", device=device)
     target = torch.full((3, 1), 1, device=device)
     for _ in range(6):
-        target = torch.cat((target, model(source, target, heard)[:, -1:].argmax(-1)), dim=1)
+        target = torch.cat((target, model(source, target, source_mask)[:, -1:].argmax(-1)), dim=1)
     free = target[:, 1:].tolist()
     for stop in (0, 3, 5):
         ends = [row.index(stop) + 1 if stop in row else 6 for row in free]
         expected = [row[:end] + [stop] * (max(ends) - end) for row, end in zip(free, ends, strict=True)]
         for cached in (True, False):
-            made = model.generate(source, 6, start_token=1, stop_token=stop, token_mask=heard, use_cache=cached)
+            made = model.generate(source, 6, start_token=1, stop_token=stop, token_mask=source_mask, use_cache=cached)
             assert made.tolist() == expected
 
 
-def test_a_drawn_translation_is_the_same_for_the_same_generator(device):
-    model = randomized(TRANSLATORS["seq2seq, rope"], device).train()
+def test_translator_generate_sampling_repeats_with_the_same_generator(device):
+    model = make_random_model(TRANSLATORS["seq2seq, rope"], device).train()
     source = tokens_like(3, 5, device=device)
 
     def drawn(seed: int):
@@ -188,8 +188,8 @@ def test_a_drawn_translation_is_the_same_for_the_same_generator(device):
     assert model.training
 
 
-def test_a_translation_of_nothing_or_beyond_the_positions_is_refused(device):
-    model = randomized(Seq2SeqConfig(VOCAB, max_length=8, dim=8, heads=2, position="learned"), device)
+def test_translator_generate_rejects_zero_tokens_and_too_many(device):
+    model = make_random_model(Seq2SeqConfig(VOCAB, max_length=8, dim=8, heads=2, position="learned"), device)
     source = tokens_like(2, 5, device=device)
     assert model.generate(source, 8, start_token=1, stop_token=VOCAB + 1).shape == (2, 8)
     with pytest.raises(ValueError, match="has 8 positions; 9 target tokens"):

@@ -1,4 +1,4 @@
-"""Models of pictures against the same arithmetic written out, and what moving patches may change."""
+"""ViT, CNN and MLP against the same arithmetic written out."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import IMAGE, IMAGE_MODELS, VITS, assert_close, every, inputs, randomized
+from model_cases import IMAGE, IMAGE_MODELS, VITS, assert_close, inputs, make_random_model, parametrize_cases
 from torch import nn
 
 from qkv.checkpoints.torch_modules import fill_block
@@ -27,10 +27,10 @@ def patches_by_hand(images, patch):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("order", ["pre", "post"])
-@every(VITS)
-def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, device):
+@parametrize_cases(VITS)
+def test_vit_equals_transformer_encoder_on_patches_cut_by_hand(config, order, device):
     config = replace(config, norm_order=order)
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     layer = nn.TransformerEncoderLayer(
         8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=order == "pre", dtype=torch.float64, device=device
     )
@@ -61,30 +61,30 @@ def test_a_vit_equals_pytorchs_encoder_on_patches_cut_by_hand(config, order, dev
     assert model.hidden_states(images).shape == (3, 16 + (config.pooling == "cls"), 8)
 
 
-@every(VITS)
+@parametrize_cases(VITS)
 @torch.no_grad()
-def test_patches_by_convolution_equal_patches_by_unfolding(config, device):
-    model = randomized(config, device)
-    twin = randomized(replace(config, unfold=True), device)
+def test_vit_with_unfold_equals_vit_with_convolution(config, device):
+    model = make_random_model(config, device)
+    twin = make_random_model(replace(config, unfold=True), device)
     twin.load_state_dict(model.state_dict())
     (images,) = inputs(config, device)
     assert_close(twin(images), model(images))
 
 
-@every(VITS)
+@parametrize_cases(VITS)
 @torch.no_grad()
-def test_only_positions_tell_a_vit_where_a_patch_stood(config, device):
-    model = randomized(config, device)
+def test_vit_without_positions_ignores_the_order_of_patches(config, device):
+    model = make_random_model(config, device)
     (images,) = inputs(config, device)
     moved = images.roll(2, dims=3)  # each patch one place to the right
     same = torch.allclose(model(moved), model(images))
     assert same == (config.position == "none")
 
 
-@every(IMAGE_MODELS)
+@parametrize_cases(IMAGE_MODELS)
 @torch.no_grad()
-def test_pictures_of_a_batch_do_not_meet(config, device):
-    model = randomized(config, device)
+def test_image_models_treat_images_of_a_batch_independently(config, device):
+    model = make_random_model(config, device)
     (images,) = inputs(config, device, batch=4)
     out = model(images)
     assert out.shape == (4, 5)
@@ -94,8 +94,8 @@ def test_pictures_of_a_batch_do_not_meet(config, device):
 
 
 @torch.no_grad()
-def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
-    model = randomized(CNNConfig(**{**IMAGE, "image_size": 9}, stage_channels=(3, 4), kernel_size=5), device)
+def test_cnn_equals_its_formula(device):
+    model = make_random_model(CNNConfig(**{**IMAGE, "image_size": 9}, stage_channels=(3, 4), kernel_size=5), device)
     norms: list[Any] = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.running_mean = torch.randn_like(norm.bias)
@@ -115,8 +115,8 @@ def test_a_cnn_is_two_convolutions_and_a_halving_for_each_stage(device):
 
 
 @torch.no_grad()
-def test_an_mlp_is_matrices_with_relu_between(device):
-    model = randomized(MLPConfig(**IMAGE, hidden_sizes=(7, 6)), device)
+def test_mlp_equals_its_formula(device):
+    model = make_random_model(MLPConfig(**IMAGE, hidden_sizes=(7, 6)), device)
     (images,) = inputs(model.config, device)
     parameters = [*model.parameters()]
     x = images.flatten(1)
@@ -135,14 +135,14 @@ def test_an_mlp_is_matrices_with_relu_between(device):
         ((2, 2, 8, 8), torch.float32, "float64.*float32"),
     ],
 )
-@every({"vit": VITS["vit, mean, none"], "cnn": IMAGE_MODELS["cnn"], "mlp": IMAGE_MODELS["mlp"]})
-def test_pictures_of_another_shape_or_kind_are_refused(config, shape, dtype, words, device, unchecked):
-    model = randomized(config, device)
+@parametrize_cases({"vit": VITS["vit, mean, none"], "cnn": IMAGE_MODELS["cnn"], "mlp": IMAGE_MODELS["mlp"]})
+def test_image_models_reject_images_of_another_shape_or_dtype(config, shape, dtype, words, device, unchecked):
+    model = make_random_model(config, device)
     with pytest.raises(ValueError, match=words):
         model(torch.zeros(shape, dtype=dtype, device=device))
 
 
-def test_the_size_of_a_vit_follows_the_formula():
+def test_vit_num_parameters_follows_the_formula():
     sizes: dict[str, Any] = {"image_size": 16, "num_classes": 7, "heads": 4, "mlp_dim": 20}
     for patch, dim, layers, head in ((2, 8, 1, "cls"), (4, 12, 3, "mean")):
         config = ViTConfig(**{**sizes, "patch_size": patch, "dim": dim, "layers": layers, "pooling": head})
@@ -151,11 +151,11 @@ def test_the_size_of_a_vit_follows_the_formula():
         feed_forward = dim * 20 + 20 + 20 * dim + dim
         expected = (3 * patch**2 + 1) * dim + (dim if head == "cls" else 0) + tokens * dim
         expected += layers * (attention + norms + feed_forward) + 2 * dim + (dim + 1) * 7
-        assert randomized(config, torch.device("cpu")).num_parameters == expected
+        assert make_random_model(config, torch.device("cpu")).num_parameters == expected
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
-def test_a_vit_in_training_has_the_logits_and_gradients_of_one_that_computes_every_token(order: str):
+def test_vit_in_training_equals_vit_that_computes_every_token(order: str):
     torch.manual_seed(0)
     model = ViT(ViTConfig(image_size=8, dim=16, layers=3, norm_order=order)).double()  # pyright: ignore
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)

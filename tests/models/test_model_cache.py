@@ -1,4 +1,4 @@
-"""A model that remembers says what it would have said from scratch."""
+"""Models with a cache give the same outputs as without."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from model_cases import (
     TRANSLATORS,
     VOCAB,
     assert_close,
-    every,
     in_pieces,
     inputs,
+    make_random_model,
     padded,
-    randomized,
+    parametrize_cases,
     tokens_like,
 )
 
@@ -33,10 +33,10 @@ PADDINGS = {
 }
 
 
-@every(LANGUAGE)
+@parametrize_cases(LANGUAGE)
 @torch.no_grad()
-def test_a_language_model_fed_in_pieces_equals_one_call(config, device, unchecked):
-    model = randomized(config, device)
+def test_language_model_with_cache_equals_one_call(config, device, unchecked):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 11, device=device)
     whole = model(tokens)
     for name, (first, size) in ORDERS.items():
@@ -45,10 +45,10 @@ def test_a_language_model_fed_in_pieces_equals_one_call(config, device, unchecke
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@every(LANGUAGE)
+@parametrize_cases(LANGUAGE)
 @torch.no_grad()
-def test_padding_and_holes_do_not_disturb_the_cache(config, padding, device, unchecked):
-    model = randomized(config, device)
+def test_language_model_with_cache_and_padding_equals_one_call(config, padding, device, unchecked):
+    model = make_random_model(config, device)
     tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS[padding], device=device)
     whole = model(tokens, token_mask)
     for first, size in ((1, 1), (4, 3)):
@@ -56,29 +56,29 @@ def test_padding_and_holes_do_not_disturb_the_cache(config, padding, device, unc
         assert_close(parts[token_mask], whole[token_mask], note=f"{first}, {size}")
 
 
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_a_decoder_fed_in_pieces_equals_one_call(config, device, unchecked):
-    model = randomized(config, device)
+def test_translator_decode_with_cache_equals_one_call(config, device, unchecked):
+    model = make_random_model(config, device)
     source, target = inputs(config, device, batch=3, length=14)
-    heard = padded("xxxxxxxxxxxxxx", "....xxxxxxxxxx", "xx.xx.xxxx....", device=device)
-    memory = model.encode(source, heard)
+    source_mask = padded("xxxxxxxxxxxxxx", "....xxxxxxxxxx", "xx.xx.xxxx....", device=device)
+    memory = model.encode(source, source_mask)
 
     def decode(text, flags, cache):
-        return model.decode(text, memory, heard, flags, cache)
+        return model.decode(text, memory, source_mask, flags, cache)
 
     for token_mask in (None, *(padded(*rows, device=device) for rows in PADDINGS.values())):
-        whole = model.decode(target, memory, heard, token_mask)
+        whole = model.decode(target, memory, source_mask, token_mask)
         shown = torch.ones_like(target, dtype=torch.bool) if token_mask is None else token_mask
         for first, size in ORDERS.values() if token_mask is None else ((1, 1), (5, 3)):
             parts = in_pieces(decode, target, token_mask, model.new_cache(), first=first, size=size)
             assert_close(parts[shown], whole[shown])
 
 
-@every(LANGUAGE)
+@parametrize_cases(LANGUAGE)
 @torch.no_grad()
-def test_reordering_the_cache_equals_reordering_the_texts(config, device):
-    model = randomized(config, device)
+def test_cache_reorder_equals_reordering_the_texts(config, device):
+    model = make_random_model(config, device)
     tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS["left"], device=device)
     rows = torch.tensor([2, 0, 2, 1], device=device)
     for flags in (None, token_mask):
@@ -90,10 +90,10 @@ def test_reordering_the_cache_equals_reordering_the_texts(config, device):
         assert_close(rest, whole[:, 7:])
 
 
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_reordering_a_decoders_cache_takes_the_source_along(config, device):
-    model = randomized(config, device)
+def test_translator_cache_reorder_moves_the_source_too(config, device):
+    model = make_random_model(config, device)
     source, target = inputs(config, device, batch=3, length=9)
     rows = torch.tensor([1, 1, 2], device=device)
     memory, cache = model.encode(source), model.new_cache()
@@ -103,9 +103,9 @@ def test_reordering_a_decoders_cache_takes_the_source_along(config, device):
     assert_close(rest, model(source[rows], target[rows])[:, 3:])
 
 
-@every({name: GPTS[name] for name in ("rope", "additive", "sliding window", "shaw")} | RNNS)
-def test_gradients_flow_through_a_cache_as_through_one_call(config, device):
-    model = randomized(config, device)
+@parametrize_cases({name: GPTS[name] for name in ("rope", "additive", "sliding window", "shaw")} | RNNS)
+def test_gradients_through_a_cache_equal_one_call(config, device):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 8, device=device)
     weights = torch.randn(2, 8, model.head.out_features, dtype=torch.float64).to(device)
     parts = in_pieces(model, tokens, None, model.new_cache(), first=3, size=2)
@@ -117,8 +117,8 @@ def test_gradients_flow_through_a_cache_as_through_one_call(config, device):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 @torch.no_grad()
-def test_a_windowed_cache_never_holds_more_than_twice_its_window(window, device):
-    model = randomized(GPTConfig(**{**SMALL, "max_length": 64}, sliding_window=window), device)
+def test_kv_cache_of_a_sliding_window_holds_at_most_twice_the_window(window, device):
+    model = make_random_model(GPTConfig(**{**SMALL, "max_length": 64}, sliding_window=window), device)
     cache = model.new_cache()
     for step in range(40):
         model(tokens_like(2, 1, device=device), None, cache)
@@ -127,8 +127,8 @@ def test_a_windowed_cache_never_holds_more_than_twice_its_window(window, device)
 
 
 @torch.no_grad()
-def test_a_copy_of_a_cache_goes_its_own_way(device):
-    model = randomized(GPTS["window and shaw"], device)
+def test_cache_copy_is_independent(device):
+    model = make_random_model(GPTS["window and shaw"], device)
     tokens, others = tokens_like(2, 12, device=device), tokens_like(2, 12, device=device)
     cache = model.new_cache()
     model(tokens[:, :6], None, cache)
@@ -158,18 +158,18 @@ FAILURES = {
         lambda device: (tokens_like(3, 2, device=device), padded(".x", "xx", "xx", device=device)),
     ),
     "another batch size, recurrent": (RNNConfig(VOCAB), lambda device: (tokens_like(3, 1, device=device), None)),
-    "present of another shape": (
+    "token mask of another shape": (
         GPTConfig(**SMALL, sliding_window=3),
         lambda device: (tokens_like(2, 1, device=device), padded("xx", "xx", device=device)),
     ),
 }
 
 
-@every(FAILURES, "failure")
+@parametrize_cases(FAILURES, "failure")
 @torch.no_grad()
-def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, device, unchecked):
+def test_cache_is_unchanged_after_a_failed_call(failure, device, unchecked):
     config, wrong = failure
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 8, device=device)
     cache = model.new_cache()
     model(tokens[:, :6], None, cache)
@@ -179,10 +179,12 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(failure, device, unchecked
     assert_close(model(tokens[:, 6:], None, cache), model(tokens)[:, 6:])
 
 
-@every({"seq2seq": Seq2SeqConfig(VOCAB, dim=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, dim=6, hidden_size=6)})
+@parametrize_cases(
+    {"seq2seq": Seq2SeqConfig(VOCAB, dim=8, heads=2), "rnn": RNNSeq2SeqConfig(VOCAB, dim=6, hidden_size=6)}
+)
 @torch.no_grad()
-def test_a_decoding_that_fails_leaves_the_cache_as_it_was(config, device, unchecked):
-    model = randomized(config, device)
+def test_translator_cache_is_unchanged_after_a_failed_decode(config, device, unchecked):
+    model = make_random_model(config, device)
     source, target = tokens_like(2, 5, device=device), tokens_like(2, 6, device=device)
     memory, cache = model.encode(source), model.new_cache()
     model.decode(target[:, :4], memory, cache=cache)

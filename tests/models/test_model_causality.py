@@ -1,4 +1,4 @@
-"""Who can learn of whom, found by changing tokens and seeing what moves; never by looking at a mask."""
+"""Which tokens influence which outputs, found by changing tokens and comparing outputs."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ from model_cases import (
     TRANSLATORS,
     VOCAB,
     assert_close,
-    every,
     inputs,
-    randomized,
+    make_random_model,
+    parametrize_cases,
     tokens_like,
 )
 from torch import Tensor
@@ -32,45 +32,45 @@ def influence(call, tokens: Tensor) -> Tensor:
     return (moved > 1e-9).mT.cpu()
 
 
-@every(LANGUAGE_MODELS)
+@parametrize_cases(LANGUAGE_MODELS)
 @torch.no_grad()
-def test_a_later_token_cannot_change_an_earlier_output(config, device):
-    model = randomized(config, device)
+def test_language_model_later_tokens_change_no_earlier_output(config, device):
+    model = make_random_model(config, device)
     moved = influence(model, tokens_like(1, 12, device=device))
     assert not moved.triu(1).any()
-    assert moved.any(0).all()  # and each token is heard somewhere
+    assert moved.any(0).all()  # and each token is source_mask somewhere
 
 
-@every(LANGUAGE_MODELS)
+@parametrize_cases(LANGUAGE_MODELS)
 @torch.no_grad()
-def test_the_start_of_a_text_is_read_without_its_end(config, device, unchecked):
-    model = randomized(config, device)
+def test_language_model_outputs_of_a_prefix_equal_those_of_the_text(config, device, unchecked):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 12, device=device)
     whole = model(tokens)
     for t in (0, 1, 2, 5, 11):
         assert_close(model(tokens[:, :t]), whole[:, :t])
 
 
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_a_decoder_does_not_see_ahead_but_sees_all_of_the_source(config, device):
-    model = randomized(config, device)
+def test_translator_is_causal_in_the_target_and_sees_the_whole_source(config, device):
+    model = make_random_model(config, device)
     source, target = inputs(config, device, batch=1, length=9)
     target = target % 8
     memory = model.encode(source)
     moved = influence(lambda texts: model.decode(texts % 9, memory.expand(len(texts), -1, -1)), target)
     assert not moved.triu(1).any()
     assert moved.any(0).all()
-    heard = influence(lambda texts: model(texts, target[:, :1].expand(len(texts), 9)), source)
-    assert heard.all()
+    source_mask = influence(lambda texts: model(texts, target[:, :1].expand(len(texts), 9)), source)
+    assert source_mask.all()
 
 
 @pytest.mark.parametrize("position", [place for name, place in POSITIONS.items() if name != "none"], ids=str)
 @torch.no_grad()
-def test_a_source_is_read_in_order(position, device):
+def test_seq2seq_encoder_depends_on_the_order_of_the_source(position, device):
     """What the encoder makes of the first word depends on the order of the words after it."""
     sizes = {key: value for key, value in ONE_LAYER.items() if key != "layers"}
-    model = randomized(Seq2SeqConfig(**sizes, encoder_layers=1, position=position), device)
+    model = make_random_model(Seq2SeqConfig(**sizes, encoder_layers=1, position=position), device)
     source = torch.tensor([[1, 2, 3, 4, 5], [1, 5, 3, 4, 2]], device=device)
     first, swapped = model.encode(source)[:, 0]
     assert (first - swapped).abs().max() > 1e-6
@@ -84,25 +84,25 @@ def test_a_source_is_read_in_order(position, device):
     ids=str,
 )
 @torch.no_grad()
-def test_a_token_depends_on_exactly_the_last_tokens_of_its_window(choice, window, device):
-    model = randomized(GPTConfig(**ONE_LAYER, sliding_window=window, **choice), device)
+def test_gpt_sliding_window_sees_exactly_its_window(choice, window, device):
+    model = make_random_model(GPTConfig(**ONE_LAYER, sliding_window=window, **choice), device)
     expected = torch.tensor([[0 <= i - j < window for j in range(10)] for i in range(10)])
     assert torch.equal(influence(model, tokens_like(1, 10, device=device)), expected)
 
 
 @pytest.mark.parametrize(("layers", "window"), [(2, 2), (2, 3), (3, 2), (3, 4)])
 @torch.no_grad()
-def test_windows_of_several_layers_add_up(layers, window, device):
-    model = randomized(GPTConfig(**{**SMALL, "layers": layers}, sliding_window=window), device)
+def test_gpt_sliding_windows_of_several_layers_add_up(layers, window, device):
+    model = make_random_model(GPTConfig(**{**SMALL, "layers": layers}, sliding_window=window), device)
     reach = layers * (window - 1)
     expected = torch.tensor([[0 <= i - j <= reach for j in range(14)] for i in range(14)])
     assert torch.equal(influence(model, tokens_like(1, 14, device=device)), expected)
 
 
 @torch.no_grad()
-def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(device):
+def test_gpt_location_aware_sees_beyond_its_window_but_not_ahead(device):
     """Its window bounds what it may attend to; the weights before it reach further back, but never ahead."""
-    model = randomized(
+    model = make_random_model(
         GPTConfig(**ONE_LAYER, sliding_window=3, score=LocationAware(5, filters=2, kernel_size=3)), device
     )
     moved = influence(model, tokens_like(1, 10, device=device))
@@ -115,25 +115,25 @@ def test_a_location_aware_token_hears_of_the_past_through_the_last_weights(devic
     ("chunk", "left_chunks"), [(1, 0), (3, 0), (3, 1), (4, 2), (4, None), (20, None), (None, None)]
 )
 @torch.no_grad()
-def test_an_encoder_hears_its_own_chunk_and_those_to_its_left(chunk, left_chunks, position, device):
+def test_encoder_sees_its_own_chunk_and_left_chunks(chunk, left_chunks, position, device):
     config = EncoderConfig(**ONE_LAYER, chunk_size=chunk, left_chunks=left_chunks, position=position)
-    model = randomized(config, device)
+    model = make_random_model(config, device)
 
-    def heard(i: int, j: int) -> bool:
+    def source_mask(i: int, j: int) -> bool:
         if chunk is None:
             return True
         back = i // chunk - j // chunk
         return back >= 0 and (left_chunks is None or back <= left_chunks)
 
-    expected = torch.tensor([[heard(i, j) for j in range(11)] for i in range(11)])
+    expected = torch.tensor([[source_mask(i, j) for j in range(11)] for i in range(11)])
     assert torch.equal(influence(model, tokens_like(1, 11, device=device)), expected)
 
 
 @pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 9, 15, 16])
-@every(PERCEIVERS)
+@parametrize_cases(PERCEIVERS)
 @torch.no_grad()
-def test_a_perceiver_of_any_length_does_not_see_ahead(config, length, device):
-    model = randomized(config, device)
+def test_perceiver_is_causal_for_any_length(config, length, device):
+    model = make_random_model(config, device)
     moved = influence(model, tokens_like(1, length, device=device))
     assert not moved.triu(1).any()
     assert moved.diagonal().all()
@@ -142,14 +142,14 @@ def test_a_perceiver_of_any_length_does_not_see_ahead(config, length, device):
 @pytest.mark.parametrize("latents", [1, 3, 4, 8])
 @pytest.mark.parametrize("coverage", ["even", "prefix"])
 @torch.no_grad()
-def test_a_token_hears_through_latents_exactly_what_they_have_read(coverage, latents, device):
+def test_perceiver_token_sees_exactly_what_its_latents_read(coverage, latents, device):
     """A token hears itself and, through the latents that stand at or before it, the tokens up to the last of them."""
     config = PerceiverConfig(VOCAB, max_length=8, dim=8, layers=4, heads=2, num_latents=latents, coverage=coverage)
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     places = range(latents) if coverage == "prefix" else [8 * (k + 1) // latents - 1 for k in range(latents)]
 
-    def heard(i: int, j: int) -> bool:
+    def source_mask(i: int, j: int) -> bool:
         return i == j or j <= max((place for place in places if place <= i), default=-1)
 
-    expected = torch.tensor([[heard(i, j) for j in range(8)] for i in range(8)])
+    expected = torch.tensor([[source_mask(i, j) for j in range(8)] for i in range(8)])
     assert torch.equal(influence(model, tokens_like(1, 8, device=device)), expected)

@@ -1,4 +1,4 @@
-"""What cannot be is refused with a sentence: what was expected, what came, what would fit."""
+"""Error messages of models: what was expected, what came, what would fit."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from model_cases import (
     SMALL,
     TRANSLATORS,
     VOCAB,
-    every,
+    make_random_model,
     padded,
-    randomized,
+    parametrize_cases,
     tokens_like,
 )
 
@@ -118,7 +118,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "words"), IMPOSSIBLE, ids=lambda value: str(value)[-60:])
-def test_an_impossible_configuration_is_refused(kind, fields, words, unchecked):
+def test_config_rejects_impossible_values(kind, fields, words, unchecked):
     with pytest.raises(ValueError, match=words):
         build(kind(**fields))
 
@@ -137,12 +137,12 @@ def test_an_impossible_configuration_is_refused(kind, fields, words, unchecked):
         (lambda: build({"vocab_size": 3}), "a model config such as GPTConfig.*got dict"),
     ],
 )
-def test_an_impossible_part_is_refused(make, words, unchecked):
+def test_config_parts_reject_impossible_values(make, words, unchecked):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_a_frozen_config_can_be_compared_and_cannot_be_changed():
+def test_config_is_hashable_and_frozen():
     config = GPTConfig(vocab_size=5)
     assert config == GPTConfig(vocab_size=5) and hash(config) == hash(GPTConfig(vocab_size=5))
     with pytest.raises(AttributeError):
@@ -167,15 +167,15 @@ READERS = {
     ],
     ids=str,
 )
-@every(READERS)
-def test_tokens_that_are_none_are_refused(config, tokens, words, device, unchecked):
+@parametrize_cases(READERS)
+def test_models_reject_wrong_tokens(config, tokens, words, device, unchecked):
     with pytest.raises(ValueError, match=words):
-        randomized(config, device)(tokens.to(device))
+        make_random_model(config, device)(tokens.to(device))
 
 
-@every(TRANSLATORS)
-def test_a_translator_refuses_wrong_sources_targets_and_flags(config, device, unchecked):
-    model = randomized(config, device)
+@parametrize_cases(TRANSLATORS)
+def test_translator_rejects_wrong_sources_targets_and_token_masks(config, device, unchecked):
+    model = make_random_model(config, device)
     good, high = tokens_like(2, 4, device=device, vocab_size=9), torch.full((2, 4), 40, device=device)
     token_mask = padded("xxxx", ".xxx", device=device)
     with pytest.raises(ValueError, match="got 40 to 40"):
@@ -190,9 +190,9 @@ def test_a_translator_refuses_wrong_sources_targets_and_flags(config, device, un
         model(good, good[:1])
 
 
-@every(READERS)
-def test_flags_of_another_shape_or_kind_are_refused(config, device, unchecked):
-    model = randomized(config, device)
+@parametrize_cases(READERS)
+def test_models_reject_wrong_token_masks(config, device, unchecked):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 4, device=device)
     for wrong in (torch.ones(2, 3).bool(), torch.ones(4).bool(), torch.ones(1, 4).bool(), torch.ones(2, 4, 1).bool()):
         with pytest.raises(ValueError, match=r"\(batch, tokens\) = \(2, 4\), got torch.bool of"):
@@ -216,8 +216,8 @@ BEYOND = {
 
 
 @pytest.mark.parametrize(("config", "words"), BEYOND.values(), ids=list(BEYOND))
-def test_a_text_longer_than_the_known_positions_is_refused(config, words, device, unchecked):
-    model = randomized(config, device)
+def test_models_reject_texts_beyond_their_positions(config, words, device, unchecked):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 17, device=device)
     assert model(tokens[:, :16]).shape[1] == 16
     with pytest.raises(ValueError, match=words):
@@ -229,21 +229,21 @@ def test_a_text_longer_than_the_known_positions_is_refused(config, words, device
 @pytest.mark.parametrize(
     "features", [torch.zeros(2, 4), torch.zeros(2, 4, 6), torch.zeros(2, 4, 5).long(), torch.zeros(2, 4, 5)]
 )
-def test_vectors_of_another_shape_or_dtype_are_refused(features, device, unchecked):
-    model = randomized(ENCODERS["encoder of vectors"], device)
+def test_encoder_rejects_wrong_vectors(features, device, unchecked):
+    model = make_random_model(ENCODERS["encoder of vectors"], device)
     with pytest.raises(ValueError, match=r"vectors of (shape \(batch, tokens, 5\)|torch.float64), got"):
         model(features.to(device))
 
 
-def test_memories_of_another_width_are_refused(device, unchecked):
+def test_translator_decode_rejects_a_memory_of_another_dim(device, unchecked):
     for name in ("seq2seq, rope", "rnn, additive"):
-        model = randomized(TRANSLATORS[name], device)
+        model = make_random_model(TRANSLATORS[name], device)
         with pytest.raises(ValueError, match=r"memory must be \(batch, tokens, dim=8\), got \(2, 3, 5\)"):
             model.decode(
                 tokens_like(2, 3, device=device, vocab_size=9), torch.zeros(2, 3, 5, dtype=torch.float64, device=device)
             )
 
 
-def test_every_known_name_builds_a_model(device):
+def test_build_keeps_the_config(device):
     for config in (GPTS["learned"], RNNS["gru"], CNNConfig(**IMAGE)):
         assert build(config).config is config

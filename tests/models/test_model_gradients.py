@@ -1,4 +1,4 @@
-"""Gradients: every parameter learns, and texts of which nothing is present do no harm."""
+"""Gradients of models: every parameter learns, and rows of padding alone do no harm."""
 
 import pytest
 import torch
@@ -8,10 +8,10 @@ from model_cases import (
     LANGUAGE_MODELS,
     TRANSLATORS,
     assert_close,
-    every,
     inputs,
+    make_random_model,
     padded,
-    randomized,
+    parametrize_cases,
     tokens_like,
 )
 
@@ -30,9 +30,11 @@ def without_effect(model, name: str) -> bool:
     return isinstance(getattr(model.config, "score", Dot()), Dot) and not turned
 
 
-@every({name: config for name, config in EVERY_MODEL.items() if name != "window of one"})  # one key: nothing to choose
-def test_every_parameter_learns(config, device):
-    model = randomized(config, device).train()
+@parametrize_cases(
+    {name: config for name, config in EVERY_MODEL.items() if name != "window of one"}
+)  # one key: nothing to choose
+def test_models_have_gradients_for_every_parameter(config, device):
+    model = make_random_model(config, device).train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -48,9 +50,9 @@ def test_every_parameter_learns(config, device):
     assert idle == {name for name, _ in model.named_parameters() if without_effect(model, name)}
 
 
-@every(SINGLE_FILE)
-def test_a_row_without_any_token_does_no_harm(config, device):
-    model = randomized(config, device)
+@parametrize_cases(SINGLE_FILE)
+def test_models_with_a_row_of_padding_stay_finite(config, device):
+    model = make_random_model(config, device)
     (given,) = inputs(config, device, batch=3, length=6)
     token_mask = padded("xxxxxx", "......", "..x.xx", device=device)
     out = model(given, token_mask)
@@ -60,13 +62,13 @@ def test_a_row_without_any_token_does_no_harm(config, device):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@every(TRANSLATORS)
-def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
-    model = randomized(config, device)
+@parametrize_cases(TRANSLATORS)
+def test_translator_with_empty_sources_or_targets_stays_finite(config, device):
+    model = make_random_model(config, device)
     source, target = inputs(config, device, batch=4, length=6)
-    heard = padded("xxxxxx", "......", "xx.x..", "......", device=device)
+    source_mask = padded("xxxxxx", "......", "xx.x..", "......", device=device)
     token_mask = padded("xxxx", "xxxx", "....", "....", device=device)
-    out = model(source, target, heard, token_mask)
+    out = model(source, target, source_mask, token_mask)
     assert out.isfinite().all()
     assert_close(out[:1], model(source[:1], target[:1]))
     empty = model(source[1:2, :0], target[1:2])  # a source without tokens is as one whose tokens are all absent
@@ -75,22 +77,22 @@ def test_a_source_or_a_target_without_any_token_does_no_harm(config, device):
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@every(SINGLE_FILE)
+@parametrize_cases(SINGLE_FILE)
 @torch.no_grad()
-def test_a_text_without_tokens_and_a_batch_without_texts_give_nothing(config, device):
-    model = randomized(config, device)
+def test_models_of_empty_inputs_give_empty_outputs(config, device):
+    model = make_random_model(config, device)
     (given,) = inputs(config, device, batch=2, length=4)
     wide = model(given).shape[-1]
     assert model(given[:, :0]).shape == (2, 0, wide)
     assert model(given[:0]).shape == (0, 4, wide)
 
 
-@every(
+@parametrize_cases(
     {name: LANGUAGE_MODELS[name] for name in ("rope", "sliding window", "location-aware", "random synthesizer", "lstm")}
 )
 @torch.no_grad()
-def test_a_cache_may_begin_with_nothing(config, device):
-    model = randomized(config, device)
+def test_language_model_cache_may_begin_empty(config, device):
+    model = make_random_model(config, device)
     tokens = tokens_like(2, 6, device=device)
     cache = model.new_cache()
     assert model(tokens[:, :0], None, cache).shape[1] == 0
@@ -100,10 +102,10 @@ def test_a_cache_may_begin_with_nothing(config, device):
 
 
 @pytest.mark.parametrize("name", ["learned", "grouped-query", "additive", "perceiver, even, pre", "seq2seq, t5", "gru"])
-def test_gradients_are_the_slope_of_the_loss(name, device):
+def test_model_gradients_equal_finite_differences(name, device):
     """The gradient along a random direction, against the difference of two losses."""
     config = EVERY_MODEL[name]
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     given = inputs(config, device, batch=2, length=6)
     weights = torch.randn_like(model(*given))
     (model(*given) * weights).sum().backward()
@@ -127,18 +129,18 @@ def test_gradients_are_the_slope_of_the_loss(name, device):
     ],
     ids=["gpt", "seq2seq", "cnn"],
 )
-def test_dropout_acts_in_training_only(config, device):
-    model = randomized(config, device)
+def test_model_dropout_acts_in_training_only(config, device):
+    model = make_random_model(config, device)
     given = inputs(config, device)
     assert torch.equal(model(*given), model(*given))
     model.train()
     assert not torch.equal(model(*given), model(*given))
 
 
-@every(EVERY_MODEL)
+@parametrize_cases(EVERY_MODEL)
 @torch.no_grad()
-def test_coarser_numbers_give_the_same_within_their_precision(config, device, unchecked):
-    model = randomized(config, device)
+def test_models_in_lower_precision_agree_within_that_precision(config, device, unchecked):
+    model = make_random_model(config, device)
     given = inputs(config, device)
     exact = model(*given)
     for dtype, error in ((torch.float32, 1e-4), (torch.bfloat16, 0.2)):

@@ -1,4 +1,4 @@
-"""Padding is not there: what a model says of a text does not depend on how it is padded, or with what."""
+"""Outputs do not depend on padding, its place or its content."""
 
 import pytest
 import torch
@@ -8,10 +8,10 @@ from model_cases import (
     LANGUAGE_MODELS,
     TRANSLATORS,
     assert_close,
-    every,
     inputs,
+    make_random_model,
     padded,
-    randomized,
+    parametrize_cases,
     tokens_like,
 )
 from torch import Tensor
@@ -27,17 +27,17 @@ SINGLE_FILE = {**LANGUAGE_MODELS, **ENCODERS}
 
 
 def other_content(given: Tensor, token_mask: Tensor) -> Tensor:
-    """The same where tokens are present; other tokens (or vectors) where they are not."""
+    """The same real tokens; other tokens (or vectors) in the padding."""
     if given.is_floating_point():
         return torch.where(token_mask[..., None], given, 100 * torch.randn_like(given))
     return torch.where(token_mask, given, (given + 1) % 9)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@every(SINGLE_FILE)
+@parametrize_cases(SINGLE_FILE)
 @torch.no_grad()
-def test_padding_changes_nothing(config, padding, device, unchecked):
-    model = randomized(config, device)
+def test_models_ignore_padding(config, padding, device, unchecked):
+    model = make_random_model(config, device)
     (given,) = inputs(config, device, batch=3, length=12)
     token_mask = padded(*PADDINGS[padding], device=device)
     out = model(given, token_mask)
@@ -49,34 +49,34 @@ def test_padding_changes_nothing(config, padding, device, unchecked):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@every(TRANSLATORS)
+@parametrize_cases(TRANSLATORS)
 @torch.no_grad()
-def test_padding_of_source_and_target_changes_nothing(config, padding, device, unchecked):
-    model = randomized(config, device)
+def test_translator_ignores_padding_of_source_and_target(config, padding, device, unchecked):
+    model = make_random_model(config, device)
     source, target = inputs(config, device, batch=3, length=14)
-    heard = padded("x.xxx.........", "xxxxxxxxxxxxxx", ".........x.xxx", device=device)
+    source_mask = padded("x.xxx.........", "xxxxxxxxxxxxxx", ".........x.xxx", device=device)
     token_mask = padded(*PADDINGS[padding], device=device)
-    out = model(source, target, heard, token_mask)
+    out = model(source, target, source_mask, token_mask)
     for row, flags in enumerate(token_mask):
-        alone = model(source[row : row + 1, heard[row]], target[row : row + 1, flags])[0]
+        alone = model(source[row : row + 1, source_mask[row]], target[row : row + 1, flags])[0]
         assert_close(out[row, flags], alone)
-    changed = model(other_content(source, heard), other_content(target, token_mask), heard, token_mask)
+    changed = model(other_content(source, source_mask), other_content(target, token_mask), source_mask, token_mask)
     assert_close(changed[token_mask], out[token_mask], within=1e-12)
 
 
-@every(SINGLE_FILE)
+@parametrize_cases(SINGLE_FILE)
 @torch.no_grad()
-def test_saying_that_all_is_present_says_nothing(config, device):
-    model = randomized(config, device)
+def test_models_with_a_full_token_mask_equal_models_without(config, device):
+    model = make_random_model(config, device)
     (given,) = inputs(config, device)
     everything = torch.ones(2, 9, dtype=torch.bool, device=device)
     assert torch.equal(model(given, everything), model(given))
 
 
-@every(SINGLE_FILE)
+@parametrize_cases(SINGLE_FILE)
 @torch.no_grad()
-def test_rows_of_a_batch_do_not_meet(config, device, unchecked):
-    model = randomized(config, device)
+def test_models_treat_rows_of_a_batch_independently(config, device, unchecked):
+    model = make_random_model(config, device)
     (given,) = inputs(config, device, batch=3)
     out = model(given)
     for row in range(3):
@@ -84,14 +84,14 @@ def test_rows_of_a_batch_do_not_meet(config, device, unchecked):
 
 
 @pytest.mark.parametrize("block", [2, 3, 5])
-@every(
+@parametrize_cases(
     {name: GPTS[name] for name in ("learned", "shaw", "t5", "window and rope", "window and shaw", "additive")}
     | {"chunks": ENCODERS["encoder, chunks"], "alibi": ENCODERS["encoder, alibi"]}
 )
 @torch.no_grad()
-def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device, monkeypatch, unchecked):
+def test_models_with_query_blocks_give_the_same_numbers(config, block, device, monkeypatch, unchecked):
     """Beyond BLOCK tokens masks stay lazy and queries are taken in blocks; here with blocks of a few."""
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     tokens, token_mask = tokens_like(3, 12, device=device), padded(*PADDINGS["holes"], device=device)
     expected, padded_expected = model(tokens), model(tokens, token_mask)
     monkeypatch.setattr("qkv.nn.attention.BLOCK", block)
@@ -100,10 +100,10 @@ def test_long_texts_taken_in_blocks_give_the_same_numbers(config, block, device,
     assert_close(model(tokens, token_mask)[token_mask], padded_expected[token_mask])
 
 
-def test_chunks_are_counted_over_what_is_present(device):
-    """With chunks of two and none before, the third token present begins the second chunk, wherever it stands."""
+def test_encoder_chunks_are_counted_over_real_tokens(device):
+    """With chunks of two and none before, the third real token begins the second chunk, wherever it is."""
     config = EncoderConfig(vocab_size=11, dim=8, heads=2, layers=1, chunk_size=2, left_chunks=0)
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     tokens, token_mask = tokens_like(1, 7, device=device), padded("x.x.xx.", device=device)
     out = model(tokens, token_mask)
     for place, companions in ((0, {0, 2}), (2, {0, 2}), (4, {4, 5}), (5, {4, 5})):

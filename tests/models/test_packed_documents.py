@@ -1,4 +1,4 @@
-"""Several texts in one row: each is read as if it were alone."""
+"""GPT with several documents packed in one row reads each independently."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def bare(model):
 
 @pytest.mark.parametrize("name", [n for n, config in GPTS.items() if "location" not in n])
 @torch.no_grad()
-def test_packed_texts_are_the_texts_alone(name, device):
+def test_gpt_packed_documents_equal_each_document_alone(name, device):
     model = bare(GPT(GPTS[name])).to(device)
     texts, row, documents = packed_row(device)
     rows, numbers = row.repeat(2, 1), documents.repeat(2, 1)
@@ -36,7 +36,7 @@ def test_packed_texts_are_the_texts_alone(name, device):
 
 
 @torch.no_grad()
-def test_rows_longer_than_a_block_are_isolated_too(device):
+def test_gpt_packed_documents_longer_than_a_block_are_independent(device):
     model = bare(GPT(GPTS["rope"])).to(device)
     lengths = [BLOCK - 100, 150, 30]
     texts = [torch.randint(0, VOCAB, (1, n), device=device) for n in lengths]
@@ -46,7 +46,7 @@ def test_rows_longer_than_a_block_are_isolated_too(device):
 
 
 @torch.no_grad()
-def test_a_number_used_again_is_another_text(device):
+def test_gpt_packed_document_numbers_may_be_used_twice(device):
     model = bare(GPT(GPTS["learned"])).to(device)
     text = torch.randint(0, VOCAB, (1, 4), device=device)
     twice = model(text.repeat(1, 3), documents=torch.tensor([[7] * 4 + [2] * 4 + [7] * 4], device=device))
@@ -54,7 +54,7 @@ def test_a_number_used_again_is_another_text(device):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_does_not_go_with_packing_is_refused():
+def test_gpt_packed_documents_reject_token_mask_cache_and_location_aware():
     model = GPT(GPTS["learned"])
     _, row, documents = packed_row("cpu")
     with pytest.raises(ValueError, match="no token_mask= and no cache="):

@@ -1,4 +1,4 @@
-"""The courses' models have the courses' sizes; other sizes follow the formulas."""
+"""Presets have the published numbers of parameters; other sizes follow the formulas."""
 
 from typing import Any
 
@@ -26,18 +26,18 @@ from qkv.nn import DenseSynthesizer
         ("cs224n-a5-gpt-rope", 3_290_624),
     ],
 )
-def test_a_preset_has_exactly_the_published_number_of_parameters(name, size):
+def test_preset_has_the_published_number_of_parameters(name, size):
     assert build(PRESETS[name]).num_parameters == size
 
 
-def test_the_rope_preset_lacks_exactly_the_table_of_positions():
+def test_preset_with_rope_lacks_exactly_the_position_table():
     assert (
         build(PRESETS["cs224n-a5-gpt"]).num_parameters - build(PRESETS["cs224n-a5-gpt-rope"]).num_parameters
         == 128 * 256
     )
 
 
-def test_every_preset_reads_what_its_course_feeds_it(device):
+def test_presets_read_the_inputs_of_their_course(device):
     for name, config in PRESETS.items():
         model: Any = build(config).to(device).eval()
         if name == "nyu-hw4-vit":
@@ -117,11 +117,11 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("config", "size"), SIZES.values(), ids=list(SIZES))
-def test_the_number_of_parameters_follows_the_formula(config, size):
+def test_num_parameters_follows_the_formula(config, size):
     assert build(config).num_parameters == size
 
 
-def test_what_adds_to_the_residual_stream_starts_smaller_with_depth():
+def test_init_weights_scales_residual_projections_with_depth():
     """N(0, 0.02²), and 0.02 / √(2·layers) for the last matrix of each part, as GPT-2 has it."""
     model: Any = build(GPTConfig(vocab_size=50, dim=64, layers=8, heads=4))
     first = model.blocks[0]
@@ -136,7 +136,7 @@ def test_what_adds_to_the_residual_stream_starts_smaller_with_depth():
     assert not first.attention.to_q.bias.detach().any()
 
 
-def test_a_new_model_guesses_evenly():
+def test_new_gpt_predicts_uniformly():
     model: Any = build(GPTConfig(vocab_size=50, dim=64, layers=2, heads=4)).eval()
     logits = model(torch.randint(50, (4, 20))).detach()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(50, (80,)))

@@ -1,11 +1,11 @@
-"""Speech heard piece by piece is transcribed as the whole would be."""
+"""Transcriber: streaming equals one call, convolutional stem, padding, greedy CTC decoding."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import assert_close, randomized
+from model_cases import assert_close, make_random_model
 
 from qkv.models import Transcriber, TranscriberConfig
 from qkv.models.transcriber import ctc_greedy_decode
@@ -23,9 +23,9 @@ STEM = {"features": 6, "frames_per_token": 4, "conv_channels": 3}
 )
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @torch.no_grad()
-def test_a_stream_of_sound_equals_the_whole(ahead, sizes, device):
+def test_transcriber_stream_equals_one_call(ahead, sizes, device):
     config = TranscriberConfig(**{**SIZES, **sizes}, chunk_size=2, left_chunks=2, lookahead_chunks=ahead)
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     frames = torch.randn(2, 40, config.features, dtype=torch.float64, device=device)
     for size in (1, 5, 6, 40):
         state, parts = None, []
@@ -36,17 +36,17 @@ def test_a_stream_of_sound_equals_the_whole(ahead, sizes, device):
         assert_close(torch.cat(parts, dim=1), model(frames))
 
 
-def test_a_token_is_its_frames_and_the_context_before_them(device):
-    model = randomized(TranscriberConfig(**SIZES, context_frames=2), device)
+def test_transcriber_embed_frames_stacks_frames_and_context(device):
+    model = make_random_model(TranscriberConfig(**SIZES, context_frames=2), device)
     frames = torch.randn(1, 7, 3, dtype=torch.float64, device=device)
-    heard = torch.cat((torch.zeros(2, 3).to(frames), frames[0], torch.zeros(2, 3).to(frames)))
-    expected = torch.stack([heard[start : start + 5].flatten() for start in (0, 3, 6)])
+    source_mask = torch.cat((torch.zeros(2, 3).to(frames), frames[0], torch.zeros(2, 3).to(frames)))
+    expected = torch.stack([source_mask[start : start + 5].flatten() for start in (0, 3, 6)])
     assert torch.equal(model.embed_frames(frames, None)[0], expected)
 
 
 @pytest.mark.parametrize(("stack", "context"), [(4, 1), (4, 8), (2, 3), (6, 0)])
 @torch.no_grad()
-def test_the_stem_hears_of_a_window_what_it_hears_of_that_window_alone(stack, context, device):
+def test_conv_stem_equals_the_convolutions_of_each_window_alone(stack, context, device):
     stem = ConvStem(bands=7, frames_per_token=stack, context_frames=context, channels=3).double().to(device)
     frames = torch.randn(2, context + 5 * stack, 7, dtype=torch.float64, device=device)
     tokens = stem(frames)
@@ -60,7 +60,7 @@ def test_the_stem_hears_of_a_window_what_it_hears_of_that_window_alone(stack, co
         assert_close(places, expected)
 
 
-def test_a_stem_that_does_not_fit_is_refused():
+def test_transcriber_config_rejects_a_stem_that_does_not_fit():
     for sizes in ({"frames_per_token": 3, "context_frames": 8}, {"frames_per_token": 4, "context_frames": 0}):
         with pytest.raises(
             ValueError, match=r"an even frames_per_token, and frames_per_token \+ context_frames of at least 5"
@@ -72,9 +72,9 @@ def test_a_stem_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize("sizes", [{"context_frames": 0}, {"context_frames": 4}, {**STEM, "context_frames": 8}])
 @torch.no_grad()
-def test_padding_changes_nothing(sizes, device):
+def test_transcriber_ignores_padding(sizes, device):
     config = TranscriberConfig(**{**SIZES, **sizes})
-    model = randomized(config, device)
+    model = make_random_model(config, device)
     frames = torch.randn(2, 20, config.features, dtype=torch.float64, device=device)
     lengths = torch.tensor([20, 13], device=device)
     together = model(frames, torch.arange(20, device=device) < lengths[:, None])
@@ -83,20 +83,20 @@ def test_padding_changes_nothing(sizes, device):
         assert_close(together[row : row + 1, : alone.shape[1]], alone)
 
 
-def test_read_out_joins_repetitions_and_keeps_words_said_twice():
+def test_ctc_greedy_decode_merges_repetitions_and_keeps_repeated_labels():
     said = torch.tensor([[0, 2, 2, 0, 2, 1, 1, 0], [4, 4, 4, 3, 0, 0, 4, 1]])
     logits = torch.nn.functional.one_hot(said, 5).double()
     assert ctc_greedy_decode(logits) == [[2, 2, 1], [4, 3, 4, 1]]
     assert ctc_greedy_decode(logits, torch.tensor([3, 7])) == [[2], [4, 3, 4]]
 
 
-def test_a_frame_of_another_width_is_refused_by_name(device):
-    model = randomized(TranscriberConfig(**SIZES), device)
+def test_transcriber_rejects_frames_of_another_dim(device):
+    model = make_random_model(TranscriberConfig(**SIZES), device)
     with pytest.raises(ValueError, match=r"frames must have shape \(batch, frames, 3\)"):
         model(torch.zeros(1, 5, 4, dtype=torch.float64, device=device))
 
 
-def test_dropout_of_attention_is_that_of_the_rest_unless_set_apart():
+def test_transcriber_attention_dropout_defaults_to_dropout():
     for given, expected in ((None, 0.3), (0.0, 0.0), (0.1, 0.1)):
         model = Transcriber(TranscriberConfig(**SIZES, dropout=0.3, attention_dropout=given))
         parts = list(model.modules())

@@ -1,4 +1,4 @@
-"""What attention refuses, and what it says then: what was expected and what came."""
+"""Error messages of attention: what was expected and what came."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_that_do_not_fit_are_named_with_their_shapes(name):
+def test_attention_rejects_inputs_that_do_not_fit_and_names_their_shapes(name):
     *inputs, message = INPUTS[name]
     with pytest.raises(ValueError, match=message):
         attention(*inputs)
@@ -66,12 +66,12 @@ def test_inputs_that_do_not_fit_are_named_with_their_shapes(name):
 
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options_that_do_not_fit_are_named_with_what_would(name, weights):
+def test_attention_rejects_options_that_do_not_fit(name, weights):
     options, message = OPTIONS[name]
     with pytest.raises(ValueError, match=message):
         attention(*GOOD, **options, return_weights=weights)
 
 
-def test_inputs_on_two_devices_are_named():
+def test_attention_rejects_inputs_on_two_devices():
     with pytest.raises(ValueError, match="on one device, got query on cpu, key on meta, value on cpu"):
         attention(Z(5, 8), Z(5, 8, device="meta"), Z(5, 8))

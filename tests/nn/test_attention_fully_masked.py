@@ -1,4 +1,4 @@
-"""A query that may attend to nothing attends to nothing: weights 0, output 0, finite gradients, on every path."""
+"""A query that may attend to nothing has zero weights, zero output and finite gradients, on every path."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ KINDS = [
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("path", ["fused", "plain", "hard", "blocks", "dropout"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_allowed_gives_zeros_and_finite_gradients(randn, device, kind, path, dtype, monkeypatch):
+def test_attention_of_a_fully_masked_query_is_zero_with_finite_gradients(randn, device, kind, path, dtype, monkeypatch):
     t, s = (6, 4) if kind.startswith("causal") else (4, 4)
     if path == "blocks":
         monkeypatch.setattr(ops, "BLOCK", 2)
@@ -78,7 +78,7 @@ def test_nothing_allowed_gives_zeros_and_finite_gradients(randn, device, kind, p
 
 @pytest.mark.parametrize("path", ["fused", "plain", "hard"])
 @pytest.mark.parametrize(("t", "s"), [(3, 0), (0, 3), (0, 0)])
-def test_without_keys_or_queries_there_is_nothing_to_add_up(randn, path, t, s):
+def test_attention_without_keys_or_queries_is_zero_or_empty(randn, path, t, s):
     q, k, v = (x.requires_grad_() for x in (randn(2, 2, t, 3), randn(2, 2, s, 3), randn(2, 2, s, 5)))
     for causal in (False, True):
         result = attention(q, k, v, causal=causal, hard=path == "hard", return_weights=path != "fused")
@@ -88,7 +88,7 @@ def test_without_keys_or_queries_there_is_nothing_to_add_up(randn, path, t, s):
 
 
 @pytest.mark.parametrize("mask", ["causal", "chunks", "window", "prefix"])
-def test_whole_blocks_of_queries_before_the_first_key_give_zeros(randn, mask):
+def test_attention_of_whole_blocks_before_the_first_key_is_zero(randn, mask):
     t, s = 514, 2
     mask = {
         "causal": masks.causal(t, s),

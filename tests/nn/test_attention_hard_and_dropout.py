@@ -1,4 +1,4 @@
-"""The hard choice, and weights dropped in training."""
+"""attention with hard=True, and with dropout of the weights."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from qkv import attention, masks
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_the_hard_choice_is_the_value_of_the_best_allowed_key(randn, device, name):
+def test_attention_hard_takes_the_value_of_the_best_allowed_key(randn, device, name):
     q, k, v, bias = randn(2, 4, 5, 3), randn(2, 2, 6, 3), randn(2, 2, 6, 2), randn(5, 6)
     bias[3] = -torch.inf
     given, mask = mask_case(name, 5, 6, device)
@@ -19,7 +19,7 @@ def test_the_hard_choice_is_the_value_of_the_best_allowed_key(randn, device, nam
     assert torch.equal(attention(q, k, v, scale=-2.0, mask=given, bias=bias, hard=True), out)
 
 
-def test_of_equal_keys_the_first_allowed_is_chosen(device):
+def test_attention_hard_takes_the_first_of_equal_keys(device):
     q, k = torch.ones(1, 2, device=device), torch.ones(4, 2, device=device)
     for first in range(4):
         mask = torch.arange(4, device=device)[None] >= first
@@ -27,7 +27,7 @@ def test_of_equal_keys_the_first_allowed_is_chosen(device):
         assert weights.tolist() == [[float(j == first) for j in range(4)]]
 
 
-def test_the_hard_choice_is_the_limit_of_the_soft_one(randn):
+def test_attention_hard_is_the_limit_of_a_large_scale(randn):
     q, k, v = randn(2, 4, 6, 3), randn(2, 4, 6, 3), randn(2, 4, 6, 2)
     hard = attention(q, k, v, causal=True, hard=True)
     distances = [(attention(q, k, v, scale=10.0**power, causal=True) - hard).abs().max() for power in range(7)]
@@ -35,7 +35,7 @@ def test_the_hard_choice_is_the_limit_of_the_soft_one(randn):
     assert distances == sorted(distances, reverse=True)
 
 
-def test_the_hard_choice_teaches_values_only(randn):
+def test_attention_hard_has_gradients_for_values_only(randn):
     q, k, v = (randn(1, 2, 5, 3).requires_grad_() for _ in range(3))
     to_q, to_k, to_v = torch.autograd.grad(attention(q, k, v, hard=True).sum(), (q, k, v), allow_unused=True)
     assert to_q is None or not to_q.any()
@@ -46,7 +46,7 @@ def test_the_hard_choice_teaches_values_only(randn):
 
 @pytest.mark.parametrize("path", ["fused", "plain"])
 @pytest.mark.parametrize("name", ["none", "causal", "tensor (t, s)"])
-def test_dropout_keeps_the_mean(randn, device, name, path):
+def test_attention_dropout_keeps_the_mean(randn, device, name, path):
     q, k, v = randn(1, 1, 5, 3), randn(1, 1, 5, 3), randn(1, 1, 5, 2)
     given, mask = mask_case(name, 5, 5, device)
     expected, weights = attend_by_loops(q, k, v, mask=mask[:1, :1])
@@ -59,7 +59,7 @@ def test_dropout_keeps_the_mean(randn, device, name, path):
     assert (spread > 0).all(), "something was dropped"
 
 
-def test_dropped_weights_are_zero_and_the_others_grow(randn, device):
+def test_attention_dropout_sets_weights_to_zero_and_scales_the_others(randn, device):
     q, k = randn(1, 1, 40, 3), randn(1, 1, 40, 3)
     v = torch.eye(40, dtype=torch.float64, device=device)[None, None]  # the output is then the weights themselves
     out, weights = attention(q, k, v, dropout_p=0.25, return_weights=True)
@@ -68,7 +68,7 @@ def test_dropped_weights_are_zero_and_the_others_grow(randn, device):
     assert 0.7 < kept.double().mean() < 0.8
 
 
-def test_the_weights_returned_are_those_before_dropout(randn):
+def test_attention_returns_weights_before_dropout(randn):
     q, k, v = (randn(2, 2, 5, 3) for _ in range(3))
     _, expected = attention(q, k, v, causal=True, return_weights=True)
     out, weights = attention(q, k, v, causal=True, dropout_p=0.9, return_weights=True)
@@ -76,7 +76,7 @@ def test_the_weights_returned_are_those_before_dropout(randn):
     assert not torch.allclose(out, weights @ v)
 
 
-def test_without_dropout_two_calls_are_equal_bit_for_bit_and_with_it_they_differ(randn):
+def test_attention_is_deterministic_without_dropout(randn):
     q = randn(2, 2, 9, 4)
     assert torch.equal(attention(q, q, q, causal=True), attention(q, q, q, causal=True))
     one, other = (attention(q, q, q, mask=masks.sliding_window(9, 9, 3, 3), dropout_p=0.5) for _ in range(2))

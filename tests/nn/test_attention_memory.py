@@ -1,4 +1,4 @@
-"""Long sequences: memory grows with the length, not with its square."""
+"""Memory of attention over long sequences: linear in the length, not quadratic."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ for values, options in ((q, {"causal": True}), (q[..., :2], {"causal": True}), (
 """
 
 
-def test_a_causal_call_and_a_window_over_32768_tokens_hold_no_square():
+def test_attention_over_32768_tokens_needs_no_quadratic_memory():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
     causal, narrow_values, window = (float(line) for line in run.stdout.split())

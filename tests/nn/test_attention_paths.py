@@ -1,4 +1,4 @@
-"""The fused path and the plain one: the same numbers, the same gradients, block by block, nothing leaked."""
+"""The fused and the explicit path of attention: same numbers, same gradients, query blocks, no leaks."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def lazy_bias(numbers, t, s):
 
 @pytest.mark.parametrize(("t", "s"), [(5, 5), (3, 7), (7, 3)])
 @pytest.mark.parametrize("name", MASKS)
-def test_both_paths_have_the_same_gradients(randn, device, name, t, s, small_blocks):
+def test_attention_fused_and_explicit_paths_have_the_same_gradients(randn, device, name, t, s, small_blocks):
     inputs = [randn(2, 4, t, 3), randn(2, 2, s, 3), randn(2, 2, s, 2), randn(4, 1, 1), randn(4, t + s)]
     q, k, v, scale, numbers = (x.requires_grad_() for x in inputs)
     given, _ = mask_case(name, t, s, device)
@@ -53,8 +53,8 @@ def test_both_paths_have_the_same_gradients(randn, device, name, t, s, small_blo
 
 
 @pytest.mark.parametrize("path", ["fused", "plain"])
-@pytest.mark.parametrize("name", ["none", "causal", "window & prefix & present", "tensor (b, 1, t, s)"])
-def test_gradients_are_finite_differences(randn, device, name, path):
+@pytest.mark.parametrize("name", ["none", "causal", "window & prefix & padding", "tensor (b, 1, t, s)"])
+def test_attention_gradients_equal_finite_differences(randn, device, name, path):
     inputs = [randn(2, 4, 4, 2), randn(2, 2, 3, 2), randn(2, 2, 3, 2), randn(4, 1, 3)]
     given, _ = mask_case(name, 4, 3, device)
 
@@ -67,7 +67,7 @@ def test_gradients_are_finite_differences(randn, device, name, path):
 
 @pytest.mark.parametrize(("t", "s"), [(9, 9), (13, 5), (5, 13), (17, 1)])
 @pytest.mark.parametrize("name", LAZY)
-def test_queries_taken_in_blocks_are_the_formula(randn, device, name, t, s, small_blocks):
+def test_attention_in_query_blocks_equals_the_formula(randn, device, name, t, s, small_blocks):
     q, k, v, numbers = randn(2, 4, t, 3), randn(2, 1, s, 3), randn(2, 1, s, 2), randn(4, t + s)
     given, mask = mask_case(name, t, s, device)
     for bias in (None, lazy_bias(numbers, t, s)):
@@ -76,8 +76,8 @@ def test_queries_taken_in_blocks_are_the_formula(randn, device, name, t, s, smal
 
 
 @pytest.mark.parametrize(("t", "s"), [(513, 513), (1030, 1030), (513, 700), (600, 40)])
-@pytest.mark.parametrize("name", ["window", "chunks", "prefix", "causal & present"])
-def test_more_queries_than_a_block_are_pytorchs_kernel(randn, device, name, t, s):
+@pytest.mark.parametrize("name", ["window", "chunked", "prefix", "causal & padding"])
+def test_attention_with_more_queries_than_a_block_equals_scaled_dot_product_attention(randn, device, name, t, s):
     q, k, v = randn(2, 1, t, 4), randn(2, 1, s, 4), randn(2, 1, s, 4)
     given = MASKS[name][0](t, s)
     assert isinstance(given, masks.Mask)
@@ -88,28 +88,28 @@ def test_more_queries_than_a_block_are_pytorchs_kernel(randn, device, name, t, s
     assert not out[~somewhere].any()
 
 
-def test_a_window_costs_its_keys_only(randn, kernel_calls):
+def test_attention_sliding_window_reads_only_its_keys(randn, kernel_calls):
     q = randn(1, 1, 2000, 2)
     attention(q, q, q, mask=masks.sliding_window(2000, 2000, 10, 3))
     assert len(kernel_calls) == 4
     assert all(keys <= ops.BLOCK + 13 for keys, _, _ in kernel_calls)
 
 
-def test_the_causal_kernel_is_called_without_a_mask(randn, kernel_calls):
+def test_attention_causal_calls_the_kernel_without_a_mask(randn, kernel_calls):
     q = randn(1, 1, 600, 2)
     attention(q, q, q, causal=True)
     attention(q, q, q, mask=masks.causal(600))
     assert kernel_calls == [(600, False, True)] * 2
 
 
-def test_one_query_on_a_cached_prefix_needs_no_mask(randn, kernel_calls):
+def test_attention_of_one_query_on_a_cached_prefix_needs_no_mask(randn, kernel_calls):
     attention(randn(1, 1, 1, 2), randn(1, 1, 9, 2), randn(1, 1, 9, 2), causal=True)
     assert kernel_calls == [(9, False, False)]
 
 
 @pytest.mark.parametrize("path", ["fused", "plain", "blocks", "hard"])
 @pytest.mark.parametrize("name", MASKS)
-def test_a_forbidden_key_changes_nothing_and_an_allowed_one_something(randn, device, name, path, monkeypatch):
+def test_attention_output_changes_exactly_with_the_allowed_keys(randn, device, name, path, monkeypatch):
     t, s = 6, 7
     if path == "blocks":
         monkeypatch.setattr(ops, "BLOCK", 2)
@@ -134,7 +134,7 @@ def test_a_forbidden_key_changes_nothing_and_an_allowed_one_something(randn, dev
 @pytest.mark.parametrize(
     "options", [{}, {"causal": True}, {"return_weights": True}, {"hard": True}, {"scale": -1.0}], ids=str
 )
-def test_inputs_are_left_as_they_were(randn, device, options):
+def test_attention_does_not_change_its_inputs(randn, device, options):
     q, k, v, bias = randn(2, 4, 5, 3), randn(2, 2, 5, 3), randn(2, 2, 5, 3), randn(5, 5)
     bias[1] = -torch.inf
     mask = table(lambda b, h, place, i, j: (i + j) % 3 != 0, 5, 5, 1, 1).to(device)

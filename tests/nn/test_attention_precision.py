@@ -1,4 +1,4 @@
-"""In reduced precision, scores and softmax are in float32: the error is that of the inputs and the output alone."""
+"""attention in bfloat16 and float16: scores and softmax are computed in float32."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ CASES = {
     "plain": {},
     "causal": {"causal": True},
     "sliding_window": {"mask": masks.sliding_window(300, 300, 100, 0)},
-    "negative beta": {"scale": -0.3},
-    "large beta": {"scale": 4.0},
-    "beta of each head": {"scale": torch.tensor([1.3, 0.7])[:, None, None]},
+    "negative scale": {"scale": -0.3},
+    "large scale": {"scale": 4.0},
+    "scale of each head": {"scale": torch.tensor([1.3, 0.7])[:, None, None]},
     "bias": {"bias": torch.linspace(-3, 3, 300)},
 }
 
@@ -33,7 +33,7 @@ def errors(q, k, v, **options):
 
 @HALVES
 @pytest.mark.parametrize("name", CASES)
-def test_the_error_is_below_that_of_scores_in_the_same_dtype(randn, device, name, dtype):
+def test_attention_in_half_precision_is_more_exact_than_half_precision_scores(randn, device, name, dtype):
     q, k, v = (randn(1, 2, 300, 16, dtype=torch.float32).mul(2).to(dtype) for _ in range(3))
     options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in CASES[name].items()}
     fused, plain, naive = errors(q, k, v, **options)
@@ -41,7 +41,7 @@ def test_the_error_is_below_that_of_scores_in_the_same_dtype(randn, device, name
 
 
 @HALVES
-def test_a_large_bias_keeps_its_small_differences(randn, dtype):
+def test_attention_in_half_precision_keeps_small_differences_of_a_large_bias(randn, dtype):
     q, k, v = (randn(1, 2, 300, 16, dtype=torch.float32).to(dtype) for _ in range(3))
     bias = randn(300, 300, dtype=torch.float32) + 3000
     fused, plain, naive = errors(q, k, v, bias=bias)
@@ -49,7 +49,7 @@ def test_a_large_bias_keeps_its_small_differences(randn, dtype):
 
 
 @HALVES
-def test_alibi_counts_far_distances_exactly(randn, device, dtype):
+def test_alibi_in_half_precision_counts_far_distances(randn, device, dtype):
     places = torch.arange(1000, device=device)
     ours = Alibi().bias(randn(1, 3, 1000, 2, dtype=torch.float32).to(dtype), places, places).to_dense()
     exact = Alibi().bias(randn(1, 3, 1000, 2), places, places).to_dense()
@@ -58,7 +58,7 @@ def test_alibi_counts_far_distances_exactly(randn, device, dtype):
 
 @HALVES
 @pytest.mark.parametrize("weights", [False, True])
-def test_gradients_come_in_the_inputs_dtype(randn, dtype, weights):
+def test_attention_gradients_have_the_dtype_of_the_inputs(randn, dtype, weights):
     q, k, v = (randn(1, 2, 6, 4, dtype=torch.float32).to(dtype).requires_grad_() for _ in range(3))
     bias, scale = (
         randn(6, 6, dtype=torch.float32).requires_grad_(),
@@ -71,7 +71,7 @@ def test_gradients_come_in_the_inputs_dtype(randn, dtype, weights):
         assert leaf.grad is not None and leaf.grad.dtype == leaf.dtype and leaf.grad.isfinite().all()
 
 
-def test_a_beta_of_another_dtype_does_not_change_the_outputs(randn, device):
+def test_attention_scale_of_another_dtype_keeps_the_output_dtype(randn, device):
     q, k, v = (randn(1, 2, 6, 4, dtype=torch.float32) for _ in range(3))
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64, device=device)[:, None, None]
     for weights in (False, True):
@@ -82,7 +82,7 @@ def test_a_beta_of_another_dtype_does_not_change_the_outputs(randn, device):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-40, 1e-60, 0.0])
-def test_a_beta_too_small_for_the_dtype_is_as_good_as_zero(randn, scale):
+def test_attention_with_a_tiny_scale_equals_scale_zero(randn, scale):
     q, k, v = (randn(1, 2, 6, 4, dtype=torch.float32) for _ in range(3))
     close(
         attention(q, k, v, scale=scale, causal=True),

@@ -1,4 +1,4 @@
-"""The block against PyTorch's encoder and decoder layers; the feed-forward part and norms against their formulas."""
+"""Block against PyTorch's encoder and decoder layers; FeedForward and norms against their formulas."""
 
 import math
 
@@ -28,7 +28,7 @@ ACTIVATIONS = pytest.mark.parametrize("activation", ["relu", "gelu"])
 @ORDERS
 @ACTIVATIONS
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_block_is_pytorchs_encoder_layer(randn, device, pre, activation, bias):
+def test_block_equals_transformer_encoder_layer(randn, device, pre, activation, bias):
     layer = nn.TransformerEncoderLayer(
         12, 3, 20, activation=activation, norm_first=pre, batch_first=True, bias=bias, layer_norm_eps=1e-3
     )
@@ -49,7 +49,7 @@ def test_a_block_is_pytorchs_encoder_layer(randn, device, pre, activation, bias)
 
 @ORDERS
 @ACTIVATIONS
-def test_a_block_with_a_memory_is_pytorchs_decoder_layer(randn, device, pre, activation):
+def test_block_with_cross_attention_equals_transformer_decoder_layer(randn, device, pre, activation):
     theirs = shaken(
         nn.TransformerDecoderLayer(12, 3, 20, activation=activation, norm_first=pre, batch_first=True), device
     )
@@ -61,7 +61,7 @@ def test_a_block_with_a_memory_is_pytorchs_decoder_layer(randn, device, pre, act
 
 
 @ORDERS
-def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
+def test_block_with_caches_equals_one_call(randn, device, pre):
     config = BlockConfig(
         12, 3, 20, norm_order="pre" if pre else "post", cross_attention=True, position=Alibi(), norm="rms"
     )
@@ -74,7 +74,7 @@ def test_a_block_fed_in_pieces_reads_its_memory_once(randn, device, pre):
     close(torch.cat(outs, dim=1), whole)
 
 
-def test_gradients_reach_every_parameter_of_a_block(randn, device):
+def test_block_has_gradients_for_every_parameter(randn, device):
     block = shaken(
         Block(BlockConfig(12, 4, 20, kv_heads=2, activation="swiglu", norm="rms", cross_attention=True)), device
     )
@@ -83,7 +83,7 @@ def test_gradients_reach_every_parameter_of_a_block(randn, device):
         assert parameter.grad is not None and (parameter.grad.any() or name.endswith("to_k.bias")), name
 
 
-def test_dropout_acts_in_training_only(randn, device):
+def test_block_dropout_acts_in_training_only(randn, device):
     block, x = Block(BlockConfig(12, 3, 20, dropout=0.5)).double().to(device), randn(2, 5, 12)
     assert not torch.equal(block(x), block(x))
     block.eval()
@@ -99,7 +99,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "swiglu"])
-def test_the_feed_forward_network_is_its_formula(randn, device, activation, bias):
+def test_feed_forward_equals_its_formula(randn, device, activation, bias):
     network = shaken(FeedForward(6, 10, activation=activation, bias=bias), device)
     x = 2 * randn(2, 4, 6)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_the_feed_forward_network_is_its_formula(randn, device, activation, bias
     assert (network.to_out.bias is None) == (not bias)
 
 
-def test_a_layer_norm_has_mean_zero_and_deviation_one_before_scale_and_shift(randn, device):
+def test_make_norm_layer_equals_its_formula(randn, device):
     norm, x = shaken(make_norm("layer", 6, eps=1e-3), device), 3 * randn(2, 4, 6) + 5
     mean = x.mean(-1, keepdim=True)
     deviation = ((x - mean).square().mean(-1, keepdim=True) + 1e-3).sqrt()
@@ -121,7 +121,7 @@ def test_a_layer_norm_has_mean_zero_and_deviation_one_before_scale_and_shift(ran
     assert make_norm("layer", 6, bias=False).bias is None
 
 
-def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
+def test_make_norm_rms_equals_its_formula(randn, device):
     norm, x = shaken(make_norm("rms", 6, eps=1e-3), device), 3 * randn(2, 4, 6) + 5
     close(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight)
 
@@ -145,6 +145,6 @@ def test_an_rms_norm_has_root_mean_square_one_before_scale(randn, device):
         ),
     ],
 )
-def test_blocks_that_cannot_be_say_why(make, message):
+def test_block_rejects_impossible_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

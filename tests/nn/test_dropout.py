@@ -1,4 +1,4 @@
-"""Dropout drops the share that is asked for, independently, and keeps the mean."""
+"""Dropout drops the given fraction of elements independently and keeps the mean."""
 
 import math
 
@@ -11,7 +11,7 @@ COUNT = 1 << 18
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.5, 0.9])
-def test_so_many_are_dropped_and_the_others_keep_the_mean(share):
+def test_dropout_drops_the_given_fraction_and_keeps_the_mean(share):
     torch.manual_seed(0)
     dropped = dropout(torch.ones(COUNT, dtype=torch.float64), share)
     spread = math.sqrt(COUNT * share * (1 - share))  # of a binomial count
@@ -20,7 +20,7 @@ def test_so_many_are_dropped_and_the_others_keep_the_mean(share):
     assert len(kept) == 1 and float(kept) == pytest.approx(1 / (1 - share), rel=2**-12)
 
 
-def test_elements_that_share_a_draw_are_independent():
+def test_dropout_of_elements_that_share_a_draw_is_independent():
     torch.manual_seed(0)
     kept = (dropout(torch.ones(COUNT // 4, 4), 0.5) != 0).double() - 0.5
     together = kept.T @ kept / (0.25 * len(kept)) - torch.eye(4)  # correlations
@@ -31,7 +31,7 @@ def test_elements_that_share_a_draw_are_independent():
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_shape_dtype_and_gradient(shape, dtype):
+def test_dropout_keeps_shape_and_dtype_and_masks_the_gradient(shape, dtype):
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     out = dropout(x, 0.5)
     assert out.shape == shape and out.dtype == dtype
@@ -40,7 +40,7 @@ def test_shape_dtype_and_gradient(shape, dtype):
     assert torch.equal(out, x.detach() * x.grad)
 
 
-def test_the_same_seed_drops_the_same():
+def test_dropout_with_the_same_seed_drops_the_same_elements():
     x, layer = torch.randn(5, 7), Dropout(0.5)
     torch.manual_seed(3)
     first = layer(x)

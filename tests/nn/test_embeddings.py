@@ -1,4 +1,4 @@
-"""From tokens and pictures to vectors."""
+"""Embeddings of tokens, positions and image patches."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from qkv.positions import Shaw, T5Bias
 
 
 @pytest.mark.parametrize(("height", "dim", "patch"), [(8, 12, 4), (6, 6, 3), (5, 5, 1), (4, 4, 4)])
-def test_patches_by_convolution_are_patches_cut_out(randn, device, height, dim, patch):
+def test_patch_embedding_by_convolution_equals_cut_patches(randn, device, height, dim, patch):
     convolved = PatchEmbedding(3, patch, 7).double().to(device)
     unfolded = PatchEmbedding(3, patch, 7, unfold=True).double().to(device)
     unfolded.load_state_dict(convolved.state_dict())
@@ -30,7 +30,7 @@ def test_patches_by_convolution_are_patches_cut_out(randn, device, height, dim, 
         close(out[:, token], torch.einsum("bcij,ocij->bo", piece, kernel) + bias)
 
 
-def test_a_token_gets_its_row_of_the_table(device):
+def test_token_embedding_returns_rows_of_its_table(device):
     table = TokenEmbedding(5, 3).to(device)
     tokens = torch.tensor([[4, 0], [2, 2]], device=device)
     for dtype in (torch.int64, torch.int32):
@@ -38,21 +38,21 @@ def test_a_token_gets_its_row_of_the_table(device):
     assert table(tokens[:, :0]).shape == (2, 0, 3)
 
 
-def test_learned_positions_are_rows_of_their_table(device):
+def test_learned_positions_returns_rows_of_its_table(device):
     table = LearnedPositions(4, 3).to(device)
     positions = torch.tensor([[0, 3], [1, 1]], device=device)
     assert torch.equal(table(positions), table.weight[positions])
     assert torch.equal(table(positions[0]), table.weight[positions[0]])
 
 
-def test_positions_of_a_grid_are_a_row_plus_a_column(device):
+def test_learned_positions_2d_add_a_row_and_a_column(device):
     grid = LearnedPositions2D(2, 3, 5).to(device)
     for token, vector in enumerate(grid()):
         assert torch.equal(vector, grid.rows[token // 3, 0] + grid.columns[0, token % 3])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_sinusoids_come_in_the_modules_dtype(device, dtype):
+def test_sinusoidal_positions_have_the_module_dtype(device, dtype):
     module = SinusoidalPositions(6).to(device, dtype)
     positions = torch.tensor([[0, 700]], device=device)
     assert torch.equal(module(positions), sinusoidal(positions, 6, dtype=dtype))
@@ -61,7 +61,7 @@ def test_sinusoids_come_in_the_modules_dtype(device, dtype):
 
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("name", ["learned", "sinusoidal", "none", "rope"])
-def test_placing_tokens_adds_the_vectors_of_absolute_positions(randn, device, name, scale):
+def test_position_embedding_adds_absolute_positions(randn, device, name, scale):
     place = PositionEmbedding(get_position(name, causal=True), 9, 16, scale_embeddings=scale).double().to(device)
     x, positions = randn(2, 4, 16), Positions(torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device))
     expected = x * 4 if scale else x
@@ -74,7 +74,7 @@ def test_placing_tokens_adds_the_vectors_of_absolute_positions(randn, device, na
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_schemes_are_known_by_name(causal):
+def test_get_position_finds_schemes_by_name(causal):
     made = {name: get_position(name, causal=causal) for name in ("rope", "alibi", "t5", "shaw")}  # pyright: ignore[reportArgumentType]
     assert made == {"rope": Rope(), "alibi": Alibi(), "t5": T5Bias(bidirectional=not causal), "shaw": Shaw()}
     assert get_position(Rope(base=7.0), causal=causal) == Rope(base=7.0)
@@ -108,6 +108,6 @@ T = torch.zeros(2, 3, dtype=torch.long)
         (lambda: PatchEmbedding(3, 4, 7)(torch.zeros(3, 8, 8)), r"\(b, 3, height, width\), got \(3, 8, 8\)"),
     ],
 )
-def test_what_has_no_vector_is_refused(make, message):
+def test_embeddings_reject_what_they_have_no_vector_for(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""LayerCache and Cache: what is held, dropped, selected and copied."""
+"""LayerKVCache and KVCache: append, drop, reorder, copy, positions, sliding window."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from qkv.nn import KVCache, LayerKVCache
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_a_layer_cache_holds_what_was_appended_in_order(randn, gradients):
+def test_layer_kv_cache_returns_what_was_appended_in_order(randn, gradients):
     cache, keys, values = LayerKVCache(), randn(2, 3, 40, 4), randn(2, 3, 40, 5)
     start = 0
     for length in (3, 1, 1, 0, 20, 1, 14):
@@ -20,13 +20,13 @@ def test_a_layer_cache_holds_what_was_appended_in_order(randn, gradients):
 
 
 @torch.no_grad()
-def test_what_was_held_before_stays_as_it_was(randn):
+def test_layer_kv_cache_append_does_not_change_earlier_results(randn):
     cache, x = LayerKVCache(), randn(1, 1, 30, 2)
     seen = [cache.append(x[:, :, i : i + 1], x[:, :, i : i + 1])[1] for i in range(30)]
     assert all(torch.equal(values, x[:, :, : i + 1]) for i, values in enumerate(seen))
 
 
-def test_buffers_grow_by_doubling(randn):
+def test_layer_kv_cache_buffers_grow_by_doubling(randn):
     cache, places = LayerKVCache(), set()
     for _ in range(1000):
         with torch.no_grad():
@@ -36,21 +36,21 @@ def test_buffers_grow_by_doubling(randn):
     assert len(places) <= 10
 
 
-def test_a_cache_without_keys_holds_values(randn):
+def test_layer_kv_cache_works_without_keys(randn):
     cache, values = LayerKVCache(), randn(1, 1, 4, 2)
     for i in range(4):
         keys, held = cache.append(None, values[:, :, i : i + 1])
         assert keys is None and torch.equal(held, values[:, :, : i + 1])
 
 
-def test_gradients_flow_to_everything_appended(randn):
+def test_layer_kv_cache_passes_gradients_to_everything_appended(randn):
     cache, x = LayerKVCache(), randn(1, 1, 6, 2).requires_grad_()
     total = sum(cache.append(x[:, :, i : i + 1], 2 * x[:, :, i : i + 1])[1].sum() for i in range(6))
     (gradient,) = torch.autograd.grad(total, x)  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert gradient[0, 0, :, 0].tolist() == [12.0, 10.0, 8.0, 6.0, 4.0, 2.0]
 
 
-def test_dropping_forgets_the_oldest(randn):
+def test_layer_kv_cache_drop_removes_the_oldest(randn):
     cache, x = LayerKVCache(), randn(2, 1, 9, 2)
     cache.append(x[:, :, :6], x[:, :, :6])
     cache.weights = torch.arange(6.0).expand(2, 1, 6)
@@ -61,7 +61,7 @@ def test_dropping_forgets_the_oldest(randn):
     assert torch.equal(values, x[:, :, 4:]) and keys is not None and torch.equal(keys, values)
 
 
-def test_dropping_more_than_is_held_leaves_nothing(randn):
+def test_kv_cache_drop_of_more_than_cached_leaves_nothing(randn):
     cache, whole, x = LayerKVCache(), KVCache(), randn(2, 1, 3, 2)
     cache.append(x, x)
     cache.drop(5)
@@ -75,7 +75,7 @@ def test_dropping_more_than_is_held_leaves_nothing(randn):
 
 
 @pytest.mark.parametrize("rows", [[1, 0], [1, 1, 0], [0]])
-def test_selecting_keeps_rows_in_the_order_asked_for(randn, device, rows):
+def test_layer_kv_cache_reorder_keeps_rows_in_the_given_order(randn, device, rows):
     cache, x = LayerKVCache(), randn(2, 1, 4, 2)
     cache.append(x, 2 * x)
     cache.weights = torch.tensor([[[1.0]], [[2.0]]], device=device)
@@ -88,7 +88,7 @@ def test_selecting_keeps_rows_in_the_order_asked_for(randn, device, rows):
 
 
 @torch.no_grad()
-def test_a_copy_and_its_original_go_their_own_ways(randn):
+def test_layer_kv_cache_copy_is_independent(randn):
     cache, x, y = LayerKVCache(), randn(1, 1, 3, 2), randn(1, 1, 3, 2)
     for i in range(3):
         cache.append(x[:, :, i : i + 1], x[:, :, i : i + 1])
@@ -102,7 +102,7 @@ def test_a_copy_and_its_original_go_their_own_ways(randn):
     assert LayerKVCache(fixed=True).copy().fixed
 
 
-def test_only_a_fixed_cache_is_ever_filled(randn):
+def test_layer_kv_cache_filled_is_true_for_fixed_caches_only(randn):
     x = randn(1, 1, 3, 2)
     for fixed in (False, True):
         cache = LayerKVCache(fixed=fixed)
@@ -111,7 +111,7 @@ def test_only_a_fixed_cache_is_ever_filled(randn):
         assert cache.filled == fixed
 
 
-def test_positions_go_on_where_they_stopped(device):
+def test_kv_cache_positions_continue_after_earlier_calls(device):
     cache = KVCache()
     assert cache.advance(3, None, device).queries.tolist() == [0, 1, 2]
     positions = cache.advance(2, None, device)
@@ -121,7 +121,7 @@ def test_positions_go_on_where_they_stopped(device):
     assert positions.queries.tolist() == [5] and positions.keys.tolist() == [2, 3, 4, 5]
 
 
-def test_positions_count_what_is_present_across_calls_and_drops(device):
+def test_kv_cache_positions_count_real_tokens_across_calls_and_drops(device):
     cache = KVCache()
     cache.advance(2, None, device)
     flags = torch.tensor([[True, False, True], [False, False, True]], device=device)
@@ -134,7 +134,7 @@ def test_positions_count_what_is_present_across_calls_and_drops(device):
     assert cache.token_mask is not None and cache.token_mask.tolist() == [[False, True, True], [False, True, True]]
 
 
-def test_reordering_moves_rows_everywhere(randn, device):
+def test_kv_cache_reorder_moves_rows_of_all_layers(randn, device):
     cache, x = KVCache(), randn(2, 1, 3, 2)
     cache.advance(3, torch.tensor([[True, True, True], [False, True, True]], device=device), device)
     cache.layer("a").append(x, x)
@@ -147,7 +147,7 @@ def test_reordering_moves_rows_everywhere(randn, device):
     assert cache.advance(1, None, device).queries.tolist() == [[2], [2], [3]]
 
 
-def test_a_copy_of_a_cache_goes_its_own_way(randn, device):
+def test_kv_cache_copy_is_independent(randn, device):
     cache, x = KVCache(window=4), randn(1, 1, 3, 2)
     cache.advance(3, torch.tensor([[False, True, True]], device=device), device)
     cache.layer(0).append(x, x)
@@ -161,7 +161,7 @@ def test_a_copy_of_a_cache_goes_its_own_way(randn, device):
 
 
 @pytest.mark.parametrize("holes", [False, True])
-def test_a_window_forgets_a_windowful_at_a_time_and_never_too_much(device, holes):
+def test_kv_cache_trim_keeps_what_the_sliding_window_needs(device, holes):
     cache, window, longest = KVCache(window=4), 4, 0
     text = (torch.rand(2, 200) < 0.7).to(device) if holes else torch.ones(2, 200, dtype=torch.bool, device=device)
     for i in range(200):
@@ -175,7 +175,7 @@ def test_a_window_forgets_a_windowful_at_a_time_and_never_too_much(device, holes
     assert cache.dropped > 150
 
 
-def test_without_a_window_nothing_is_forgotten(device):
+def test_kv_cache_trim_without_window_drops_nothing(device):
     cache = KVCache()
     cache.advance(50, None, device)
     cache.trim()
@@ -183,7 +183,7 @@ def test_without_a_window_nothing_is_forgotten(device):
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_a_cache_cannot_hold_is_refused(device):
+def test_kv_cache_rejects_wrong_windows_and_batch_sizes(device):
     with pytest.raises(ValueError, match="at least 1 token, got 0"):
         KVCache(window=0)
     cache = KVCache()

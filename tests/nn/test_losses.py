@@ -1,4 +1,4 @@
-"""Losses against −log p written out; what is not scored cannot matter."""
+"""Losses against −log p written out; masked tokens have no effect."""
 
 import math
 
@@ -28,7 +28,7 @@ def batch(randn, device):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-def test_the_loss_is_the_mean_cost_of_the_scored_tokens(batch, smoothing):
+def test_token_loss_is_the_mean_over_the_loss_mask_with_label_smoothing(batch, smoothing):
     logits, targets, scored = batch
     expected = summed_by_hand(logits, targets, scored, smoothing) / int(scored.sum())
     assert abs(token_loss(logits, targets, scored, label_smoothing=smoothing).item() - expected) < 1e-12
@@ -36,7 +36,7 @@ def test_the_loss_is_the_mean_cost_of_the_scored_tokens(batch, smoothing):
     assert abs(token_loss(logits, targets, label_smoothing=smoothing).item() - expected) < 1e-12
 
 
-def test_batches_accumulated_by_count_are_one_batch(batch):
+def test_token_loss_with_divisor_accumulates_to_one_batch(batch):
     logits, targets, scored = batch
     count = scored.sum()
     whole = logits.clone().requires_grad_()
@@ -53,7 +53,7 @@ def test_batches_accumulated_by_count_are_one_batch(batch):
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (0, 5), (2, 0)])
-def test_without_scored_tokens_the_loss_is_zero(randn, device, shape):
+def test_token_loss_without_counting_tokens_is_zero(randn, device, shape):
     logits, targets = randn(*shape, 7).requires_grad_(), torch.zeros(shape, dtype=torch.long, device=device)
     loss = token_loss(logits, targets, torch.zeros(shape, dtype=torch.bool, device=device))
     loss.backward()
@@ -61,7 +61,7 @@ def test_without_scored_tokens_the_loss_is_zero(randn, device, shape):
     assert logits.grad is not None and not logits.grad.any()
 
 
-def test_unscored_logits_do_no_harm_even_if_they_are_not_numbers(batch):
+def test_token_loss_ignores_masked_logits_even_if_they_are_nan(batch):
     logits, targets, scored = batch
     spoiled = torch.where(scored[..., None], logits, torch.nan).requires_grad_()
     loss = token_loss(spoiled, targets, scored, label_smoothing=0.1)
@@ -71,18 +71,18 @@ def test_unscored_logits_do_no_harm_even_if_they_are_not_numbers(batch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16], ids=str)
-def test_targets_of_any_whole_dtype_are_scored_alike(batch, dtype):
+def test_losses_accept_targets_of_any_integer_dtype(batch, dtype):
     logits, targets, scored = batch
     close(token_loss(logits, targets.to(dtype), scored), token_loss(logits, targets, scored), 0.0)
     close(class_loss(logits[0], targets[0].to(dtype)), class_loss(logits[0], targets[0]), 0.0)
 
 
-def test_unscored_targets_may_be_anything(batch):
+def test_token_loss_ignores_masked_targets(batch):
     logits, targets, scored = batch
     close(token_loss(logits, targets.masked_fill(~scored, -100), scored), token_loss(logits, targets, scored), 0.0)
 
 
-def test_the_next_token_is_what_each_place_is_taught(randn, device):
+def test_next_token_loss_compares_each_position_with_the_next_token(randn, device):
     logits = randn(2, 4, 7).requires_grad_()
     tokens = torch.tensor([[3, 1, 2, 6], [0, 0, 5, 4]], device=device)
     (gradient,) = torch.autograd.grad(next_token_loss(logits, tokens), logits)
@@ -94,7 +94,7 @@ def test_the_next_token_is_what_each_place_is_taught(randn, device):
     close(gradient[:, :-1], expected / 6)
 
 
-def test_a_step_counts_where_both_its_tokens_are_present(randn, device):
+def test_next_token_loss_counts_where_both_tokens_are_real(randn, device):
     logits, tokens = randn(2, 5, 7).requires_grad_(), torch.randint(0, 7, (2, 5), device=device)
     token_mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 0]], device=device).bool()
     loss = next_token_loss(logits, tokens, token_mask)
@@ -105,7 +105,7 @@ def test_a_step_counts_where_both_its_tokens_are_present(randn, device):
     assert next_token_loss(logits[:, :1], tokens[:, :1]).item() == 0.0
 
 
-def test_the_loss_of_half_precision_is_computed_in_float32(randn, device):
+def test_losses_of_half_precision_are_computed_in_float32(randn, device):
     logits, targets = 8 * randn(1, 50, 300), torch.randint(0, 300, (1, 50), device=device)
     loss = token_loss(logits.bfloat16(), targets)
     assert loss.dtype == torch.float32
@@ -114,7 +114,7 @@ def test_the_loss_of_half_precision_is_computed_in_float32(randn, device):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_classes_and_shares_of_classes_are_scored_alike(randn, device, smoothing):
+def test_class_loss_of_classes_equals_that_of_class_probabilities(randn, device, smoothing):
     logits, targets = randn(6, 4), torch.tensor([0, 3, 1, 1, 2, 0], device=device)
     loss = class_loss(logits, targets, label_smoothing=smoothing)
     assert abs(loss.item() - summed_by_hand(logits, targets, torch.ones(6), smoothing) / 6) < 1e-12
@@ -151,6 +151,6 @@ T = torch.zeros(2, 3, dtype=torch.long)
         (lambda: class_loss(L[0], T[0, :2]), r"need targets \(3,\), got \(2,\)"),
     ],
 )
-def test_targets_that_do_not_fit_are_refused(call, message):
+def test_losses_reject_targets_that_do_not_fit(call, message):
     with pytest.raises(ValueError, match=message):
         call()

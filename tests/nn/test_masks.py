@@ -1,4 +1,4 @@
-"""Masks, each against its docstring written as a rule for one query and one key."""
+"""Masks against their docstrings written as rules for one query and one key."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ CUTS = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 @pytest.mark.parametrize(("t", "s"), SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mask_is_its_rule(name, t, s):
+def test_mask_to_dense_equals_its_rule(name, t, s):
     mask = lazy(name, t, s)
     assert mask is not None
     assert torch.equal(mask.to_dense().expand(BATCH, HEADS, t, s), table(MASKS[name][1], t, s))
@@ -85,7 +85,7 @@ def test_a_mask_is_its_rule(name, t, s):
 
 @QUICK
 @given(RECIPES, LENGTH, LENGTH, CUTS, CUTS)
-def test_any_rectangle_of_a_mask_is_that_rectangle_of_the_whole(recipe, t, s, cuts, other_cuts):
+def test_mask_tile_is_a_rectangle_of_to_dense(recipe, t, s, cuts, other_cuts):
     mask, rows, columns = made(recipe, t, s), run(cuts, t), run(other_cuts, s)
     tile = mask.tile(rows, columns)
     expected = written_out(mask, t, s)[..., rows.start : rows.stop, columns.start : columns.stop]
@@ -94,7 +94,7 @@ def test_any_rectangle_of_a_mask_is_that_rectangle_of_the_whole(recipe, t, s, cu
 
 @QUICK
 @given(RECIPES, LENGTH, LENGTH, CUTS)
-def test_no_key_beyond_the_reach_of_a_query_is_allowed(recipe, t, s, cuts):
+def test_mask_key_range_holds_every_allowed_key(recipe, t, s, cuts):
     mask, rows = made(recipe, t, s), run(cuts, t)
     reach = mask.key_range(rows) if mask.shape[1] == s else range(s)
     assert 0 <= reach.start <= reach.stop <= s
@@ -105,7 +105,7 @@ def test_no_key_beyond_the_reach_of_a_query_is_allowed(recipe, t, s, cuts):
 
 @QUICK
 @given(RECIPES, LENGTH, LENGTH, CUTS)
-def test_an_open_run_of_queries_sees_all_within_its_reach(recipe, t, s, cuts):
+def test_mask_is_full_means_all_keys_in_the_key_range_are_allowed(recipe, t, s, cuts):
     mask, rows = made(recipe, t, s), run(cuts, t)
     if mask.is_full(rows) and rows:
         reach = mask.key_range(rows)
@@ -114,14 +114,14 @@ def test_an_open_run_of_queries_sees_all_within_its_reach(recipe, t, s, cuts):
 
 @QUICK
 @given(RECIPES, RECIPES, LENGTH, LENGTH)
-def test_masks_together_allow_what_each_allows(recipe, other_recipe, t, s):
+def test_mask_and_allows_what_all_parts_allow(recipe, other_recipe, t, s):
     one, other = made(recipe, t, s), made(other_recipe, t, s)
     expected = written_out(one, t, s) & written_out(other, t, s)
     for both in (one & other, other & one, AndMask.of(one, other)):
         assert torch.equal(written_out(both, t, s).expand(expected.shape), expected)
 
 
-def test_the_reach_of_a_band_and_of_chunks_is_no_wider_than_it_must_be():
+def test_mask_key_range_is_no_wider_than_necessary():
     assert masks.causal(4, 6).key_range(range(1, 3)) == range(5)
     assert masks.sliding_window(9, 9, 2, 1).key_range(range(4, 6)) == range(2, 7)
     assert masks.chunked(9, 9, 3, 1).key_range(range(6, 8)) == range(3, 9)
@@ -129,35 +129,35 @@ def test_the_reach_of_a_band_and_of_chunks_is_no_wider_than_it_must_be():
     assert (masks.causal(9) & masks.sliding_window(9, 9, 2, 2)).key_range(range(4, 6)) == range(2, 6)
 
 
-def test_open_is_known_where_it_saves_writing_the_mask():
+def test_mask_is_full_is_known_where_it_saves_a_tensor():
     assert masks.causal(1, 9).is_full(range(1)) and masks.causal(9).is_full(range(3, 4))
     assert masks.sliding_window(9, 9, None, None).is_full(range(9))
     assert masks.chunked(9, 9, 3, 1).is_full(range(3, 6)) and not masks.chunked(9, 9, 3, 1).is_full(range(3, 7))
     assert not masks.causal(9).is_full(range(3, 5))
 
 
-def test_a_tensor_and_a_mask_combine_from_either_side():
+def test_mask_and_tensor_combine_from_either_side():
     tensor = torch.tensor([[True, False], [True, True]])
     for both in (tensor & masks.causal(2), masks.causal(2) & tensor):  # pyright: ignore[reportOperatorIssue]
         assert isinstance(both, Mask)
         assert both.to_dense().tolist() == [[True, False], [True, True]]
 
 
-def test_a_window_over_positions_counts_tokens_and_not_places():
+def test_position_band_counts_positions_and_not_indices():
     positions = torch.tensor([[0, 0, 0, 1, 1, 2]])  # two of padding, then a hole before the last
     dense = position_band(positions, positions, left=1, right=0).to_dense()[0, 0]
     for i, p in enumerate(positions[0].tolist()):
         assert dense[i].tolist() == [p - 1 <= other <= p for other in positions[0].tolist()]
 
 
-def test_chunks_over_positions_are_cut_by_tokens():
+def test_position_band_with_size_cuts_chunks_by_positions():
     positions = torch.tensor([0, 0, 1, 2, 3, 4])
     dense = position_band(positions, positions, left=1, right=0, size=2).to_dense()[0, 0]
     for i, p in enumerate(positions.tolist()):
         assert dense[i].tolist() == [0 <= p // 2 - other // 2 <= 1 for other in positions.tolist()]
 
 
-def test_a_causal_mask_is_recognised_however_it_was_made():
+def test_causal_equals_the_sliding_window_without_left_bound():
     assert masks.causal(5) == masks.sliding_window(5, 5, None, 0) == masks.sliding_window(5)
     assert masks.causal(5) != masks.causal(5, 6)
 
@@ -188,6 +188,6 @@ def test_a_causal_mask_is_recognised_however_it_was_made():
         (lambda: masks.causal(3) & 5, "mask must be a boolean tensor or a Mask, got int"),  # pyright: ignore[reportOperatorIssue]
     ],
 )
-def test_a_mask_that_cannot_be_says_why(make, message):
+def test_masks_reject_impossible_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Multi-head attention against torch.nn.MultiheadAttention and against the formula written in loops."""
+"""MultiHeadAttention against torch.nn.MultiheadAttention and against the formula in loops."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def pair(device):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("cross", [False, True])
-def test_the_layer_is_pytorchs(randn, pair, bias, cross):
+def test_multi_head_attention_equals_pytorch(randn, pair, bias, cross):
     theirs, ours = pair(bias)
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
     source = memory if cross else x
@@ -42,7 +42,7 @@ def test_the_layer_is_pytorchs(randn, pair, bias, cross):
     close(chosen, weights)
 
 
-def test_pytorchs_padding_mask_is_ours_turned_around(randn, pair, device):
+def test_multi_head_attention_token_mask_is_the_inverted_key_padding_mask(randn, pair, device):
     theirs, ours = pair()
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
     token_mask = torch.tensor([[0, 1, 1, 0, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0]], device=device).bool()
@@ -54,7 +54,7 @@ def test_pytorchs_padding_mask_is_ours_turned_around(randn, pair, device):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_pytorchs_attention_mask_is_ours_turned_around(randn, pair, device, per_head):
+def test_multi_head_attention_mask_is_the_inverted_attn_mask(randn, pair, device, per_head):
     theirs, ours = pair()
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
     mask = torch.rand(*((2, 3) if per_head else ()), 5, 7).to(device) < 0.6
@@ -63,7 +63,7 @@ def test_pytorchs_attention_mask_is_ours_turned_around(randn, pair, device, per_
     close(ours(x, memory, mask=mask), theirs(x, memory, memory, attn_mask=forbidden)[0])
 
 
-def test_causal_is_pytorchs_upper_triangle(randn, pair, device):
+def test_multi_head_attention_causal_equals_the_upper_triangle_attn_mask(randn, pair, device):
     theirs, ours = pair()
     x = randn(2, 6, 12)
     later = torch.ones(6, 6, device=device).triu(1).bool()
@@ -73,7 +73,7 @@ def test_causal_is_pytorchs_upper_triangle(randn, pair, device):
     close(ours(x, causal=True, return_weights=True)[0], expected)
 
 
-def test_gradients_are_pytorchs(randn, pair):
+def test_multi_head_attention_gradients_equal_pytorch(randn, pair):
     theirs, ours = pair()
     x = randn(2, 5, 12).requires_grad_()
     (expected,) = torch.autograd.grad(theirs(x, x, x)[0].square().sum(), x)
@@ -81,7 +81,7 @@ def test_gradients_are_pytorchs(randn, pair):
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, None), (4, 1, None), (4, 4, 5), (6, 3, 2)])
-def test_grouped_heads_and_other_widths_are_the_formula(randn, device, heads, kv_heads, head_dim):
+def test_multi_head_attention_with_kv_heads_and_head_dim_equals_the_formula(randn, device, heads, kv_heads, head_dim):
     layer = MultiHeadAttention(12, heads, kv_heads=kv_heads, head_dim=head_dim).double().to(device)
     assert layer.to_q is not None and layer.to_k is not None
     x, memory = randn(2, 4, 12), randn(2, 5, 12)
@@ -95,7 +95,7 @@ def test_grouped_heads_and_other_widths_are_the_formula(randn, device, heads, kv
     close(layer(x, memory), out)
 
 
-def test_grouped_heads_are_full_heads_with_repeated_weights(randn, device):
+def test_grouped_query_attention_equals_full_heads_with_repeated_weights(randn, device):
     grouped = MultiHeadAttention(12, 6, kv_heads=2).double().to(device)
     full = MultiHeadAttention(12, 6).double().to(device)
     state = grouped.state_dict()
@@ -108,14 +108,14 @@ def test_grouped_heads_are_full_heads_with_repeated_weights(randn, device):
     close(grouped(x, causal=True), full(x, causal=True))
 
 
-def test_beta_of_the_dot_score_multiplies_the_scores(randn, device):
+def test_multi_head_attention_dot_scale_multiplies_the_scores(randn, device):
     layer = MultiHeadAttention(12, 3, score=Dot(scale=0.0)).double().to(device)
     x = randn(2, 5, 12)
     _, weights = layer(x, causal=True, return_weights=True)
     close(weights[0, 0], torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None], 1e-7)
 
 
-def test_a_token_without_anything_to_attend_to_gets_the_output_of_nothing(randn, device):
+def test_multi_head_attention_of_a_fully_masked_token_is_the_output_bias(randn, device):
     for score in (Dot(), Additive(4), LocationAware(4, 2, 3), DenseSynthesizer(9), RandomSynthesizer(9)):
         layer = MultiHeadAttention(12, 3, score=score).double().to(device)
         x = randn(2, 4, 12).requires_grad_()
@@ -127,7 +127,7 @@ def test_a_token_without_anything_to_attend_to_gets_the_output_of_nothing(randn,
         assert x.grad is not None and x.grad.isfinite().all()
 
 
-def test_weights_are_dropped_in_training_only_and_returned_undropped(randn, device):
+def test_multi_head_attention_drops_weights_in_training_only_and_returns_them_undropped(randn, device):
     for score in (Dot(), Additive(4)):
         layer = MultiHeadAttention(12, 3, score=score, dropout=0.5).double().to(device)
         x = randn(2, 9, 12)
@@ -138,7 +138,7 @@ def test_weights_are_dropped_in_training_only_and_returned_undropped(randn, devi
         assert torch.equal(weights, same) and not torch.allclose(trained, expected)
 
 
-def test_a_layer_works_in_half_precision_and_under_autocast(randn, device):
+def test_multi_head_attention_works_in_bfloat16_and_under_autocast(randn, device):
     layer = MultiHeadAttention(12, 3, position=Rope()).to(device)
     x = randn(2, 5, 12, dtype=torch.float32)
     exact = layer(x, causal=True)
@@ -208,12 +208,12 @@ X = torch.zeros(2, 5, 12)
         (lambda: LayerKVCache().get(), "the cache is empty; call the layer with it first"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_would_fit(make, message):
+def test_multi_head_attention_rejects_impossible_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_mask_of_three_axes_is_refused_because_it_could_mean_two_things(unchecked):
+def test_multi_head_attention_rejects_an_ambiguous_mask_of_three_axes(unchecked):
     layer, x = MultiHeadAttention(16, 4), torch.randn(4, 5, 16)
     with pytest.raises(ValueError, match="ambiguous: one per row or one per head; give it four axes"):
         layer(x, mask=torch.ones(4, 5, 5, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""One attention layer with its cache: the same numbers as without, however the text is cut, padded and placed."""
+"""MultiHeadAttention with a KV cache gives the same numbers as without, for any pieces, padding and positions."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from qkv.positions import Alibi, Shaw, T5Bias
 WIDTH, TOKENS = 8, 9
 LAYERS = {
     "dot": {},
-    "dot with beta": {"score": Dot(scale=0.7)},
+    "dot with scale": {"score": Dot(scale=0.7)},
     "grouped heads": {"kv_heads": 1, "head_dim": 6},
     "additive": {"score": Additive(5)},
     "location-aware": {"score": LocationAware(5, filters=3, kernel_size=5)},
@@ -62,7 +62,7 @@ def in_pieces(layer, x, cuts, token_mask=None):
     return torch.cat(outs, dim=1)
 
 
-def test_cached_is_uncached_however_the_text_is_cut(randn, layer):
+def test_multi_head_attention_with_cache_equals_one_call(randn, layer):
     x = randn(2, TOKENS, WIDTH)
     whole = layer(x, causal=True)
     for cuts in CUTS.values():
@@ -70,7 +70,7 @@ def test_cached_is_uncached_however_the_text_is_cut(randn, layer):
             close(in_pieces(layer, x, cuts), whole)
 
 
-def test_cached_is_uncached_with_padding_on_either_side_and_holes(randn, token_mask, layer):
+def test_multi_head_attention_with_cache_and_padding_equals_one_call(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
     whole = layer(x, causal=True, token_mask=token_mask)
     for name in ("single steps", "prefill and steps", "chunks of 4"):
@@ -78,7 +78,7 @@ def test_cached_is_uncached_with_padding_on_either_side_and_holes(randn, token_m
             close(in_pieces(layer, x, CUTS[name], token_mask), whole)
 
 
-def test_missing_tokens_might_as_well_not_be_there(randn, token_mask, layer):
+def test_multi_head_attention_ignores_padding(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
     padded = layer(x, causal=True, token_mask=token_mask)
     for row in range(4):
@@ -86,14 +86,14 @@ def test_missing_tokens_might_as_well_not_be_there(randn, token_mask, layer):
         close(padded[row, there], layer(x[row : row + 1, there], causal=True)[0])
 
 
-def test_what_stands_in_a_missing_place_changes_nothing(randn, token_mask, layer):
+def test_multi_head_attention_ignores_the_content_of_padding(randn, token_mask, layer):
     x = randn(4, TOKENS, WIDTH)
     other = torch.where(token_mask[..., None], x, randn(4, TOKENS, WIDTH))
     before, after = (layer(tokens, causal=True, token_mask=token_mask) for tokens in (x, other))
     assert torch.equal(before[token_mask], after[token_mask])
 
 
-def test_a_later_token_cannot_change_an_earlier_output_and_does_change_its_own(randn, layer):
+def test_multi_head_attention_causal_later_tokens_change_no_earlier_output(randn, layer):
     x = randn(2, TOKENS, WIDTH)
     before = layer(x, causal=True)
     for place in range(TOKENS):
@@ -104,7 +104,7 @@ def test_a_later_token_cannot_change_an_earlier_output_and_does_change_its_own(r
         assert after[:, place].ne(before[:, place]).any(-1).all()
 
 
-def test_weights_with_a_cache_are_rows_of_those_without(randn, layer):
+def test_multi_head_attention_weights_with_cache_are_rows_of_those_without(randn, layer):
     x, cache = randn(2, TOKENS, WIDTH), LayerKVCache()
     _, whole = layer(x, causal=True, return_weights=True)
     layer(x[:, :4], causal=True, cache=cache)
@@ -112,7 +112,7 @@ def test_weights_with_a_cache_are_rows_of_those_without(randn, layer):
     close(weights, whole[:, :, 4:7, :7])
 
 
-def test_gradients_through_a_cache_are_those_without(randn, layer):
+def test_multi_head_attention_gradients_through_a_cache_equal_one_call(randn, layer):
     x = randn(2, TOKENS, WIDTH).requires_grad_()
     parameters = [x, *(p for p in layer.parameters() if p.requires_grad)]
     weighing = randn(2, TOKENS, WIDTH)
@@ -122,7 +122,7 @@ def test_gradients_through_a_cache_are_those_without(randn, layer):
         close(ours, theirs, 1e-11)
 
 
-def test_a_fixed_memory_is_read_once(randn, layer):
+def test_multi_head_attention_reads_a_fixed_memory_once(randn, layer):
     x, memory, cache = randn(2, 3, WIDTH), randn(2, 5, WIDTH), LayerKVCache(fixed=True)
     expected = layer(x, memory)
     close(layer(x, memory, cache=cache), expected)
@@ -132,7 +132,7 @@ def test_a_fixed_memory_is_read_once(randn, layer):
     assert cache.length == 5
 
 
-def test_a_query_alone_can_be_trained_through_a_cache(randn, device):
+def test_multi_head_attention_trains_only_to_q_through_a_cache(randn, device):
     layer = MultiHeadAttention(WIDTH, 2).double().to(device)
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(name.startswith("to_q"))
@@ -143,7 +143,7 @@ def test_a_query_alone_can_be_trained_through_a_cache(randn, device):
         close(ours, theirs, 1e-11)
 
 
-def test_a_cache_filled_in_inference_mode_can_be_used_outside_it(randn, device):
+def test_multi_head_attention_cache_of_inference_mode_works_outside_it(randn, device):
     layer = MultiHeadAttention(WIDTH, 2).double().to(device)
     x, cache = randn(2, TOKENS, WIDTH), LayerKVCache()
     with torch.inference_mode():

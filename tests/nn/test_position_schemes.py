@@ -1,4 +1,4 @@
-"""Position schemes inside attention: Rope, ALiBi, T5 and Shaw in a whole layer, against loops."""
+"""Rope, Alibi, T5Bias and Shaw inside MultiHeadAttention, against loops."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def bias_of_pair(scheme, query, head, distance):
 
 @pytest.mark.parametrize("case", ["self", "cross", "padded"])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_in_a_layer_is_its_formula(randn, device, name, case):
+def test_position_scheme_in_a_layer_equals_its_formula(randn, device, name, case):
     layer = MultiHeadAttention(8, 2, kv_heads=1, score=Dot(BETA), position=SCHEMES[name]).double().to(device)
     assert layer.to_q is not None and layer.to_k is not None
     x = randn(2, 5, 8)
@@ -78,7 +78,7 @@ def test_a_scheme_in_a_layer_is_its_formula(randn, device, name, case):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_gradients_reach_the_parameters_of_a_scheme(randn, device, name):
+def test_position_scheme_has_gradients_for_its_parameters(randn, device, name):
     layer = MultiHeadAttention(8, 2, position=SCHEMES[name]).double().to(device)
     layer(randn(2, 9, 8), causal=True).square().sum().backward()
     for parameter_name, parameter in layer.named_parameters():
@@ -87,7 +87,7 @@ def test_gradients_reach_the_parameters_of_a_scheme(randn, device, name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_shifting_all_positions_changes_nothing(randn, device, name):
+def test_position_scheme_depends_on_distance_alone(randn, device, name):
     layer = MultiHeadAttention(8, 2, position=SCHEMES[name]).double().to(device)
     x, places = randn(2, 5, 8), torch.arange(5, device=device)
     shifted = layer(x, positions=Positions(places + 1000))
@@ -95,13 +95,13 @@ def test_shifting_all_positions_changes_nothing(randn, device, name):
     assert not torch.allclose(layer(x, positions=Positions(3 * places)), shifted)
 
 
-def test_without_a_scheme_a_layer_knows_no_order(randn, device):
+def test_multi_head_attention_without_position_is_permutation_equivariant(randn, device):
     layer, x = MultiHeadAttention(8, 2).double().to(device), randn(2, 5, 8)
     order = torch.tensor([3, 0, 4, 1, 2], device=device)
     close(layer(x[:, order]), layer(x)[:, order])
 
 
-def test_a_table_of_angles_is_made_once_for_all_layers(device):
+def test_positions_rotation_is_computed_once_for_all_layers(device):
     positions, rope = Positions(torch.arange(4, device=device)), Rope()
     assert positions.rotation(rope, 8, torch.float64) is positions.rotation(Rope(), 8, torch.float64)
     assert positions.rotation(rope, 8, torch.float32) is not positions.rotation(rope, 8, torch.float64)
@@ -118,6 +118,6 @@ def test_a_table_of_angles_is_made_once_for_all_layers(device):
         (lambda: Shaw(0), "max_distance of Shaw must be at least 1, got 0"),
     ],
 )
-def test_schemes_that_cannot_be_say_why(make, message):
+def test_position_schemes_reject_impossible_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

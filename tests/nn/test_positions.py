@@ -1,4 +1,4 @@
-"""Counting positions, sinusoids, ALiBi's slopes and T5's buckets, each against its published recipe."""
+"""count_positions, sinusoidal, alibi_slopes and t5_buckets against the published formulas."""
 
 import math
 
@@ -10,7 +10,7 @@ from qkv.nn.positions import Alibi, DistanceBias, PositionScheme, alibi_slopes, 
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 16])
-def test_sinusoids_are_the_formula_of_2017(device, dim):
+def test_sinusoidal_equals_the_formula_of_2017(device, dim):
     positions = torch.tensor([0, 1, 7, 500, 30000], device=device)
     ours = sinusoidal(positions, dim, base=1000.0, dtype=torch.float64)
     for row, p in zip(ours.tolist(), positions.tolist(), strict=True):
@@ -19,19 +19,19 @@ def test_sinusoids_are_the_formula_of_2017(device, dim):
             assert abs(number - (math.cos(angle) if feature % 2 else math.sin(angle))) < 1e-11
 
 
-def test_sinusoids_of_a_length_are_those_of_its_positions(device):
+def test_sinusoidal_of_a_length_equals_that_of_its_positions(device):
     assert torch.equal(sinusoidal(6, 8), sinusoidal(torch.arange(6), 8))
     positions = torch.tensor([[0, 3], [5, 1]], device=device)
     assert torch.equal(sinusoidal(positions, 8)[1, 0], sinusoidal(positions[1], 8)[0])
     assert sinusoidal(6, 8).dtype == torch.float32 and sinusoidal(6, 8, dtype=torch.float64).dtype == torch.float64
 
 
-def test_far_positions_are_exact_in_float32():
+def test_sinusoidal_of_far_positions_is_exact_in_float32():
     close(sinusoidal(torch.tensor([1_000_003]), 2)[0], torch.tensor([math.sin(1_000_003), math.cos(1_000_003)]), 1e-7)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_sinusoids_without_width_are_refused():
+def test_sinusoidal_rejects_a_dim_of_zero():
     with pytest.raises(ValueError, match="dim of sinusoids must be at least 1, got 0"):
         sinusoidal(3, 0)
 
@@ -47,7 +47,7 @@ def test_sinusoids_without_width_are_refused():
         ([], []),
     ],
 )
-def test_positions_count_the_tokens_that_are_present(device, token_mask, positions):
+def test_count_positions_counts_real_tokens(device, token_mask, positions):
     flags = torch.tensor([token_mask], dtype=torch.bool, device=device)
     assert count_positions(flags).tolist() == [positions]
 
@@ -62,11 +62,11 @@ def published_slopes(heads: int) -> list[float]:
 
 
 @pytest.mark.parametrize("heads", range(1, 18))
-def test_alibi_slopes_are_the_published_ones(heads):
+def test_alibi_slopes_equal_the_published_ones(heads):
     close(alibi_slopes(heads), torch.tensor(published_slopes(heads), dtype=torch.float64), 1e-15)
 
 
-def test_alibi_falls_by_its_slope_with_each_step_of_distance(randn, device):
+def test_alibi_bias_falls_by_its_slope_with_distance(randn, device):
     queries, keys = torch.tensor([4, 5], device=device), torch.tensor([0, 1, 5, 9], device=device)
     bias = Alibi().bias(randn(1, 3, 2, 4), queries, keys).to_dense()
     slopes = published_slopes(3)
@@ -74,7 +74,7 @@ def test_alibi_falls_by_its_slope_with_each_step_of_distance(randn, device):
     close(bias, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_alibi_of_rows_at_different_positions_has_a_bias_for_each_row(randn, device):
+def test_alibi_bias_of_rows_at_different_positions_is_per_row(randn, device):
     positions = torch.tensor([[0, 1, 2], [0, 0, 1]], device=device)
     bias = Alibi().bias(randn(2, 4, 3, 4), positions, positions).to_dense()
     assert bias.shape == (2, 4, 3, 3)
@@ -82,7 +82,7 @@ def test_alibi_of_rows_at_different_positions_has_a_bias_for_each_row(randn, dev
         close(bias[row], Alibi().bias(randn(1, 4, 3, 4), positions[row], positions[row]).to_dense())
 
 
-def test_any_rectangle_of_a_distance_bias_is_that_of_the_whole(randn, device):
+def test_distance_bias_tile_is_a_rectangle_of_to_dense(randn, device):
     positions = torch.tensor([[0, 1, 2, 3, 3, 4], [0, 0, 0, 1, 2, 3]], device=device)
     bias = Alibi().bias(randn(2, 3, 4, 4), positions[:, 2:], positions)
     assert isinstance(bias, DistanceBias)
@@ -111,7 +111,7 @@ def t5_bucket(distance: int, buckets: int, limit: int, bidirectional: bool) -> i
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (32, 64), (8, 20), (4, 3), (6, 128)])
-def test_t5_buckets_are_those_of_the_loop(device, buckets, limit, bidirectional):
+def test_t5_buckets_equal_the_formula_in_a_loop(device, buckets, limit, bidirectional):
     distances = list(range(-300, 301))
     ours = t5_buckets(
         torch.tensor(distances, device=device), num_buckets=buckets, max_distance=limit, bidirectional=bidirectional
@@ -119,7 +119,7 @@ def test_t5_buckets_are_those_of_the_loop(device, buckets, limit, bidirectional)
     assert ours.tolist() == [t5_bucket(distance, buckets, limit, bidirectional) for distance in distances]
 
 
-def test_a_scheme_that_does_nothing_leaves_everything_as_it_is(randn, device):
+def test_position_scheme_base_class_changes_nothing(randn, device):
     q, places = randn(1, 2, 3, 4), torch.arange(3, device=device)
     scheme = PositionScheme().build(2, 4)
     assert scheme.rotate(q, scheme.rotation(places, 4, q.dtype)) is q

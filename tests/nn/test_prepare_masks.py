@@ -1,4 +1,4 @@
-"""What a call of a model is about: positions and masks, with caches, windows, chunks and holes."""
+"""Positions and masks of a model call, with caches, sliding windows, chunks and padding."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ KINDS = {
     [*((kind, window) for kind in KINDS for window in (None, 3)), ("rope", 1), ("rope", 5), ("location-aware", 5)],
 )
 @torch.no_grad()
-def test_windows_and_holes_with_a_cache_are_the_text_without_them(randn, device, kind, window, padding):
+def test_prepare_causal_with_window_padding_and_cache_equals_the_text_alone(randn, device, kind, window, padding):
     blocks = [Block(BlockConfig(WIDTH, 2, 16, **KINDS[kind])).double().to(device) for _ in range(2)]
     x, token_mask = randn(4, TOKENS, WIDTH), flags(padding, device)
     there = torch.ones(4, TOKENS, dtype=torch.bool, device=device) if token_mask is None else token_mask
@@ -85,20 +85,20 @@ def test_windows_and_holes_with_a_cache_are_the_text_without_them(randn, device,
         assert window is None or token_mask is not None or cache.dropped, "a window forgets"
 
 
-def test_the_cache_of_a_window_stays_small(randn, device):
+def test_prepare_causal_with_window_keeps_the_cache_small(randn, device):
     blocks = [Block(BlockConfig(WIDTH, 2, 16)).double().to(device)]
     _, cache = run(blocks, randn(1, TOKENS, WIDTH), None, 3, [1] * TOKENS)
     assert cache.length <= 6 and cache.layer(0).length == cache.length
 
 
-def test_a_step_over_everything_needs_no_mask(randn, device):
+def test_prepare_causal_of_one_token_needs_no_mask(randn, device):
     cache = KVCache()
     prepare_causal(randn(1, 5, WIDTH), None, cache)
     positions, mask = prepare_causal(randn(1, 1, WIDTH), None, cache)
     assert mask is None and positions.queries.tolist() == [5]
 
 
-def test_a_mask_is_written_once_where_it_is_small_and_stays_lazy_where_it_is_large(device):
+def test_materialize_small_makes_small_masks_dense_only(device):
     assert materialize_small(masks.causal(9), 9, device) == masks.causal(9)
     assert isinstance(materialize_small(masks.sliding_window(9, 9, 2, 0), 9, device), DenseMask)
     large = masks.sliding_window(BLOCK + 1, BLOCK + 1, 2, 0)
@@ -109,7 +109,7 @@ def test_a_mask_is_written_once_where_it_is_small_and_stays_lazy_where_it_is_lar
 
 @pytest.mark.parametrize("padding", PRESENT)
 @pytest.mark.parametrize(("size", "left"), [(None, None), (1, 0), (4, None), (4, 1), (3, 0)])
-def test_chunks_are_cut_by_the_tokens_that_exist(randn, device, padding, size, left):
+def test_prepare_chunked_cuts_chunks_by_real_tokens(randn, device, padding, size, left):
     token_mask = flags(padding, device)
     x = randn(4, TOKENS, WIDTH)
     _, mask = prepare_chunked(x, token_mask, None, size, left)
@@ -129,7 +129,7 @@ def test_chunks_are_cut_by_the_tokens_that_exist(randn, device, padding, size, l
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_flags_are_checked_and_forgotten_where_they_say_nothing(randn, device):
+def test_check_token_mask_rejects_wrong_masks_and_drops_trivial_ones(randn, device):
     x = randn(2, 3, WIDTH)
     assert check_token_mask(torch.ones(2, 3, dtype=torch.bool, device=device), x) is None
     some = torch.tensor([[True, False, True]] * 2, device=device)

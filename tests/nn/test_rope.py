@@ -1,4 +1,4 @@
-"""Rotary positions against complex multiplication; scores that depend on distance alone."""
+"""Rope against complex multiplication; scores that depend on distance alone."""
 
 import cmath
 
@@ -26,7 +26,7 @@ def turned_by_complex_numbers(x, positions, base, pairing, dim):
 
 @PAIRINGS
 @pytest.mark.parametrize("dim", [None, 2, 6])
-def test_turning_is_multiplying_by_a_complex_number(randn, device, pairing, dim):
+def test_rope_equals_complex_multiplication(randn, device, pairing, dim):
     x, positions = randn(5, 8), torch.tensor([0, 1, 2, 77, 4000], device=device)
     ours = Rope(base=500.0, pairing=pairing, rotary_dim=dim)(x, positions)
     close(ours, turned_by_complex_numbers(x, positions, 500.0, pairing, dim or 8))
@@ -34,7 +34,7 @@ def test_turning_is_multiplying_by_a_complex_number(randn, device, pairing, dim)
 
 @PAIRINGS
 @pytest.mark.parametrize("dim", [None, 4])
-def test_a_score_depends_on_the_distance_alone(randn, device, pairing, dim):
+def test_rope_scores_depend_on_distance_alone(randn, device, pairing, dim):
     rope, q, k = Rope(pairing=pairing, rotary_dim=dim), randn(2, 3, 6, 8), randn(2, 3, 6, 8)
     places = torch.arange(6, device=device)
 
@@ -47,25 +47,25 @@ def test_a_score_depends_on_the_distance_alone(randn, device, pairing, dim):
 
 
 @PAIRINGS
-def test_turning_leaves_lengths_as_they_are(randn, pairing):
+def test_rope_keeps_the_norm(randn, pairing):
     x = randn(2, 3, 6, 8)
     close(Rope(pairing=pairing)(x, offset=9).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_the_pairings_differ_by_the_order_of_features_only(randn):
+def test_rope_pairings_differ_by_the_order_of_features_only(randn):
     x = randn(2, 3, 6, 8)
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7], device=x.device)
     close(Rope(pairing="halves")(x[..., order]), Rope(pairing="interleaved")(x)[..., order], 0.0)
 
 
-def test_an_offset_is_where_counting_starts(randn, device):
+def test_rope_offset_is_the_first_position(randn, device):
     rope, x = Rope(), randn(2, 3, 6, 8)
     whole = rope(x)
     assert torch.equal(rope(x[:, :, 4:], offset=4), whole[:, :, 4:])
     assert torch.equal(rope(x, torch.arange(6, device=device)), whole)
 
 
-def test_features_beyond_the_width_are_left_alone(randn):
+def test_rope_leaves_features_beyond_rotary_dim_unchanged(randn):
     x = randn(2, 3, 6, 8)
     ours = Rope(rotary_dim=6)(x)
     assert torch.equal(ours[..., 6:], x[..., 6:])
@@ -73,7 +73,7 @@ def test_features_beyond_the_width_are_left_alone(randn):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 8), (2, 4, 8)])
-def test_rows_may_stand_at_different_positions(randn, device, shape):
+def test_rope_takes_positions_per_row(randn, device, shape):
     x, positions = randn(*shape), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device)
     ours = Rope()(x, positions)
     assert ours.shape == shape
@@ -81,19 +81,19 @@ def test_rows_may_stand_at_different_positions(randn, device, shape):
         close(ours[row], Rope()(x[row], positions[row]))
 
 
-def test_a_table_turns_as_the_call_does(randn, device):
+def test_rope_rotate_with_a_table_equals_the_call(randn, device):
     rope, x, positions = Rope(), randn(2, 3, 4, 8), torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]], device=device)
     assert torch.equal(rope.rotate(x, rope.rotation(positions, 8, x.dtype)), rope(x, positions))
 
 
-def test_no_scaling_is_the_published_frequencies():
+def test_rope_scaling_base_class_has_the_published_frequencies():
     expected = [10.0 ** (-2 * i / 6) for i in range(3)]
     close(RopeScaling().frequencies(6, 10.0), torch.tensor(expected, dtype=torch.float64))
     assert RopeScaling().amplitude == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_far_positions_lose_no_more_than_the_dtype_rounds(randn, dtype):
+def test_rope_at_far_positions_is_exact_to_the_dtype(randn, dtype):
     x = randn(1, 1, 4, 16).to(dtype)
     exact = Rope()(x.double(), offset=30_000)
     ours = Rope()(x, offset=30_000)
@@ -102,7 +102,7 @@ def test_far_positions_lose_no_more_than_the_dtype_rounds(randn, dtype):
     assert ((ours.double() - exact).abs() <= bound).all()
 
 
-def test_gradients_are_turned_back(randn):
+def test_rope_gradients_are_rotated_back(randn):
     x = randn(2, 3, 6, 8).requires_grad_()
     weighing = randn(2, 3, 6, 8)
     (gradient,) = torch.autograd.grad((Rope()(x, offset=3) * weighing).sum(), x)
@@ -131,6 +131,6 @@ def test_gradients_are_turned_back(randn):
         (lambda: Rope().rotate(torch.zeros(2, 4), None), "needs a table of angles: rope.rotation"),
     ],
 )
-def test_a_rope_that_cannot_be_says_why(make, message):
+def test_rope_rejects_impossible_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()

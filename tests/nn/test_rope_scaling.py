@@ -1,4 +1,4 @@
-"""Every way of stretching a Rope, against its formula written out for one pair at a time."""
+"""Every RopeScaling against its formula for one pair at a time."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_linear_scaling_divides_every_frequency(dim):
     check(LinearScaling(4.0), dim, 1e4, lambda i: plain(i, dim, 1e4) / 4.0)
 
 
-def test_linear_scaling_presses_positions_together(randn, device):
+def test_linear_scaling_divides_positions(randn, device):
     x, positions = randn(6, 8), torch.arange(6, device=device)
     close(Rope(scaling=LinearScaling(3.0))(x, 3 * positions), Rope()(x, positions))
 

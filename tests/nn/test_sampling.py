@@ -1,4 +1,4 @@
-"""Choosing tokens: the greedy one, and draws whose frequencies are the probabilities."""
+"""Sampling: greedy, and draws whose frequencies are the probabilities."""
 
 import pytest
 import torch
@@ -11,18 +11,18 @@ from qkv.nn.sampling import choose_greedy, keep_min_p, keep_top_k, keep_top_p, s
 INF = float("inf")
 
 
-def test_greedy_takes_the_first_of_the_likeliest(device):
+def test_choose_greedy_takes_the_first_of_the_most_likely(device):
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, -INF, 0.0, 0.0]], device=device)
     assert choose_greedy(logits).tolist() == [1, 0]
 
 
-def test_a_temperature_of_zero_is_greedy(randn):
+def test_sample_with_temperature_zero_is_greedy(randn):
     logits = randn(20, 9)
     assert torch.equal(sample(logits, temperature=0.0), logits.argmax(-1))
     assert torch.equal(sample(logits, temperature=1e-3), logits.argmax(-1))
 
 
-def test_temperature_divides_the_logits(randn):
+def test_sampling_probabilities_divide_logits_by_the_temperature(randn):
     logits = randn(3, 9)
     close(sampling_probabilities(logits, temperature=0.5), (2 * logits).softmax(-1))
     flat = sampling_probabilities(logits, temperature=1e6)
@@ -39,7 +39,7 @@ def test_temperature_divides_the_logits(randn):
         ([1.0, -INF, -INF, 0.0], 3, [0, 3]),
     ],
 )
-def test_top_k_keeps_the_k_highest_and_their_equals(device, row, k, kept):
+def test_keep_top_k_keeps_the_k_highest_and_their_equals(device, row, k, kept):
     logits = keep_top_k(torch.tensor([row], device=device), k)
     assert (logits > -INF).nonzero()[:, 1].tolist() == kept
     assert all(logits[0, j] == row[j] for j in kept)
@@ -56,14 +56,14 @@ def test_top_k_keeps_the_k_highest_and_their_equals(device, row, k, kept):
         ([0.1, 0.5, 0.1, 0.3], 1e-9, [1]),
     ],
 )
-def test_top_p_keeps_the_smallest_set_that_reaches_p(device, probabilities, p, kept):
+def test_keep_top_p_keeps_the_smallest_set_that_reaches_p(device, probabilities, p, kept):
     logits = torch.tensor([probabilities], dtype=torch.float64, device=device).log()
     assert (keep_top_p(logits, p) > -INF).nonzero()[:, 1].tolist() == kept
 
 
 @settings(deadline=None, max_examples=60, derandomize=True, database=None)
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=12), st.floats(0.01, 1.0))
-def test_a_kept_set_reaches_p_and_would_not_without_its_least(row, p):
+def test_keep_top_p_set_is_minimal(row, p):
     logits = torch.tensor([row], dtype=torch.float64)
     probabilities, kept = logits.softmax(-1)[0], keep_top_p(logits, p)[0] > -INF
     assert probabilities[kept].sum() >= p - 1e-9
@@ -71,18 +71,18 @@ def test_a_kept_set_reaches_p_and_would_not_without_its_least(row, p):
     assert kept.all() or probabilities[kept].min() >= probabilities[~kept].max()
 
 
-def test_a_top_p_of_one_keeps_even_the_least_likely(randn):
+def test_keep_top_p_of_one_keeps_every_token(randn):
     logits = 5 * randn(2, 50_000, dtype=torch.float32)
     assert torch.equal(keep_top_p(logits, 1.0), logits)
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, [0, 1, 2, 3]), (0.3, [1, 3]), (0.61, [1]), (1.0, [1])])
-def test_min_p_keeps_what_is_at_least_p_times_as_likely_as_the_likeliest(device, p, kept):
+def test_keep_min_p_keeps_tokens_relative_to_the_most_likely(device, p, kept):
     logits = torch.tensor([[0.1, 0.5, 0.1, 0.3]], dtype=torch.float64, device=device).log()
     assert (keep_min_p(logits, p) > -INF).nonzero()[:, 1].tolist() == kept
 
 
-def test_cuts_are_made_in_the_order_top_k_min_p_top_p(device):
+def test_sampling_probabilities_apply_top_k_then_min_p_then_top_p(device):
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64, device=device).log()
     # top-k leaves 4/9, 3/9, 2/9; min-p of a half those three; of them the first two reach 0.75
     close(sampling_probabilities(logits, top_k=3, min_p=0.5, top_p=0.75), torch.tensor([[4, 3, 0, 0]]) / 7, 1e-7)
@@ -91,7 +91,7 @@ def test_cuts_are_made_in_the_order_top_k_min_p_top_p(device):
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.4}], ids=str)
-def test_draws_are_as_frequent_as_they_are_probable(randn, device, options):
+def test_sample_draws_with_the_given_probabilities(randn, device, options):
     row = randn(1, 6)
     probabilities = sampling_probabilities(row, **options)[0]
     generator = torch.Generator(device).manual_seed(1)
@@ -103,13 +103,13 @@ def test_draws_are_as_frequent_as_they_are_probable(randn, device, options):
     assert abs(probabilities.sum() - 1) < 1e-12
 
 
-def test_the_same_generator_draws_the_same_tokens(randn, device):
+def test_sample_with_the_same_generator_draws_the_same_tokens(randn, device):
     logits = randn(50, 9)
     one, again, other = (sample(logits, generator=torch.Generator(device).manual_seed(s)) for s in (3, 3, 4))
     assert torch.equal(one, again) and not torch.equal(one, other)
 
 
-def test_logits_in_half_precision_are_drawn_from_in_float32(randn):
+def test_sampling_probabilities_of_half_precision_are_float32(randn):
     assert sampling_probabilities(randn(2, 9).bfloat16()).dtype == torch.float32
 
 
@@ -125,6 +125,6 @@ def test_logits_in_half_precision_are_drawn_from_in_float32(randn):
         ({"min_p": 1.1}, "min_p must be in \\[0, 1\\], got 1.1"),
     ],
 )
-def test_settings_out_of_range_are_refused(options, message):
+def test_sample_rejects_options_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         sample(torch.zeros(1, 4), **options)

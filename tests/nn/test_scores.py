@@ -1,4 +1,4 @@
-"""Every score other than the dot product, against a loop over batch, heads, queries and keys."""
+"""Every score but the dot product, against loops over batch, heads, queries and keys."""
 
 import copy
 import math
@@ -81,7 +81,7 @@ def make(device):
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("case", ["free", "causal", "cross"])
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_is_its_formula(randn, device, make, name, case, kv_heads):
+def test_score_equals_its_formula(randn, device, make, name, case, kv_heads):
     layer = make(SCORES[name], kv_heads=kv_heads)
     x, memory = randn(2, 4, WIDTH), randn(2, 6, WIDTH)
     source = memory if case == "cross" else x
@@ -96,7 +96,7 @@ def test_a_score_is_its_formula(randn, device, make, name, case, kv_heads):
 
 
 @pytest.mark.parametrize("name", [name for name in SCORES if "synthesizer" in name])
-def test_synthesizers_look_up_positions_and_not_places(randn, device, make, name):
+def test_synthesizers_use_positions_and_not_indices(randn, device, make, name):
     layer = make(SCORES[name])
     x, token_mask = randn(1, 4, WIDTH), torch.tensor([[False, True, False, True]], device=device)
     mask = token_mask.expand(4, 4).tril()
@@ -110,33 +110,33 @@ def test_synthesizers_look_up_positions_and_not_places(randn, device, make, name
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_positions_given_are_those_counted(randn, device, make, name):
+def test_score_with_given_positions_equals_counted_positions(randn, device, make, name):
     layer, x = make(SCORES[name]), randn(2, 4, WIDTH)
     assert torch.equal(layer(x, positions=Positions(torch.arange(4, device=device))), layer(x))
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_gradients_reach_every_parameter(randn, make, name):
+def test_score_has_gradients_for_every_parameter(randn, make, name):
     layer = make(SCORES[name])
     layer(randn(2, 5, WIDTH), causal=True).square().sum().backward()
     for parameter_name, parameter in layer.named_parameters():
         assert parameter.grad is not None and parameter.grad.any(), parameter_name
 
 
-def test_a_fixed_random_synthesizer_is_not_trained(randn, make):
+def test_random_synthesizer_that_is_not_trainable_has_no_gradient(randn, make):
     layer = make(RandomSynthesizer(LENGTH, trainable=False))
     layer(randn(2, 5, WIDTH)).sum().backward()
     assert layer.scorer.table.grad is None
     assert [name for name, _ in layer.named_parameters() if "table" in name] == ["scorer.table"]
 
 
-def test_synthesizers_have_no_projections_they_do_not_need(make):
+def test_synthesizers_have_no_unused_projections(make):
     dense, random = make(DenseSynthesizer(LENGTH)), make(RandomSynthesizer(LENGTH))
     assert dense.to_k is None and dense.to_q is not None
     assert random.to_k is None and random.to_q is None
 
 
-def test_the_deviation_of_a_random_table_is_as_asked():
+def test_random_synthesizer_std_is_the_deviation_of_its_table():
     torch.manual_seed(0)
     layer = MultiHeadAttention(8, 2, score=RandomSynthesizer(100, std=0.5))
     assert layer.scorer is not None
@@ -144,7 +144,7 @@ def test_the_deviation_of_a_random_table_is_as_asked():
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_no_queries_give_no_outputs(randn, make, name):
+def test_score_without_queries_gives_an_empty_output(randn, make, name):
     layer = make(SCORES[name])
     out, weights = layer(randn(2, 0, WIDTH), randn(2, 3, WIDTH), return_weights=True)
     assert out.shape == (2, 0, WIDTH) and weights.shape == (2, HEADS, 0, 3)
@@ -163,13 +163,13 @@ def test_no_queries_give_no_outputs(randn, make, name):
         (lambda: RandomSynthesizer(0), "max_length of RandomSynthesizer must be at least 1, got 0"),
     ],
 )
-def test_scores_that_cannot_be_say_why(make_it, message):
+def test_scores_reject_impossible_arguments(make_it, message):
     with pytest.raises(ValueError, match=message):
         make_it()
 
 
 @pytest.mark.parametrize("kind", ["dense", "random"])
-def test_a_synthesizer_refuses_what_its_table_does_not_hold(randn, make, kind):
+def test_synthesizers_reject_sequences_beyond_max_length(randn, make, kind):
     layer = make(DenseSynthesizer(4) if kind == "dense" else RandomSynthesizer(4))
     with pytest.raises(ValueError, match=f"this {kind} synthesizer has scores for 4 positions, got a sequence of 6"):
         layer(randn(1, 6, WIDTH))
@@ -177,7 +177,7 @@ def test_a_synthesizer_refuses_what_its_table_does_not_hold(randn, make, kind):
         layer(randn(1, 2, WIDTH), randn(1, 5, WIDTH))
 
 
-def test_a_random_synthesizer_refuses_queries_beyond_its_table(randn, make):
+def test_random_synthesizer_rejects_queries_beyond_max_length(randn, make):
     with pytest.raises(ValueError, match="this random synthesizer has scores for 4 positions, got a sequence of 6"):
         make(RandomSynthesizer(4))(randn(1, 6, WIDTH), randn(1, 3, WIDTH))
 
@@ -187,7 +187,7 @@ def test_a_random_synthesizer_refuses_queries_beyond_its_table(randn, make):
     [Additive(16), LocationAware(16, 3, 5), DenseSynthesizer(12), RandomSynthesizer(12)],
     ids=lambda score: type(score).__name__,
 )
-def test_in_bfloat16_scores_and_softmax_are_computed_in_float32(score):
+def test_scores_in_bfloat16_are_computed_in_float32(score):
     """The weights of a bfloat16 layer are those of its own numbers, rounded once: not summed in bfloat16."""
     layer = MultiHeadAttention(32, 4, score=score).bfloat16()
     exact = copy.deepcopy(layer).double()

@@ -72,7 +72,10 @@ def running(opening: AbstractContextManager[OpenServer]) -> Iterator[OpenServer]
             time.sleep(0.02)
         yield place
         place.stop()
-        thread.join(10)
+        thread.join(60)
+        for worker in threading.enumerate():  # a request that is still computed would crash the interpreter's exit
+            if worker.name.startswith("AnyIO worker thread"):
+                worker.join(120)
 
 
 @pytest.fixture(scope="module")

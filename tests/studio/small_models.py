@@ -1,5 +1,6 @@
 """Tiny models whose tokens are markup, and reading the large map of the Models page."""
 
+import time
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -33,19 +34,17 @@ def cell_position(page: Any, query: int, key: int) -> dict[str, float]:
 
 
 def read_weight(page: Any, query: int, key: int) -> str:
-    """Point at a cell of the large map and return the readout."""
-    box, place = _wait_until_still(page), cell_position(page, query, key)
-    page.mouse.move(box["x"] + place["x"], box["y"] + place["y"])
-    return page.get_by_test_id("weight").inner_text()
-
-
-def _wait_until_still(page: Any) -> dict[str, float]:
-    """The box of the large map, once what is above it has stopped growing."""
-    before, box = None, page.get_by_test_id("map").bounding_box()
-    while box != before:
-        page.wait_for_timeout(50)
-        before, box = box, page.get_by_test_id("map").bounding_box()
-    return box
+    """Point at a cell of the large map and return the readout, once the page has stopped moving."""
+    map_ = page.get_by_test_id("map")
+    until = time.monotonic() + 60
+    while True:
+        map_.evaluate("each => each.scrollIntoView({ block: 'center' })")
+        box, position = map_.bounding_box(), cell_position(page, query, key)
+        page.mouse.move(box["x"] + position["x"], box["y"] + position["y"])
+        page.wait_for_timeout(150)
+        still = map_.bounding_box() == box and cell_position(page, query, key) == position
+        if still or time.monotonic() > until:
+            return page.get_by_test_id("weight").inner_text()
 
 
 def wait_for_head(page: Any, layer: int, head: int) -> None:

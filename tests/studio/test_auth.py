@@ -63,8 +63,8 @@ def test_requests_of_another_page_are_refused_even_with_the_cookie(place, origin
 def test_requests_of_a_page_on_another_port_are_refused(place):
     session = new_session(place)
     for site in ("same-site", "cross-site"):
-        asked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
-        assert send(place, "/api/about", session=session, **asked).status == 403
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+        assert send(place, "/api/about", session=session, **headers).status == 403
     assert (
         send(place, "/", session=session, **{"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}).status == 200
     )
@@ -169,10 +169,10 @@ def test_every_answer_has_the_security_headers(place):
 @contextmanager
 def command(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str], Path]]:
     """`qkv studio` with a private folder for what it writes; afterwards it is gone."""
-    temporary, heard = folder / "tmp", folder / "heard"
+    temporary, opened = folder / "tmp", folder / "opened"
     temporary.mkdir()
     fake = folder / "browser"
-    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {heard}.part\nmv {heard}.part {heard}\nsleep 60\n')
+    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {opened}.part\nmv {opened}.part {opened}\nsleep 60\n')
     fake.chmod(0o755)
     environment = {**os.environ, "TMPDIR": str(temporary), "BROWSER": f"{fake} %s"}
     with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
@@ -181,7 +181,7 @@ def command(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes],
             stdout=stdout, stderr=stderr, env=environment, start_new_session=True,
         )  # fmt: skip
     try:
-        yield process, json.loads(_waited(folder / "stdout", "}")), heard
+        yield process, json.loads(_waited(folder / "stdout", "}")), opened
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # the browser too
         process.wait()
@@ -211,10 +211,10 @@ def everybodys_arguments() -> str:
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long)],
 )
 def test_the_command_reveals_no_token_and_deletes_its_files(tmp_path, number, code):
-    with command(tmp_path) as (process, told, heard):
-        file, address = Path(told["open"]), told["address"]
+    with command(tmp_path) as (process, printed, opened):
+        file, address = Path(printed["open"]), printed["address"]
         token = read_token(file)
-        assert _waited(heard, "").split() == [file.as_uri()]
+        assert _waited(opened, "").split() == [file.as_uri()]
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
         arguments = everybodys_arguments()

@@ -1,4 +1,4 @@
-"""The Check room: examples for everybody, a person's own code only with permission, and no harm whatever it does."""
+"""The Check page: built-in examples always, own code only with --allow-code, and no harm whatever it does."""
 
 import pytest
 
@@ -117,12 +117,12 @@ def test_without_allow_code_no_own_code_runs(serving, visit, post, tmp_path):
             {"target": "qkv:attention", "contract": {"name": "gold"}},
             "one of the contracts none, textbook, encoder",
         ),
-        ({"target": "qkv:attention", "contract": {"kind": "window"}}, "says how wide it is"),
+        ({"target": "qkv:attention", "contract": {"kind": "window"}}, "needs a width"),
         ({"target": "qkv:attention", "time_limit": 1e9}, "time_limit must be from 1 to 600 seconds"),
         ({"target": "qkv:attention\n"}, "target must be one line"),
     ):
-        status, said = post(place, "/api/check/run", body)
-        assert (status, words in said["error"]) == (400, True), said
+        status, answer = post(place, "/api/check/run", body)
+        assert (status, words in answer["error"]) == (400, True), answer
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,4 +1,4 @@
-"""The Claims room: what the page shows of a claim is what the library measures, also when somebody breaks it."""
+"""The Claims page: it shows what the library measures, also when conditions or mutants break a claim."""
 
 import re
 from typing import Any
@@ -91,23 +91,23 @@ def test_claims_run_refuses_bad_requests_with_a_sentence(studio, post):
         ({"name": "<b>no</b>"}, "there is no claim '<b>no</b>'"),
         (
             {"name": "copy", "knobs": {"beta": 1e400}},
-            "beta (inverse temperature of the copy) is a number from 0 to 1,000, such as 50; got inf",
+            "beta (inverse temperature of the copy) must be a number from 0 to 1,000, such as 50; got inf",
         ),
-        ({"name": "copy", "knobs": {"m": 2.5}}, "m (keys) is a whole number from 4 to 256, such as 10; got 2.5"),
+        ({"name": "copy", "knobs": {"m": 2.5}}, "m (keys) must be an integer from 4 to 256, such as 10; got 2.5"),
         ({"name": "copy", "knobs": {"gamma": 1}}, "copy has no knob 'gamma'"),
         ({"name": "copy", "mutant": "unmasked"}, "copy can be run with the mutants"),
         ({"name": "copy", "seed": -1}, "seed must be a whole number from 0"),
         ({}, "the request lacks 'name'"),
     ):
-        status, said = post(studio, "/api/claims/run", body)
-        assert (status, words in said["error"]) == (400, True), said
+        status, answer = post(studio, "/api/claims/run", body)
+        assert (status, words in answer["error"]) == (400, True), answer
 
 
 @pytest.mark.parametrize("name", sorted(BREAKS))
 def test_every_offered_condition_breaks_its_claim(name):
     for knob, value, _ in BREAKS[name]:
         knobs: dict[str, Any] = {knob: value}
-        assert claims.run(name, **knobs).verdict != claims.find(name).expected
+        assert claims.run(name, **knobs).verdict != claims.find_claim(name).expected
 
 
 def test_every_mutant_has_a_description():

@@ -68,7 +68,7 @@ def looks(folders):
     return LookStore(ModelStore(folders / "no-runs", (folders / "gpt", folders / "short")))
 
 
-def asked(page, path: str, body: object) -> tuple[int, str]:
+def post_json(page, path: str, body: object) -> tuple[int, str]:
     """A request from within the page, with its cookie."""
     sent = """async ([path, body]) => {
         const answer = await fetch(path, {method: "POST", body: JSON.stringify(body)});
@@ -81,18 +81,18 @@ def test_an_image_and_an_ablated_head_show_the_numbers_of_the_library(place, vis
     number = load_digits().test.labels.tolist().index(5)
     page = visit(place).go(f"models?model=qkv:digits&sample={number}&layer=1&head=2")
     wait_for_head(page, 1, 2)
-    seen = prepare_input("qkv:digits", Image.fromarray(load_digits().test.pixels[number, 0].numpy()))
-    weights = seen.trace().weights(1, 2)
+    prepared = prepare_input("qkv:digits", Image.fromarray(load_digits().test.pixels[number, 0].numpy()))
+    weights = prepared.trace().weights(1, 2)
     for query, key in ((0, 3), (7, 16)):
         assert read_weight(page, query, key).endswith(f"{weights[query, key].item():.6f}")
     page.get_by_role("button", name="ablate head 1.2").click()
     page.wait_for_selector('[data-testid="effect"]')
-    told = measure_effect(seen.model, seen.inputs, ablate_heads=[(1, 2)])
-    assert f"{told.kl:.6f} nats" in page.get_by_test_id("effect").inner_text()
+    expected_effect = measure_effect(prepared.model, prepared.inputs, ablate_heads=[(1, 2)])
+    assert f"{expected_effect.kl:.6f} nats" in page.get_by_test_id("effect").inner_text()
     with torch.no_grad():
-        before = seen.model(seen.inputs)[0].double().softmax(-1)
-        with intervene(seen.model, ablate_heads=[(1, 2)]):
-            after = seen.model(seen.inputs)[0].double().softmax(-1)
+        before = prepared.model(prepared.inputs)[0].double().softmax(-1)
+        with intervene(prepared.model, ablate_heads=[(1, 2)]):
+            after = prepared.model(prepared.inputs)[0].double().softmax(-1)
     for row in page.get_by_test_id("predictions").locator("tbody tr").all():
         digit, _, old, new = row.locator("td").all_inner_texts()
         assert (old, new) == (f"{before[int(digit)]:.4f}", f"{after[int(digit)]:.4f}")
@@ -110,17 +110,17 @@ def test_hostile_tokens_stay_text_and_a_link_restores_interventions(place, looks
     visitor = visit(place)
     page = visitor.go(f"models?model={model}&layer=1&head=3&mask=0.all.8.1&scale=1:2&query=8&key=0&text={TEXT}")
     page.wait_for_selector('[data-testid="effect"]')
-    seen = prepare_input(looks.models.source(model).checkpoint, TEXT)
-    own = seen.trace().layers[1].scale
+    prepared = prepare_input(looks.models.source(model).checkpoint, TEXT)
+    own = prepared.trace().layers[1].scale
     changes = {"mask_edges": [(0, None, 8, 1)], "scale": {(1, None): 2 * own}}
-    told = measure_effect(seen.model, seen.inputs, **changes)
+    expected_effect = measure_effect(prepared.model, prepared.inputs, **changes)
     shown = page.get_by_test_id("effect").inner_text()
-    assert f"{told.kl:.6f} nats" in shown and f"{told.kl_at[8]:.6f} nats" in shown
-    assert f"{told.loss_before:.4f} → {told.loss_after:.4f}" in shown
+    assert f"{expected_effect.kl:.6f} nats" in shown and f"{expected_effect.kl_at[8]:.6f} nats" in shown
+    assert f"{expected_effect.loss_before:.4f} → {expected_effect.loss_after:.4f}" in shown
     wait_for_head(page, 1, 3)
     page.wait_for_function("() => !document.querySelector('main [aria-busy=true]')")
-    with intervene(seen.model, **changes):
-        weights = seen.trace().weights(1, 3)
+    with intervene(prepared.model, **changes):
+        weights = prepared.trace().weights(1, 3)
     assert read_weight(page, 8, 0).endswith(f"{weights[8, 0].item():.6f}")
     assert HOSTILE in page.locator(".strip").inner_text()
     assert page.title() == "qkv studio" and page.locator("main img[src=x], main script").count() == 0
@@ -131,19 +131,19 @@ def test_models_and_files_that_cannot_be_read_are_reported_on_the_page(place, fo
     visitor = visit(place)
     page = visitor.go("models?model=qkv:digits")
     page.wait_for_selector('[data-testid="map"]')
-    for folder, said in {
+    for folder, text in {
         "pickled": "a pickle, which could run any code",
         "empty": "is not a model folder: it has no config.json",
         "nowhere": "there is nothing at",
     }.items():
         page.get_by_label("a checkpoint folder").fill(str(folders / folder))
         page.get_by_role("button", name="open", exact=True).click()
-        page.get_by_role("alert").filter(has_text=said).wait_for()
+        page.get_by_role("alert").filter(has_text=text).wait_for()
     page.locator("input[type=file]").evaluate(LARGE)
     page.get_by_role("alert").filter(has_text="may have at most 16 MB").wait_for()
     monkeypatch.setattr("qkv.studio.models.inputs.MAX_FILE_BYTES", 2**20)
-    said = asked(page, "/api/models/look", {"model": "qkv:digits", "file": "A" * 2**22})
-    assert said == (400, '{"error":"an image may have at most 1 MB, got 3 MB"}')
+    text = post_json(page, "/api/models/look", {"model": "qkv:digits", "file": "A" * 2**22})
+    assert text == (400, '{"error":"an image may have at most 1 MB, got 3 MB"}')
     visitor.errors.clear()
 
 
@@ -161,11 +161,11 @@ def test_models_are_opened_only_by_id(place, folders, visit):
     visitor = visit(place)
     page = visitor.go("playground")
     for name in ("../../etc/passwd", str(folders / "gpt"), "run:../models/gpt", "qkv:../digits", "folder:0"):
-        status, said = asked(page, "/api/models/open", {"model": name})
-        assert status == 404 and "there is no model" in json.loads(said)["error"]
-    assert asked(page, "/api/models/window", {"look": "none", "layer": 0, "head": 0, "size": 64})[0] == 404
-    assert asked(page, "/api/models/open", {"model": ["qkv:digits"]})[0] == 400
-    assert asked(page, "/api/models/open", {})[0] == 400
+        status, text = post_json(page, "/api/models/open", {"model": name})
+        assert status == 404 and "there is no model" in json.loads(text)["error"]
+    assert post_json(page, "/api/models/window", {"look": "none", "layer": 0, "head": 0, "size": 64})[0] == 404
+    assert post_json(page, "/api/models/open", {"model": ["qkv:digits"]})[0] == 400
+    assert post_json(page, "/api/models/open", {})[0] == 400
     visitor.errors.clear()
 
 
@@ -208,13 +208,14 @@ def test_a_model_with_nan_predictions_says_so(tmp_path):
     for part in ("norm", "blocks.0"):
         model = GPT(GPTConfig(vocab_size=len(WORDS), max_length=16, dim=32, layers=2, heads=4))
         with torch.no_grad():
-            next(model.get_submodule(part).parameters()).fill_(float("nan"))
+            for parameter in model.get_submodule(part).parameters():
+                parameter.fill_(float("nan"))
         model.extra_files["tokenizer.json"] = make_tokenizer()
         model.save(tmp_path / part)
         looks = LookStore(ModelStore(tmp_path / "none", (tmp_path / part,)))
         look = looks.look({"model": find_id(looks, part), "text": TEXT})
-        said = json.loads(json.dumps([look_json(look), head_types_json(look)], allow_nan=False))[0]["predictions"]
-        assert said["kind"] == "none" and "predictions are not numbers (NaN)" in said["why"]
+        text = json.loads(json.dumps([look_json(look), head_types_json(look)], allow_nan=False))[0]["predictions"]
+        assert text["kind"] == "none" and "predictions are not numbers (NaN)" in text["why"]
         json.dumps(look_json(looks.intervene({"look": look.id, "ablate": ["1.0"]})), allow_nan=False)
 
 
@@ -264,8 +265,8 @@ def test_bad_image_files_are_refused_with_one_sentence(looks):
         + struct.pack(">II", 30000, 30000)
         + bytes([8, 0, 0, 0, 0])
     )
-    for content, said in {b"GIF89a": "not an image that can be read", bomb + bytes(4): "pixels|not an image"}.items():
-        with pytest.raises(ValueError, match=said):
+    for content, text in {b"GIF89a": "not an image that can be read", bomb + bytes(4): "pixels|not an image"}.items():
+        with pytest.raises(ValueError, match=text):
             looks.look({**model, "file": base64.b64encode(content).decode()})
     with pytest.raises(ValueError, match="must be sent as base64"):
         looks.look({**model, "file": "***"})
@@ -307,20 +308,20 @@ def test_a_sweep_lets_other_requests_use_the_model_between_two_heads(looks, monk
     api = models.ModelsApi(studio)
     api.looks = looks
     look = looks.look({"model": find_id(looks, "gpt"), "text": TEXT})
-    begun, taken = threading.Event(), threading.Event()
+    started, taken = threading.Event(), threading.Event()
 
     def other():
-        begun.wait(10)
+        started.wait(10)
         with look.loaded.lock:
             taken.set()
 
     def swept(model, inputs, progress):
-        begun.set()
+        started.set()
         while not taken.is_set() and len(turns) < 5000:
             turns.append(progress(1, 2))
         raise ValueError("others had their turn" if taken.is_set() else "nobody had a turn")
 
-    monkeypatch.setattr(models, "sweep", swept)
+    monkeypatch.setattr(models, "ablation_sweep", swept)
     thread = threading.Thread(target=other)
     thread.start()
     job = studio.jobs.get(api.sweep({"look": look.id})["job"])

@@ -61,10 +61,10 @@ def test_a_dropped_recording_is_played_and_its_transcript_is_aligned(place, visi
     page.get_by_test_id("transcript").wait_for()
     page.locator("input[type=file]").set_input_files(file)
     page.get_by_text("sample.wav", exact=True).wait_for()
-    seen = prepare_input(SPOKEN, str(file))
+    prepared = prepare_input(SPOKEN, str(file))
     with torch.no_grad():
-        logits = seen.model(seen.inputs)
-    words = [seen.token(label) for label in ctc_greedy_decode(logits)[0]]
+        logits = prepared.model(prepared.inputs)
+    words = [prepared.token(label) for label in ctc_greedy_decode(logits)[0]]
     expect(page.get_by_test_id("transcript")).to_have_text(f"transcript: {' '.join(words)}")
     player = page.get_by_label("The recording", exact=True)
     page.wait_for_function("() => document.querySelector('audio').readyState === 4")
@@ -101,16 +101,16 @@ def test_comparing_two_models_shows_the_numbers_of_the_library(page, folders, id
     expect(reproduce).to_contain_text("print(qkv.interp.compare(trace, other.trace()))")
     page.get_by_test_id("map").first.focus()
     page.keyboard.press("x")
-    seen = prepare_input(folders / "gpt", TEXT)
-    with intervene(seen.model, mask_edges=[(1, 3, 8, 4)]):
-        found = compare(seen.trace(), two)
+    prepared = prepare_input(folders / "gpt", TEXT)
+    with intervene(prepared.model, mask_edges=[(1, 3, 8, 4)]):
+        found = compare(prepared.trace(), two)
     numbers = [f"{number:.4f}" for number in (found.mean, found.matched, found.table[1][3])]
     expect(card.locator("dd")).to_have_text(numbers)  # what is shown is compared
-    expect(reproduce).to_contain_text("with qkv.interp.change(seen.model, **changes):")
+    expect(reproduce).to_contain_text("with qkv.interp.intervene(prepared.model, **interventions):")
 
 
 def test_the_rollout_is_reached_by_keys_and_shows_the_numbers_of_the_library(page, folders):
-    page.locator('[data-head="rollout"]').wait_for()  # it comes after the map
+    page.locator('[data-head="-1.0"]').wait_for()  # it comes after the map
     page.locator('[data-head="1.3"]').focus()
     page.keyboard.press("ArrowDown")
     wait_for_head(page, -1, 0)
@@ -130,16 +130,16 @@ def test_a_link_restores_the_zoomed_window(page):
 
 
 def test_scale_and_a_masked_edge_by_keys_have_the_effect_of_the_library(page, folders):
-    seen = prepare_input(folders / "gpt", TEXT)
-    own = seen.trace().layers[1].scale
+    prepared = prepare_input(folders / "gpt", TEXT)
+    own = prepared.trace().layers[1].scale
     page.get_by_label("Scale β as a multiple of the model's").focus()
     for _ in range(4):
         page.keyboard.press("ArrowRight")  # a quarter of a doubling each
-    turned = measure_effect(seen.model, seen.inputs, scale={(1, 3): 2 * own})
+    turned = measure_effect(prepared.model, prepared.inputs, scale={(1, 3): 2 * own})
     expect(page.get_by_test_id("effect")).to_contain_text(f"{turned.kl:.6f} nats")
     page.get_by_test_id("map").focus()
     page.keyboard.press("x")
-    both = measure_effect(seen.model, seen.inputs, scale={(1, 3): 2 * own}, mask_edges=[(1, 3, 8, 4)])
+    both = measure_effect(prepared.model, prepared.inputs, scale={(1, 3): 2 * own}, mask_edges=[(1, 3, 8, 4)])
     expect(page.get_by_test_id("effect")).to_contain_text(f"{both.kl:.6f} nats")
     expect(page.get_by_test_id("reproduce")).to_contain_text("--scale 1.3=x2 --mask-edge 1.3:8:4")
     page.get_by_role("button", name="undo all").click()
@@ -148,8 +148,8 @@ def test_scale_and_a_masked_edge_by_keys_have_the_effect_of_the_library(page, fo
 
 def test_ablation_sweep_shows_the_numbers_of_the_library(page, folders):
     page.get_by_role("button", name="ablate each head in turn").click()
-    seen = prepare_input(folders / "gpt", TEXT)
-    found = ablation_sweep(seen.model, seen.inputs)
+    prepared = prepare_input(folders / "gpt", TEXT)
+    found = ablation_sweep(prepared.model, prepared.inputs)
     costs = sorted((cost for row in found.table for cost in row if cost is not None), reverse=True)
     listed = page.locator("ol li .number")
     expect(listed).to_have_text([f"{cost:.4f}" for cost in costs[:5]])

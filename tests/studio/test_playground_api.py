@@ -124,9 +124,9 @@ def test_describe_weights_says_what_to_notice(change, begins):
 
 
 def test_derivation_explains_a_number():
-    told = plain("derivation", {**THREE, "step": "scores", "row": 0, "column": 0})
-    assert (told["name"], told["lines"]) == ("S[1,1]", ["1·3 + 3·(-1/2)", "= 3/2", "≈ 1.5"])
-    assert told["sources"] == ["queries-1-1", "queries-1-2", "keys-1-1", "keys-1-2"]
+    derivation = plain("derivation", {**THREE, "step": "scores", "row": 0, "column": 0})
+    assert (derivation["name"], derivation["lines"]) == ("S[1,1]", ["1·3 + 3·(-1/2)", "= 3/2", "≈ 1.5"])
+    assert derivation["sources"] == ["queries-1-1", "queries-1-2", "keys-1-1", "keys-1-2"]
 
 
 CHANGES = [
@@ -148,12 +148,12 @@ def test_reproduce_prints_the_same_numbers(change):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert run([*shlex.split(again["command"])[1:], "--json"]) == 0
-    said = json.loads(printed.getvalue())
-    np.testing.assert_allclose(said["output"]["decimal"], found["output"], 0, 1e-12)
+    solution = json.loads(printed.getvalue())
+    np.testing.assert_allclose(solution["output"]["decimal"], found["output"], 0, 1e-12)
     scope: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(again["python"], scope)  # the lines are ours: a person would paste them
-    assert scope["solution"].output.decimal == said["output"]["decimal"]
+    assert scope["solution"].output.decimal == solution["output"]["decimal"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from qkv.training.recipes import get_recipe
 def run(tmp_path_factory) -> Path:
     """A run that has a checkpoint, as one that goes on has."""
     place = tmp_path_factory.mktemp("runs") / "vit-digits-1"
-    run_recipe("vit-digits", {"model.widths": [8]}, model="mlp", seed=1, steps=3, folder=place)
+    run_recipe("vit-digits", {"model.hidden_sizes": [8]}, model="mlp", seed=1, steps=3, folder=place)
     status = json.loads((place / "run.json").read_text())
     (place / "run.json").write_text(json.dumps({**status, "finished": False}))
     (place / "samples.json").unlink()
@@ -31,12 +31,12 @@ def run(tmp_path_factory) -> Path:
 
 
 def test_sample_checkpoint_sends_the_rows_of_the_library(run):
-    said: list[dict[str, Any]] = []
-    sample_checkpoint({"folder": str(run)}, lambda **message: said.append(message))
+    messages: list[dict[str, Any]] = []
+    sample_checkpoint({"folder": str(run)}, lambda **message: messages.append(message))
     step = CheckpointStore(run).steps()[-1]
     recipe = open_run(run).config
     rows = get_recipe(recipe.recipe).build(recipe).samples(load_checkpoint(CheckpointStore(run).path(step)).eval())
-    assert said == [{"stage": "train", "step": step, "samples": rows}] and len(rows) > 5
+    assert messages == [{"stage": "train", "step": step, "samples": rows}] and len(rows) > 5
     assert newest_checkpoint({"train": run}) == f"train {step}"
 
 
@@ -68,11 +68,11 @@ def test_a_run_with_the_name_of_a_deleted_one_has_no_samples_of_it(tmp_path):
 
 def test_runs_page_shows_samples_of_new_checkpoints(serving, visit, run, monkeypatch):
     step = CheckpointStore(run).steps()[-1]
-    told = iter([(step, "<b>early</b>"), (step + 7, "later")])
+    answers = iter([(step, "<b>early</b>"), (step + 7, "later")])
 
     def request(self: Worker, request: dict[str, Any], **_: Any) -> Any:
         assert Path(request["folder"]) == run.resolve()
-        now, words = next(told)
+        now, words = next(answers)
         yield {"stage": "train", "step": now, "samples": [{"begins": "to", "goes on": words}]}
 
     monkeypatch.setattr(Worker, "request", request)

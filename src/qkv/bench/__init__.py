@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from qkv.bench.report import BenchmarkReport, BenchmarkResult
 
-OnNote = Callable[[str], None]  # is told what is being measured
+OnNote = Callable[[str], None]  # gets a line about what is being measured
 Benchmark = Callable[[bool, OnNote], BenchmarkResult]
 
 # name: function(quick, on_note) -> BenchmarkResult; imported only when it runs

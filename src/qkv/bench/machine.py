@@ -44,7 +44,7 @@ class Machine:
 
 
 def measure_machine(device: torch.device, on_note: Callable[[str], None] = lambda _: None) -> Machine:
-    """Describe the machine and measure its speed; `on_note` is told what is being measured."""
+    """Describe the machine and measure its speed; `on_note` gets a line about what is being measured."""
     speeds = []
     for name in DTYPES:
         on_note(f"measuring {name}")

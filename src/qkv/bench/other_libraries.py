@@ -48,7 +48,7 @@ class ImageClassifier(nn.Module):
         return self.head(self.encoder(x)[:, 0])
 
 
-class LanguageModel(nn.Module):
+class TextModel(nn.Module):
     """A GPT around any causal encoder."""
 
     def __init__(self, encoder: nn.Module, dim: int = 256) -> None:
@@ -178,9 +178,9 @@ VITS: dict[str, Builder] = {
 GPTS: dict[str, Builder] = {
     "qkv": lambda: GPT(GPTConfig(vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)),
     "transformers": lambda: LogitsOnly(hf_gpt(tie_word_embeddings=False, use_cache=False)),
-    "torch.nn.TransformerEncoder": lambda: LanguageModel(TorchEncoder(256, 4, 8, causal=True)),
+    "torch.nn.TransformerEncoder": lambda: TextModel(TorchEncoder(256, 4, 8, causal=True)),
     "x-transformers": x_transformers_gpt,
-    "plain PyTorch": lambda: LanguageModel(plain_encoder(256, 4, 8, causal=True)),
+    "plain PyTorch": lambda: TextModel(plain_encoder(256, 4, 8, causal=True)),
 }
 
 

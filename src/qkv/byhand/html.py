@@ -6,12 +6,12 @@ from fractions import Fraction
 from html import escape
 from pathlib import Path
 
+from qkv._html import document
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.numbers import Number, format_decimal, to_text
 from qkv.byhand.solution import Solution
 from qkv.byhand.steps import SolutionStep, StepCell, describe_agreement, describe_setting, explain_steps, given_matrices
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 MAX_EXACT = 12  # characters of an exact number that fits well into a cell
 
 
@@ -20,30 +20,11 @@ def html_page(solution: Solution, places: int = 4) -> str:
     here = Path(__file__)
     style = here.with_name("page.css").read_text("utf-8")
     script = here.with_name("page.js").read_text("utf-8")
-    title = escape(solution.problem.title or "Attention by hand")
+    title = solution.problem.title or "Attention by hand"
     body = "\n".join(_body(solution, places))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p class="setting">{escape(describe_setting(solution))}</p>
-{body}
-</main>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    setting = f'<p class="setting">{escape(describe_setting(solution))}</p>'
+    main = f"<main>\n<h1>{escape(title)}</h1>\n{setting}\n{body}\n</main>"
+    return document(title, main, style=style, script=script)
 
 
 def _body(solution: Solution, places: int) -> Iterator[str]:

@@ -179,31 +179,31 @@ class _Verifier:
         wrong = [remark for remark in remarks if not remark.accepted]
         return Verification(not wrong, float(self.tolerance), wrong[0] if wrong else None, tuple(checks))
 
-    def own_numbers(self, given: AnswerStep) -> BoundedTable:
+    def own_numbers(self, answer: AnswerStep) -> BoundedTable:
         """The person's numbers to continue with; −∞ of a masked score is replaced by the score."""
-        exact = self.exact[given.step].values
+        exact = self.exact[answer.step].values
         values = [
-            [exact[i][j] if self.is_masked(given, i, j) else value for j, value in enumerate(row)]
-            for i, row in enumerate(given.values)
+            [exact[i][j] if self.is_masked(answer, i, j) else value for j, value in enumerate(row)]
+            for i, row in enumerate(answer.values)
         ]
-        return BoundedTable(values, given.error)
+        return BoundedTable(values, answer.error)
 
-    def is_masked(self, given: AnswerStep, i: int, j: int) -> bool:
+    def is_masked(self, answer: AnswerStep, i: int, j: int) -> bool:
         mask = self.problem.mask
-        if given.step not in ("scores", "scaled") or mask is None or mask[i % len(mask)][j]:
+        if answer.step not in ("scores", "scaled") or mask is None or mask[i % len(mask)][j]:
             return False
-        return _stands_for_minus_infinity(given.texts[i][j])
+        return _stands_for_minus_infinity(answer.texts[i][j])
 
-    def check_step(self, given: AnswerStep, carried: BoundedTable) -> StepCheck:
+    def check_step(self, answer: AnswerStep, carried: BoundedTable) -> StepCheck:
         """Judge one step against the exact numbers and against `carried`, what follows from the person's own."""
         statuses: dict[tuple[int, int], Status] = {
-            (i, j): self.status(given, carried, i, j) for i, row in enumerate(given.values) for j in range(len(row))
+            (i, j): self.status(answer, carried, i, j) for i, row in enumerate(answer.values) for j in range(len(row))
         }
-        remarks = self.remarks(given, carried, statuses)
-        if given.transposed:
-            a, b = len(given.values), len(given.values[0])
+        remarks = self.remarks(answer, carried, statuses)
+        if answer.transposed:
+            a, b = len(answer.values), len(answer.values[0])
             shapes = (f"{b}×{a}", f"{a}×{b}") if self.columns else (f"{a}×{b}", f"{b}×{a}")
-            remarks = [Remark(given.step, 0, 0, *shapes, "slip", TRANSPOSED, False), *remarks]
+            remarks = [Remark(answer.step, 0, 0, *shapes, "slip", TRANSPOSED, False), *remarks]
         wrong = any(not remark.accepted for remark in remarks)
         self.slipped = self.slipped or wrong
         found = list(statuses.values())
@@ -218,65 +218,65 @@ class _Verifier:
             verdict = "rounded"
         elif follows:
             verdict = "follows"
-        return StepCheck(given.step, verdict, right, follows, rounded, slips, tuple(remarks))
+        return StepCheck(answer.step, verdict, right, follows, rounded, slips, tuple(remarks))
 
-    def status(self, given: AnswerStep, carried: BoundedTable, i: int, j: int) -> Status:
-        value, error = given.values[i][j], given.error[i][j]
-        if self.is_masked(given, i, j) or _is_close(value, self.exact[given.step].values[i][j], error):
+    def status(self, answer: AnswerStep, carried: BoundedTable, i: int, j: int) -> Status:
+        value, error = answer.values[i][j], answer.error[i][j]
+        if self.is_masked(answer, i, j) or _is_close(value, self.exact[answer.step].values[i][j], error):
             return "right"
         if _is_close(value, carried.values[i][j], error + carried.error[i][j]):
             return "follows" if self.slipped else "rounded"
         return "slip"
 
     def remarks(
-        self, given: AnswerStep, carried: BoundedTable, statuses: Mapping[tuple[int, int], Status]
+        self, answer: AnswerStep, carried: BoundedTable, statuses: Mapping[tuple[int, int], Status]
     ) -> list[Remark]:
         """One remark for a mistake that explains the whole table, else one for each wrong number."""
         slips = [cell for cell, status in statuses.items() if status == "slip"]
         rounded = [cell for cell, status in statuses.items() if status == "rounded"]
         remarks = []
         if rounded:
-            worst = max(rounded, key=lambda cell: self.difference(given, *cell))
-            remarks.append(self.rounding_remark(given, *worst, self.name_rounding(given)))
+            worst = max(rounded, key=lambda cell: self.difference(answer, *cell))
+            remarks.append(self.rounding_remark(answer, *worst, self.name_rounding(answer)))
         if not slips:
             return remarks
-        single = self.cell_mistake(given, carried, *slips[0]) if len(slips) == 1 else ""
-        mistake = None if single else self.table_mistake(given, carried, slips)
+        single = self.cell_mistake(answer, carried, *slips[0]) if len(slips) == 1 else ""
+        mistake = None if single else self.table_mistake(answer, carried, slips)
         if mistake is None:
-            names = {cell: self.cell_mistake(given, carried, *cell) for cell in slips}
-            return [*remarks, *(self.slip_remark(given, carried, *cell, name) for cell, name in names.items())]
+            names = {cell: self.cell_mistake(answer, carried, *cell) for cell in slips}
+            return [*remarks, *(self.slip_remark(answer, carried, *cell, name) for cell, name in names.items())]
         if mistake.rounding:
-            worst = max(slips, key=lambda cell: self.difference(given, *cell))
-            return [*remarks, self.rounding_remark(given, *worst, mistake.name)]
-        return [*remarks, self.slip_remark(given, carried, *slips[0], mistake.name)]
+            worst = max(slips, key=lambda cell: self.difference(answer, *cell))
+            return [*remarks, self.rounding_remark(answer, *worst, mistake.name)]
+        return [*remarks, self.slip_remark(answer, carried, *slips[0], mistake.name)]
 
-    def table_mistake(self, given: AnswerStep, carried: BoundedTable, slips: list[tuple[int, int]]) -> Mistake | None:
+    def table_mistake(self, answer: AnswerStep, carried: BoundedTable, slips: list[tuple[int, int]]) -> Mistake | None:
         """The first known mistake that explains every wrong number and contradicts none of the others."""
-        steps: Steps = {**self.exact, **self.own, given.step: carried}
-        for mistake in possible_mistakes(self.problem, given.step, steps, self.answer):
-            if (len(mistake.values), len(mistake.values[0])) != (len(given.values), len(given.values[0])):
+        steps: Steps = {**self.exact, **self.own, answer.step: carried}
+        for mistake in possible_mistakes(self.problem, answer.step, steps, self.answer):
+            if (len(mistake.values), len(mistake.values[0])) != (len(answer.values), len(answer.values[0])):
                 continue
-            if all(self.explains(mistake, given, i, j) for i, j in slips) and all(
-                self.explains(mistake, given, i, j)
-                or _is_close(value, carried.values[i][j], given.error[i][j] + carried.error[i][j])
-                for i, row in enumerate(given.values)
+            if all(self.explains(mistake, answer, i, j) for i, j in slips) and all(
+                self.explains(mistake, answer, i, j)
+                or _is_close(value, carried.values[i][j], answer.error[i][j] + carried.error[i][j])
+                for i, row in enumerate(answer.values)
                 for j, value in enumerate(row)
             ):
                 return mistake
         return None
 
-    def explains(self, mistake: Mistake, given: AnswerStep, i: int, j: int) -> bool:
+    def explains(self, mistake: Mistake, answer: AnswerStep, i: int, j: int) -> bool:
         """A whole unit of the last digit is allowed: the person may also have truncated instead of rounded."""
-        error = given.error[i][j] * (1 if mistake.rounding else 2)
-        return _is_close(given.values[i][j], mistake.values[i][j], error)
+        error = answer.error[i][j] * (1 if mistake.rounding else 2)
+        return _is_close(answer.values[i][j], mistake.values[i][j], error)
 
-    def cell_mistake(self, given: AnswerStep, carried: BoundedTable, i: int, j: int) -> str:
+    def cell_mistake(self, answer: AnswerStep, carried: BoundedTable, i: int, j: int) -> str:
         """The likely mistake in one number alone; "" if none is known."""
-        value, error, right = given.values[i][j], given.error[i][j], carried.values[i][j]
-        if given.step != "weights" and _is_close(value, -right, error) and right:
+        value, error, right = answer.values[i][j], answer.error[i][j], carried.values[i][j]
+        if answer.step != "weights" and _is_close(value, -right, error) and right:
             return LOST_SIGN if right < 0 else "a minus sign too many"
         with localcontext(CONTEXT):
-            for a, b in dot_product_terms(self.problem, given.step, {**self.exact, **self.own}, i, j):
+            for a, b in dot_product_terms(self.problem, answer.step, {**self.exact, **self.own}, i, j):
                 product = f"{_factor(b)}·{_factor(a)}" if self.columns else f"{_factor(a)}·{_factor(b)}"
                 if a * b and _is_close(value, right - 2 * a * b, error):
                     if min(a, b) < 0:
@@ -284,36 +284,36 @@ class _Verifier:
                     return f"the product {product} has the wrong sign"
                 if a * b and _is_close(value, right - a * b, error):
                     return f"the product {product} was left out"
-        if error and abs(value) < abs(self.exact[given.step].values[i][j]) and _is_close(value, right, 2 * error):
+        if error and abs(value) < abs(self.exact[answer.step].values[i][j]) and _is_close(value, right, 2 * error):
             return "cut off instead of rounded in the last digit"
         return ""
 
-    def name_rounding(self, given: AnswerStep) -> str:
+    def name_rounding(self, answer: AnswerStep) -> str:
         """Which of the person's own numbers were rounded, and how coarsely."""
-        earlier = [self.answer[step] for step in INPUTS if step in self.answer and step in _earlier_steps(given.step)]
+        earlier = [self.answer[step] for step in INPUTS if step in self.answer and step in _earlier_steps(answer.step)]
         rounded = [table for table in earlier if any(error for row in table.error for error in row)]
         if not rounded:
-            return describe_rounding("numbers", given.places, "this step")
+            return describe_rounding("numbers", answer.places, "this step")
         last = rounded[-1]
         return describe_rounding(last.step, last.places, _describe_next_step(last.step))
 
-    def difference(self, given: AnswerStep, i: int, j: int) -> Decimal:
-        return abs(given.values[i][j] - self.exact[given.step].values[i][j])
+    def difference(self, answer: AnswerStep, i: int, j: int) -> Decimal:
+        return abs(answer.values[i][j] - self.exact[answer.step].values[i][j])
 
-    def rounding_remark(self, given: AnswerStep, i: int, j: int, name: str) -> Remark:
-        difference = self.difference(given, i, j)
-        accepted = difference <= self.tolerance + given.error[i][j]
+    def rounding_remark(self, answer: AnswerStep, i: int, j: int, name: str) -> Remark:
+        difference = self.difference(answer, i, j)
+        accepted = difference <= self.tolerance + answer.error[i][j]
         verdict = "accepted" if accepted else "too far"
         name = f"{name} (off by {format_digits(difference, 2)}; {verdict}: up to {format_digits(self.tolerance, 3)} is)"
-        expected, got = self.expected(given.step, i, j), given.texts[i][j]
-        return Remark(given.step, *self.place(i, j), expected, got, "rounding", name, accepted)
+        expected, got = self.expected(answer.step, i, j), answer.texts[i][j]
+        return Remark(answer.step, *self.place(i, j), expected, got, "rounding", name, accepted)
 
-    def slip_remark(self, given: AnswerStep, carried: BoundedTable, i: int, j: int, name: str) -> Remark:
-        expected = self.expected(given.step, i, j)
-        if not _is_close(carried.values[i][j], self.exact[given.step].values[i][j], carried.error[i][j]):
+    def slip_remark(self, answer: AnswerStep, carried: BoundedTable, i: int, j: int, name: str) -> Remark:
+        expected = self.expected(answer.step, i, j)
+        if not _is_close(carried.values[i][j], self.exact[answer.step].values[i][j], carried.error[i][j]):
             expected = f"{format_decimal(carried.values[i][j])} (from your own numbers before it)"
-        accepted = name.startswith("cut off") and self.difference(given, i, j) <= self.tolerance
-        return Remark(given.step, *self.place(i, j), expected, given.texts[i][j], "slip", name, accepted)
+        accepted = name.startswith("cut off") and self.difference(answer, i, j) <= self.tolerance
+        return Remark(answer.step, *self.place(i, j), expected, answer.texts[i][j], "slip", name, accepted)
 
     def expected(self, step: str, i: int, j: int) -> str:
         number = self.solution[step][i][j]

@@ -92,6 +92,13 @@ class Finding:
     family: str | None = None
 
 
+def judge(check: str, score: float, limit: float, evidence: str, hint: str, family: str) -> Finding:
+    """A finding that passes if the score is at most the limit, and else fails with a hint; a NaN score fails."""
+    if score <= limit:
+        return Finding(check, "pass", score, evidence)
+    return Finding(check, "fail", score, evidence, hint, family)
+
+
 @dataclass(frozen=True)
 class Report:
     """All findings about one implementation.

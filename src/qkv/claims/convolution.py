@@ -149,6 +149,11 @@ def cut_and_multiply(images: Tensor, weight: Tensor, bias: Tensor, patch: int, o
     return torch.stack(cut, 1) @ weight.flatten(1).mT + bias
 
 
+def shift_image(x: Tensor) -> Tensor:
+    """An image (or patches) moved by one row and two columns, around the border."""
+    return x.roll((1, 2), dims=(2, 3))
+
+
 def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> ExperimentResult:
     dim, num_patches = 8, side * side
     blocks = lab.build(lambda: nn.ModuleList(Block(BlockConfig(dim=dim, heads=2, mlp_dim=16)) for _ in range(layers)))
@@ -169,9 +174,6 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
             y = torch.tanh(convolution(y))
         return y
 
-    def tokens_at(y: Tensor) -> Tensor:
-        return y.roll((1, 2), dims=(2, 3))
-
     reached: dict[str, list[float]] = {"ViT": [], "CNN": []}
     maps = {}
     with lab.inside_layers():
@@ -180,35 +182,36 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
                 y = x.clone().requires_grad_()
                 out = run(y, depth)[0, :, center, center]
                 (found,) = torch.autograd.grad(out @ lab.draw(dim), y)
-                seen = found.norm(dim=1)[0]
-                reached[name].append(float((seen > 0).double().mean()))
-                maps.setdefault(name, (seen / seen.max()).sqrt())
+                influence = found.norm(dim=1)[0]
+                reached[name].append(float((influence > 0).double().mean()))
+                maps.setdefault(name, (influence / influence.max()).sqrt())
     with lab.inside_layers(), torch.no_grad():
         framed = F.pad(x, (kernel,) * 4)
-        found, target = through_convolutions(tokens_at(framed), 1), tokens_at(through_convolutions(framed, 1))
+        moved, expected = through_convolutions(shift_image(framed), 1), shift_image(through_convolutions(framed, 1))
         inside = slice(2 + kernel // 2, framed.shape[-1] - kernel // 2)  # affected by neither the border nor the roll
-        cnn_gap = max_diff(found[..., inside, inside], target[..., inside, inside])
-        vit_gap = max_diff(through_blocks(tokens_at(x), layers), tokens_at(through_blocks(x, layers)))
+        cnn_error = max_diff(moved[..., inside, inside], expected[..., inside, inside])
+        vit_error = max_diff(through_blocks(shift_image(x), layers), shift_image(through_blocks(x, layers)))
         table = lab.draw(1, dim, side, side)
-        placed = max_diff(through_blocks(tokens_at(x) + table, layers), tokens_at(through_blocks(x + table, layers)))
+        with_positions = through_blocks(shift_image(x) + table, layers)
+        vit_error_with_positions = max_diff(with_positions, shift_image(through_blocks(x + table, layers)))
     reaches = [depth * (kernel // 2) for depth in range(1, layers + 1)]
     squares = [(min(reach, center) + 1 + min(reach, side - 1 - center)) ** 2 / num_patches for reach in reaches]
-    off = max(abs(a - b) for a, b in zip(reached["CNN"], squares, strict=True))
+    error = max(abs(a - b) for a, b in zip(reached["CNN"], squares, strict=True))
     return ExperimentResult(
         {
             "ViT: share of patches reached in one layer": reached["ViT"][0],
             **{f"CNN: share reached in {i + 1} layers": share for i, share in enumerate(reached["CNN"])},
-            "CNN: shift and convolve − convolve and shift (inside)": cnn_gap,
-            "ViT without positions: the same, by whole patches": vit_gap,
-            "ViT with learned positions: the same": placed,
+            "CNN: shift and convolve − convolve and shift (inside)": cnn_error,
+            "ViT without positions: the same, by whole patches": vit_error,
+            "ViT with learned positions: the same": vit_error_with_positions,
         },
         (
             near("a ViT layer reaches every patch", reached["ViT"][0], 1.0, 0.0),
-            at_most("a CNN's field grows by its kernel: off by", off, 1e-12),
+            at_most("a CNN's field grows by its kernel: off by", error, 1e-12),
             at_most("a CNN of one layer does not see all", reached["CNN"][0], 0.5),
-            equal("a CNN is translation-equivariant", cnn_gap),
-            equal("a ViT without positions too, by whole patches", vit_gap),
-            at_least("with positions it does not", placed, 1e-3, "control"),
+            equal("a CNN is translation-equivariant", cnn_error),
+            equal("a ViT without positions too, by whole patches", vit_error),
+            at_least("with positions it is not", vit_error_with_positions, 1e-3, "control"),
         ),
         (
             Lines(

@@ -23,13 +23,13 @@ TICK = 1e-6  # seconds: the resolution of processor time
 def cost(lab: Lab, shortest: int, dim: int, repeats: int) -> ExperimentResult:
     lengths = [shortest, 2 * shortest, 4 * shortest]
 
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return lab.attention(q, k, v, return_weights=True)
 
     def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return lab.attention(q, k, v, bias=torch.zeros(q.shape[-2], k.shape[-2]))
 
-    runs: dict[str, Callable[..., Tensor]] = {"plain": plain, "fused": lab.attention, "fused, full mask": masked}
+    runs: dict[str, Callable[..., object]] = {"plain": plain, "fused": lab.attention, "fused, full mask": masked}
     memory: dict[str, list[float]] = {name: [] for name in runs}
     seconds: dict[str, list[float]] = {"plain": [], "fused": []}
     operations: list[float] = []

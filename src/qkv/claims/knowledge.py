@@ -145,11 +145,7 @@ def made_up(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResult:
     confident = float((kinds["withheld"] > 0.5).double().mean())
     thresholds = [0.0, 0.3, 0.5, 0.7, 0.9, 0.97]
     asked = torch.cat((kinds["right"], kinds["wrong"], kinds["withheld"]))
-    curve = []
-    for threshold in thresholds:
-        answered = int((asked >= threshold).sum())
-        good = int((kinds["right"] >= threshold).sum())
-        curve.append((answered / len(asked), good / max(answered, 1)))
+    curve = [coverage_and_precision(asked, kinds["right"], threshold) for threshold in thresholds]
     look_up = len(kinds["right"]) + len(kinds["wrong"])
     return ExperimentResult(
         {
@@ -191,6 +187,12 @@ def made_up(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResult:
             ),
         ),
     )
+
+
+def coverage_and_precision(asked: Tensor, right: Tensor, threshold: float) -> tuple[float, float]:
+    """The share of questions answered above a confidence threshold, and the share of right ones among them."""
+    answered = int((asked >= threshold).sum())
+    return answered / len(asked), int((right >= threshold).sum()) / max(answered, 1)
 
 
 def median(values: Tensor) -> float:

@@ -40,7 +40,7 @@ def byhand(
     v: MatrixText = None,
     heads: int | None = None,
     scale: ScaleText = None,
-    causal: bool | None = None,
+    causal: Annotated[bool | None, Parameter(negative="--no-causal")] = None,
     mask: MatrixText = None,
     positions: MatrixText = None,
     convention: Literal["rows", "columns"] | None = None,
@@ -97,7 +97,7 @@ def byhand(
     scale
         Multiplies the scores (β in textbooks): 1/√d if not given, 1 for no scale; also 1/2, 0.3 or "1/sqrt(2)".
     causal
-        Each token attends to itself and to earlier tokens only.
+        Each token attends to itself and to earlier tokens only; --no-causal undoes it in an example or file.
     mask
         1 where a query may attend to a key, 0 where not; shaped as the scores.
     positions

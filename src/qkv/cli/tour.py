@@ -41,7 +41,7 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
     steps
         Number of training steps; 0 skips the training.
     folder
-        The run's directory, with its report; a new one in runs/ if not given.
+        The run's folder, with its report; a new one in runs/ if not given.
     json
         Print the results as JSON; the run is then kept only if a folder is given.
     """
@@ -152,12 +152,12 @@ def check_layer() -> dict[str, Any]:
     from qkv.check import run
 
     report = run(LAYER)
-    shown = [vars(finding) for finding in report.findings if finding.verdict in ("fail", "warn")]
+    problems = [vars(finding) for finding in report.findings if finding.verdict in ("fail", "warn")]
     counts = dict.fromkeys(("pass", "described", "fail"), 0)
     for finding in report.findings:
         if finding.verdict in counts:
             counts[finding.verdict] += 1
-    return {"layer": LAYER, "kind": report.kind, "counts": counts, "shown": shown}
+    return {"layer": LAYER, "kind": report.kind, "counts": counts, "problems": problems}
 
 
 def _print_example(solved: dict[str, list[list[float]]]) -> None:
@@ -204,7 +204,7 @@ def _print_checked(checked: dict[str, Any]) -> None:
         f"[bold]4. A checked layer.[/bold] {checked['layer']} is {checked['kind']}: "
         f"{counts['pass']} checks pass, {counts['fail']} fail, {counts['described']} properties described."
     )
-    for finding in checked["shown"]:
+    for finding in checked["problems"]:
         out().print(f"  {finding['check']}: {finding['evidence']}", markup=False)
     out().print()
 

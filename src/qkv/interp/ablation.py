@@ -1,4 +1,4 @@
-"""Measure interventions: measure_effect of one, ablation_sweep over all heads, scale_sweep over all layers.
+"""Ablation: measure the effect of an intervention, sweep over all heads (ablation_sweep) or scales (scale_sweep).
 
 Axes: b batch · t tokens.
 """

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.interp.forward import AnalysisResult, Inputs, check_positions
-from qkv.interp.layers import TracedLayer, Piece
+from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights
 from qkv.interp.media_inputs import PatchGrid, image_grid
 from qkv.interp.model_parts import find_stack, head_values, trace_with_projections

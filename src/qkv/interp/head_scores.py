@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.interp.layers import TracedLayer, Stripe
+from qkv.interp.layers import Stripe, TracedLayer
 
 MAX_OFFSET = 16  # the largest distance that is tried for "offset"
 CONTENT_TYPES = ("duplicate-token", "induction")  # also corrected for what the head gives other keys at that distance

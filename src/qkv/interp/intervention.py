@@ -30,7 +30,6 @@ from qkv.interp.edited_attention import (
     edited_sdpa,
     edited_softmax,
 )
-from qkv.interp.recording.joining import TensorHolder
 from qkv.interp.recording.kernels import is_composite, run_decomposed
 from qkv.interp.recording.module_stack import ModuleStack, check_module_names
 from qkv.interp.recording.recorder import first_tensor
@@ -189,7 +188,6 @@ class ScoreWatcher(TorchDispatchMode):
     def __init__(self, modules: ModuleStack) -> None:
         super().__init__()
         parameters = modules.parameters
-        self._holder = TensorHolder()  # holds nothing; knows what an operator writes to
         self.finder = SoftmaxFinder(
             lambda source, values: None, lambda: modules.heads, lambda x: x.untyped_storage().data_ptr() in parameters
         )
@@ -201,10 +199,7 @@ class ScoreWatcher(TorchDispatchMode):
         if is_composite(func):
             with self:
                 return run_decomposed(func, *args, **kwargs)
-        written = self._holder.before(func, args, kwargs)
-        if written:
-            self.finder.forget(written, name, args[0] if args else None)
-        output = func(*args, **kwargs)
+        output = self.finder.run(name, func, args, kwargs)
         self.finder.after(name, args, kwargs, output)
         return output
 

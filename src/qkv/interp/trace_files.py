@@ -17,7 +17,7 @@ from torch import Tensor
 
 from qkv import __version__
 from qkv._files import atomic_folder, read_json
-from qkv.interp.layers import TracedLayer, Piece
+from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights, FusedWeights, LazyWeights, RelativeBias
 from qkv.models.folder import read_tensors
 from qkv.nn.masks import AndMask, BandMask, DenseMask, PaddingMask

@@ -34,7 +34,8 @@ def save(model: Model, target: str | Path) -> None:
     if TOKENIZER not in files and (older := Path(target) / TOKENIZER).is_file():
         files[TOKENIZER] = older.read_bytes()
     with atomic_folder(target, (CONFIG, WEIGHTS, *EXTRA_FILES)) as scratch:
-        save_file(get_untied_state(model), scratch / WEIGHTS)
+        tensors = {name: tensor.contiguous() for name, tensor in get_untied_state(model).items()}
+        save_file(tensors, scratch / WEIGHTS)
         write_extra_files(files, scratch)
         write_json(scratch / CONFIG, describe(model, _sha256(scratch / WEIGHTS)))
 
@@ -117,12 +118,12 @@ def _fill(model: Model, tensors: dict[str, torch.Tensor], where: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def get_untied_state(model: Model) -> dict[str, torch.Tensor]:
+def get_untied_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The state dict, with a tensor that has two names (tied embeddings) under the first name only."""
     state: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            state[name] = tensor.detach().contiguous()
+            state[name] = tensor.detach()
     return state

@@ -143,8 +143,10 @@ class PositionEmbedding(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t c"], positions: Positions, segments: Int[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t c"]:
-        """Args:
-        segments: the segment of each token, default 0.
+        """Add positions and segments to the token vectors x.
+
+        Args:
+            segments: the segment of each token, default 0.
         """
         if self.factor != 1.0:
             x = x * self.factor
@@ -209,9 +211,7 @@ class ConvStem(nn.Module):
         self.second = nn.Conv2d(channels, 2 * channels, (3, 3), stride=(2, 2), padding=(0, 1))
 
     def forward(self, frames: Float[Tensor, "b n f"]) -> Float[Tensor, "b t stem"]:
-        """Args:
-        frames: the context frames, then `frames_per_token` frames for each token.
-        """
+        """Token features from the context frames followed by `frames_per_token` frames for each token."""
         features = F.gelu(self.second(F.gelu(self.first(frames[:, None]))))
         return features.permute(0, 2, 1, 3).flatten(2).unfold(1, self.window, self.stride).flatten(2)
 

@@ -210,7 +210,7 @@ class Snapshot:
     ) -> None:
         self.model, self.state = model, state
         self.tensors = {
-            MODEL: _gather(untied_tensors(model), keep),
+            MODEL: _gather(model_folder.get_untied_state(model), keep),
             OPTIMIZER: _gather(optimizer_tensors(model, optimizers), keep),
         }
         if ema is not None:
@@ -227,17 +227,6 @@ class Snapshot:
         writer.write_json(STATE, self.state)
 
 
-def untied_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's tensors; a shared one under its first name only."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
-
-
 def read_state(path: Path) -> dict[str, Any]:
     """Read the state.json of a checkpoint."""
     return json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -247,7 +236,7 @@ def restore_tensors(
     path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: WeightEMA | None
 ) -> None:
     """Load model, optimizers and EMA from a checkpoint."""
-    saved, own = model_folder.read_tensors(path / MODEL), untied_tensors(model)
+    saved, own = model_folder.read_tensors(path / MODEL), model_folder.get_untied_state(model)
     _check_names(path / MODEL, saved, own)
     for name, tensor in saved.items():
         copy_into(own[name], tensor)
@@ -279,7 +268,7 @@ def load_checkpoint(source: str | Path, *, ema: bool = True) -> Model:
     path = find_checkpoint(source)
     model = model_folder.load(path, Model.registry)
     if ema and (path / EMA).is_file():
-        own = untied_tensors(model)
+        own = model_folder.get_untied_state(model)
         for name, tensor in model_folder.read_tensors(path / EMA).items():
             own[name].copy_(tensor)
     return model

@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.check.calling.functions import HEAD_DIM, HEADS
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
-from qkv.check.report import Finding
+from qkv.check.report import Finding, judge
 
 POLARITY_WORDS = {
     "true-attends": "True = may attend",
@@ -83,10 +83,8 @@ def _check_scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> F
     if promised is None:
         return Finding("scale", "described", None, evidence)
     score = abs(slope / promised - 1)
-    if score <= 0.01:
-        return Finding("scale", "pass", score, evidence)
     hint = f"multiply q·k by {promised:.4g}, once, before the softmax"
-    return Finding("scale", "fail", score, evidence, hint, "scale")
+    return judge("scale", score, 0.01, evidence, hint, "scale")
 
 
 def _check_head_independence(impl: Implementation, q: Tensor, k: Tensor) -> Finding:
@@ -102,10 +100,8 @@ def _check_head_independence(impl: Implementation, q: Tensor, k: Tensor) -> Find
     evidence = f"when head 1 changes, its output changes by {own:.2g}, that of other heads by {others:.2g}"
     if own <= 0:
         return Finding("head independence", "inconclusive", None, evidence)
-    if others / own <= impl.tolerance:
-        return Finding("head independence", "pass", others / own, evidence)
     hint = "heads mix: a view or reshape without the transpose, a sum over heads, or weights averaged over them"
-    return Finding("head independence", "fail", others / own, evidence, hint, "heads mixed")
+    return judge("head independence", others / own, impl.tolerance, evidence, hint, "heads mixed")
 
 
 # -- alignment, grouped-query attention, formula -----------------------------------------------------------------------
@@ -266,7 +262,5 @@ def _check_mask_with_more_keys(impl: Implementation) -> Finding:
     evidence = f"4 queries on 7 keys: a masked key has effect {hidden:.2g} (a visible key {visible:.2g})"
     if not visible > 0:
         return Finding(name, "inconclusive", None, evidence)
-    if hidden / visible <= impl.tolerance:
-        return Finding(name, "pass", hidden / visible, evidence)
     hint = "the mask is dropped when lengths differ: cross-attention sees padding"
-    return Finding(name, "fail", hidden / visible, evidence, hint, "mask dropped")
+    return judge(name, hidden / visible, impl.tolerance, evidence, hint, "mask dropped")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.check.calling.functions import HEAD_DIM, random_qkv
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.report import Finding
+from qkv.check.report import Finding, judge
 
 
 def check_determinism(impl: Implementation) -> Finding:
@@ -16,10 +16,8 @@ def check_determinism(impl: Implementation) -> Finding:
     x = impl.random_input(2, impl.length, torch.Generator().manual_seed(4))
     score = relative_difference(impl.run(x), impl.run(x))
     evidence = f"two calls on the same input differ by {score:.2g} (relative)"
-    if score <= 1e-9:
-        return Finding("deterministic in eval", "pass", score, evidence)
     hint = "dropout (or another random operation) is active in eval: pass dropout only if self.training"
-    return Finding("deterministic in eval", "fail", score, evidence, hint, "random in eval")
+    return judge("deterministic in eval", score, 1e-9, evidence, hint, "random in eval")
 
 
 def check_inputs_not_mutated(impl: Implementation) -> Finding:
@@ -95,10 +93,8 @@ def check_dtype(impl: Implementation) -> list[Finding]:
         worst = max(worst, error / limit)
         errors.append(f"× {size:g}: {error:.2g} (the formula {naive:.2g})")
     evidence = f"error of float32 against float64, inputs {', '.join(errors)}"
-    if worst <= 1:
-        return [Finding("dtype", "pass", worst, evidence)]
     hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
-    return [Finding("dtype", "fail", worst, evidence, hint, "low precision")]
+    return [judge("dtype", worst, 1.0, evidence, hint, "low precision")]
 
 
 def _formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def _compare(impl: Implementation, way: str, whole: Tensor, out: Tensor) -> Find
     return Finding(f"cache ({way})", "fail", score, evidence, HINTS[way], FAMILIES[way])
 
 
-# -- the bug behind a difference: the operands of each piece compared with those of the whole ---------------------------
+# -- the bug behind a difference: the operands of each piece compared with those of the whole --------------------------
 
 
 def find_cache_bug(impl: Implementation, sizes: Sequence[int]) -> Diagnosis | None:

@@ -14,7 +14,7 @@ from qkv.check.checks.paths import check_grad_modes
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.influence import InfluenceMap, measure_influence, name_kind
-from qkv.check.report import Finding
+from qkv.check.report import Finding, judge
 
 HINTS = {
     "sees one token ahead": (
@@ -124,10 +124,8 @@ def check_truncation(impl: Implementation, contract: Contract) -> list[Finding]:
             worst, at = off, length
     cut = at or impl.length - 1
     evidence = f"a sequence cut to length {cut} gives outputs that differ by {worst:.2g} (relative)"
-    if worst <= 10 * impl.tolerance:
-        return [Finding("truncation", "pass", worst, evidence)]
     hint = "outputs depend on the sequence length: positions counted from the end, a mean over the sequence, or a leak"
-    return [Finding("truncation", "fail", worst, evidence, hint, "positions")]
+    return [judge("truncation", worst, 10 * impl.tolerance, evidence, hint, "positions")]
 
 
 def check_source(impl: Implementation, contract: Contract) -> list[Finding]:

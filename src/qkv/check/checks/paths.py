@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.report import Finding, describe_error
+from qkv.check.report import Finding, describe_error, judge
 
 WEIGHT_FLAGS = ("need_weights", "output_attentions", "return_weights", "weights", "return_attention", "return_attn")
 CHECKPOINTING = ("gradient_checkpointing", "use_checkpoint", "checkpointing", "use_checkpointing", "grad_checkpointing")
@@ -30,10 +30,8 @@ def check_grad_modes(impl: Implementation) -> Finding:
             slow = impl.run(x, token_mask).detach()
         worst = max(worst, _difference(impl, token_mask, slow, fast))
     evidence = f"outputs with and without gradients differ by {worst:.2g} (relative)"
-    if worst <= 10 * impl.tolerance:
-        return Finding("paths agree", "pass", worst, evidence)
     hint = "a fast path without gradients computes something else"
-    return Finding("paths agree", "fail", worst, evidence, hint, "paths differ")
+    return judge("paths agree", worst, 10 * impl.tolerance, evidence, hint, "paths differ")
 
 
 def check_paths(impl: Implementation) -> list[Finding]:
@@ -65,10 +63,8 @@ def _compare_path(impl: Implementation, name: str, words: str, path: Callable[[n
                 return Finding(check, "n/a", None, "this path is random (dropout): not compared")
             worst = max(worst, _difference(impl, token_mask, plain, first))
     evidence = f"outputs {words} differ by {worst:.2g} (relative)"
-    if worst <= 10 * impl.tolerance:
-        return Finding(check, "pass", worst, evidence)
     hint = f"{words} it computes something else: is the mask passed on?"
-    return Finding(check, "fail", worst, evidence, hint, "paths differ")
+    return judge(check, worst, 10 * impl.tolerance, evidence, hint, "paths differ")
 
 
 def _token_masks(impl: Implementation) -> list[Tensor | None]:
@@ -177,9 +173,7 @@ def check_save_and_load(impl: Implementation) -> list[Finding]:
         return [Finding(name, "fail", 1.0, evidence, hint, "untied")]
     score = _difference_after_loading(impl, module, other)
     evidence = f"loaded from its own state, outputs differ by {score:.2g} (relative)"
-    if score <= 10 * impl.tolerance:
-        return [Finding(name, "pass", score, evidence)]
-    return [Finding(name, "fail", score, evidence, "some weights are not in the state, or change", "untied")]
+    return [judge(name, score, 10 * impl.tolerance, evidence, "some weights are not in the state, or change", "untied")]
 
 
 def tied_weights(module: nn.Module) -> set[frozenset[str]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.report import Finding, Verdict
+from qkv.check.report import Finding, Verdict, judge
 from qkv.check.tracing.readings import record_run
 from qkv.check.tracing.recorder import AttentionRecord
 from qkv.check.tracing.scores import measure_slope
@@ -77,10 +77,8 @@ def _check_scores_only(impl: Implementation) -> Finding:
     out = impl.run(_repeated_token(impl, impl.length))
     off = relative_difference(out, out[:, :1].expand_as(out))
     evidence = f"one token {impl.length} times: outputs differ by {off:.2g} (relative) from position to position"
-    if off <= 100 * impl.tolerance:
-        return Finding("positions in scores only", "pass", off, evidence)
     hint = "positions reach the values, not only the scores: values are rotated, or positions are added to tokens"
-    return Finding("positions in scores only", "fail", off, evidence, hint, "rotary")
+    return judge("positions in scores only", off, 100 * impl.tolerance, evidence, hint, "rotary")
 
 
 def _check_order(impl: Implementation, contract: Contract) -> Finding:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from qkv.interp.layers import TracedLayer, Piece
+from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights, FusedWeights, LazyWeights, WeightSource
 from qkv.interp.recording.mask_structure import find_mask, four_axes
 from qkv.nn.masks import BandMask

@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.stack = ModuleStack(model, None if keep_activation is None else self._add_activation)
         self._holder = TensorHolder()
-        self._finder = SoftmaxFinder(self._add_attention, lambda: self.stack.heads, self._is_parameter)
+        self._finder = SoftmaxFinder(self._add_attention, lambda: self.stack.heads, self._is_parameter, self._holder)
         self._keep_activation, self._keep_values = keep_activation, keep_values
         self._readers: dict[Any, tuple[str, Reader | None]] = {}
         self._calls: dict[tuple[int, str], list[LayerCalls]] = {}
@@ -86,10 +86,7 @@ class Recorder(TorchDispatchMode):
         if reader is None and is_composite(func):
             with self:
                 return run_decomposed(func, *args, **kwargs)
-        written = self._holder.before(func, args, kwargs)
-        if written:
-            self._finder.forget(written, name, args[0] if args else None)
-        output = func(*args, **kwargs)
+        output = self._finder.run(name, func, args, kwargs)
         if reader is not None:
             arguments = bind_arguments(func, args, kwargs)
             values = read_values(arguments) if self._keep_values else None

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from qkv.interp.lazy_weights import DenseWeights, LazyWeights, WeightSource
+from qkv.interp.recording.joining import TensorHolder
 from qkv.interp.recording.mask_structure import AddedBias, analyze_bias
 from qkv.interp.recording.symbolic_scores import SymbolicScores
 
@@ -46,6 +47,7 @@ class SoftmaxFinder:
     report: called with the weights' source and the values of each attention.
     heads: returns the head count of the module being called, if it has one.
     is_parameter: whether a tensor is a parameter; a product with one is a projection.
+    holder: holds the tensors of the recording, if there is one.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class SoftmaxFinder:
         report: Callable[[WeightSource, Tensor | None], object],
         heads: Callable[[], int | None],
         is_parameter: Callable[[Tensor], bool],
+        holder: TensorHolder | None = None,
     ) -> None:
         self._report, self._heads, self._is_parameter = report, heads, is_parameter
+        self._holder = TensorHolder() if holder is None else holder
         self.scores = WeakTensorKeyDictionary()
         self.candidates = WeakTensorKeyDictionary()
         self._analyzed = WeakTensorKeyDictionary()
@@ -73,9 +77,14 @@ class SoftmaxFinder:
             known[key] = analyze_bias(added, t, s)
         return known[key]
 
-    def forget(self, storages: list[int], name: str, target: Any) -> None:
-        """Drop what was known about tensors that an operation overwrites, except for an in-place step we follow."""
-        followed = target if name in IN_PLACE else None
+    def run(self, name: str, operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run an operator; drop what was known about tensors it overwrites, except for an in-place step we follow."""
+        storages = self._holder.before(operator, args, kwargs)
+        if storages:
+            self._forget(storages, args[0] if args and name in IN_PLACE else None)
+        return operator(*args, **kwargs)
+
+    def _forget(self, storages: list[int], followed: Any) -> None:
         for known in (self.scores, self.candidates, self._analyzed, self._boolean_masks):
             for tensor in [tensor for tensor in known if tensor.untyped_storage().data_ptr() in storages]:
                 if tensor is not followed:

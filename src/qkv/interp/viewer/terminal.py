@@ -99,9 +99,9 @@ def head_map_lines(
     """One head's map, pooled to fit the width, with its color scale."""
     found = trace.layer(layer)
     margin = max((cell_len(visible_token(name)) for name in rows), default=0) + 1
-    room = max(min((width - margin) // 2, MAX_ROWS if found.queries > MAX_ROWS else max(found.keys, found.queries)), 4)
-    step = max(-(-max(found.queries, found.keys) // room), 1)
-    weights = trace.map(layer, head, room).float().cpu()
+    size = max(min((width - margin) // 2, MAX_ROWS if found.queries > MAX_ROWS else max(found.keys, found.queries)), 4)
+    step = max(-(-max(found.queries, found.keys) // size), 1)
+    weights = trace.map(layer, head, size).float().cpu()
     names = [[visible_token(name) for name in side[::step]] for side in (rows, columns)]
     yield heatmap(weights, *names, color=color)
     note = "" if step == 1 else f"   each cell: the largest of {step} × {step} weights, labeled by its first tokens"

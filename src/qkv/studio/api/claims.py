@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from qkv._workers import Worker
-from qkv.claims import CLAIMS, find_claim
+from qkv.claims import CLAIMS, Claim, find_claim
 from qkv.claims.registry import MAX_SEED, knob_values
 from qkv.studio.jobs import Job
 from qkv.studio.responses import get_route, post_route
@@ -170,8 +170,8 @@ class ClaimsApi:
         return None if result is None else {part: result[part] for part in parts}
 
 
-def _claim_json(claim: Any) -> dict[str, Any]:
-    knob_parts = ("name", "default", "between", "step", "long", "help", "whole")
+def _claim_json(claim: Claim) -> dict[str, Any]:
+    knob_parts = ("name", "default", "between", "step", "long", "help", "is_integer")
     return {
         "name": claim.name,
         "statement": claim.statement,
@@ -185,7 +185,7 @@ def _claim_json(claim: Any) -> dict[str, Any]:
     }
 
 
-def _experiment(claim: Any, seed: Any, knobs: Any = None, mutant: Any = "") -> dict[str, Any]:
+def _experiment(claim: Claim, seed: Any, knobs: Any = None, mutant: Any = "") -> dict[str, Any]:
     """The request of one run, with all knobs, validated."""
     knobs = {} if knobs is None else knobs
     if not isinstance(knobs, dict):

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 
 import { STEPS, makeTrack } from "./knobs";
 
-const knob = (value: number, whole: boolean, between: [number, number] = [-1e9, 1e9], step = 1) => ({ name: "k", default: value, between, step, long: null, help: "", whole });
+const knob = (value: number, whole: boolean, between: [number, number] = [-1e9, 1e9], step = 1) => ({ name: "k", default: value, between, step, long: null, help: "", is_integer: whole });
 
 test.each([
   [50, false],

@@ -14,8 +14,8 @@ const rounded = (value: number) => Number(value.toPrecision(3));
 export function makeTrack(knob: Knob): Track {
   const within = (low: number, high: number) => [Math.max(low, knob.between[0]), Math.min(high, knob.between[1])] as const;
   const whole = (value: number) => knob.between[0] + knob.step * Math.round((value - knob.between[0]) / knob.step);
-  if (knob.whole && knob.default <= 64) return linear(...within(Math.min(1, knob.default), Math.max(8, 4 * knob.default)), whole);
-  if (knob.whole) return logarithmic(...within(1, 10 * knob.default), whole);
+  if (knob.is_integer && knob.default <= 64) return linear(...within(Math.min(1, knob.default), Math.max(8, 4 * knob.default)), whole);
+  if (knob.is_integer) return logarithmic(...within(1, 10 * knob.default), whole);
   if (knob.default > 0) return logarithmic(...within(knob.default / 1000, knob.default * 1000), rounded);
   return linear(...within(knob.default - 3, knob.default + 3), (value) => Number(value.toFixed(2)));
 }

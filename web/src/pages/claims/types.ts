@@ -8,7 +8,7 @@ export interface Knob {
   step: number; // of whole numbers
   long: number | null;
   help: string;
-  whole: boolean;
+  is_integer: boolean;
 }
 export interface VerdictSummary {
   verdict: Verdict;

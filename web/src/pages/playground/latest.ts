@@ -1,26 +1,26 @@
 // At most one request in flight; of those that wait, only the latest is sent.
 
-export class Latest<Question, Answer> {
+export class Latest<Request, Answer> {
   private busy = false;
-  private waiting: { question: Question } | null = null;
+  private waiting: { request: Request } | null = null;
 
   constructor(
-    private readonly ask: (question: Question) => Promise<Answer>,
-    private readonly answered: (answer: Answer, question: Question) => void,
-    private readonly failed: (problem: Error, question: Question) => void,
+    private readonly send: (request: Request) => Promise<Answer>,
+    private readonly answered: (answer: Answer, request: Request) => void,
+    private readonly failed: (problem: Error, request: Request) => void,
   ) {}
 
-  async put(question: Question): Promise<void> {
-    this.waiting = { question };
+  async put(request: Request): Promise<void> {
+    this.waiting = { request };
     if (this.busy) return;
     this.busy = true;
     while (this.waiting) {
-      const next: { question: Question } = this.waiting;
+      const next: { request: Request } = this.waiting;
       this.waiting = null;
       try {
-        this.answered(await this.ask(next.question), next.question);
+        this.answered(await this.send(next.request), next.request);
       } catch (problem) {
-        this.failed(problem as Error, next.question);
+        this.failed(problem as Error, next.request);
       }
     }
     this.busy = false;

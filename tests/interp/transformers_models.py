@@ -11,7 +11,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 
 @dataclass(frozen=True)
-class Foreign:
+class TransformersModel:
     """A model, what it is called with, and the fields of its output that hold attention weights in eager mode."""
 
     name: str
@@ -62,32 +62,34 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CROSS = ("encoder_attentions", "decoder_attentions", "cross_attentions")
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 33, "n_positions": 32, **ENDS}
 
-FOREIGN = [
-    Foreign("GPT-2", _config("GPT2Config", **GPT2), "AutoModelForCausalLM", text),
-    Foreign("GPT-2, padded", _config("GPT2Config", **GPT2), "AutoModelForCausalLM", padded_text),
-    Foreign("Llama", _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS), "AutoModelForCausalLM", text),
-    Foreign(
+TRANSFORMERS_MODELS = [
+    TransformersModel("GPT-2", _config("GPT2Config", **GPT2), "AutoModelForCausalLM", text),
+    TransformersModel("GPT-2, padded", _config("GPT2Config", **GPT2), "AutoModelForCausalLM", padded_text),
+    TransformersModel(
+        "Llama", _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS), "AutoModelForCausalLM", text
+    ),
+    TransformersModel(
         "Llama, padded",
         _config("LlamaConfig", **SIZES, num_key_value_heads=2, **ENDS),
         "AutoModelForCausalLM",
         padded_text,
     ),
-    Foreign(
+    TransformersModel(
         "Mistral",
         _config("MistralConfig", **SIZES, num_key_value_heads=2, sliding_window=3, **ENDS),
         "AutoModelForCausalLM",
         text,
     ),
-    Foreign("BERT", _config("BertConfig", **SIZES), "AutoModel", padded_text),
-    Foreign(
+    TransformersModel("BERT", _config("BertConfig", **SIZES), "AutoModel", padded_text),
+    TransformersModel(
         "ViT",
         _config("ViTConfig", **{**SIZES, "image_size": 8, "patch_size": 4}),
         "AutoModel",
         lambda: {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))},
     ),
-    Foreign("BART", _config("BartConfig", **BART, **ENDS), "AutoModel", both_texts, CROSS),
-    Foreign("T5", _config("T5Config", **T5, **ENDS), "AutoModel", both_texts, CROSS),
-    Foreign(
+    TransformersModel("BART", _config("BartConfig", **BART, **ENDS), "AutoModel", both_texts, CROSS),
+    TransformersModel("T5", _config("T5Config", **T5, **ENDS), "AutoModel", both_texts, CROSS),
+    TransformersModel(
         "Whisper",
         _config("WhisperConfig", **BART, num_mel_bins=8, max_source_positions=6, max_target_positions=16, **ENDS),
         "AutoModel",
@@ -97,7 +99,7 @@ FOREIGN = [
         },
         CROSS,
     ),
-    Foreign(
+    TransformersModel(
         "GPT-OSS",
         _config(
             "GptOssConfig",
@@ -114,7 +116,7 @@ FOREIGN = [
         text,
         backends=("eager",),
     ),
-    Foreign(
+    TransformersModel(
         "Gemma 2",
         _config("Gemma2Config", **SIZES, num_key_value_heads=2, head_dim=4, attn_logit_softcapping=0.5, **ENDS),
         "AutoModelForCausalLM",
@@ -124,10 +126,10 @@ FOREIGN = [
 ]
 
 
-def build(foreign: Foreign, backend: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build(case: TransformersModel, backend: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model with every weight drawn at random, the same for every backend."""
     transformers = pytest.importorskip("transformers")
-    model = getattr(transformers, foreign.kind).from_config(foreign.config(), attn_implementation=backend)
+    model = getattr(transformers, case.kind).from_config(case.config(), attn_implementation=backend)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -135,22 +137,21 @@ def build(foreign: Foreign, backend: str, dtype: torch.dtype = torch.float32) ->
     return model.to(dtype).eval()
 
 
-def call(model: nn.Module, foreign: Foreign, **options) -> Tensor:
+def call(model: nn.Module, case: TransformersModel, **options) -> Tensor:
     inputs = {
-        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
-        for name, x in foreign.inputs().items()
+        name: x.to(next(model.parameters()).dtype) if x.is_floating_point() else x for name, x in case.inputs().items()
     }
     output = model(**inputs, **options)
     return output[0]
 
 
-def eager_weights(foreign: Foreign, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def eager_weights(case: TransformersModel, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """The weights (b, h, t, s) of every layer, in the order in which they run, as the library returns them."""
-    model = build(foreign, "eager", dtype)
-    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in foreign.inputs().items()}
+    model = build(case, "eager", dtype)
+    inputs = {name: x.to(dtype) if x.is_floating_point() else x for name, x in case.inputs().items()}
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)
-    stacks = [getattr(output, field) for field in foreign.fields]
+    stacks = [getattr(output, field) for field in case.fields]
     if len(stacks) == 1:
         return list(stacks[0])
     encoder, decoder, cross = stacks
