@@ -15,7 +15,7 @@ ALONE = {
     ("identity", "d"): "8 orthonormal vectors need a dimension of at least 8, got 1",
     ("heads-formula", "dim"): "dim=1 is not divisible by heads=3",
     ("streaming", "tokens"): "so that the latency shows; got 2",
-    ("patches-are-convolution", "image_size"): "images of 1 pixels do not divide into patches of 4; patch sizes that fit: 1",
+    ("patches-are-convolution", "image_size"): "1 pixels do not divide into patches of 4; patch sizes that fit: 1",
 }
 
 

@@ -16,12 +16,11 @@ from qkv.checkpoints import bundled
 from qkv.checkpoints.huggingface.folder import WEIGHTS_INDEX, load_hf
 from qkv.checkpoints.llama2c import load_llama2c, read_llama2c_tokenizer
 from qkv.models import Model, folder
-from qkv.models.folder import CONFIG, EXTRA_FILES, TOKENIZER, WEIGHTS, read_config
+from qkv.models.folder import CONFIG, EXTRA_FILES, MODEL_FOLDER, RECIPE_FILE, TOKENIZER, WEIGHTS, read_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MODEL_FOLDER, RECIPE_FILE = "model", "recipe.toml"  # in a run folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = [CONFIG, WEIGHTS, WEIGHTS_INDEX, "model-?????-of-?????.safetensors"]
 HUB_FILES += [

@@ -1,4 +1,4 @@
-"""Attention with edits: another scale, masked edges, replaced patterns and ablated heads in the calls a model makes.
+"""Apply interventions inside attention: each kernel or layer computed with its edits (used by intervention.py).
 
 Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 """

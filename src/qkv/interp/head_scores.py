@@ -1,4 +1,4 @@
-"""Score heads: how much of a head's weight goes where each head type would attend, corrected for chance.
+"""Scores behind the head types: how much weight goes where each type would attend, corrected for chance.
 
 Axes: t queries · s keys · n distances.
 """

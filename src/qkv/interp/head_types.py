@@ -1,4 +1,4 @@
-"""classify_heads(): the type of each attention head (previous-token, induction, attention sink, …), with scores.
+"""Head types: the list of types and classify_heads() (previous-token, induction, attention sink, …).
 
 Axes: t queries · s keys.
 

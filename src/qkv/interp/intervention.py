@@ -1,4 +1,4 @@
-"""intervene(): run a model with ablated heads, masked edges, another scale, replaced patterns or patched activations.
+"""Interventions, what intervene() takes: ablate heads, mask edges, scale, pattern, patch. Add a new kind here.
 
 A TorchFunctionMode sees the calls that a model makes above autograd, so gradients flow through the edits; hooks replace
 activations. With a function mode PyTorch takes its unfused paths: an intervention that changes nothing has the bits of

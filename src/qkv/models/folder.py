@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qkv.models.base import Model
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+MODEL_FOLDER, RECIPE_FILE = "model", "recipe.toml"  # the trained model and the recipe in a run folder
 # files that may accompany a model: its tokenizer, and what is needed to write the format it came from
 EXTRA_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 EXTRA_FILES += ("preprocessor_config.json", "huggingface.json", "left_out.safetensors", "purpose.json")

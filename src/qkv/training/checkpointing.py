@@ -1,4 +1,4 @@
-"""Checkpointing: complete checkpoints or none, checksums, restore, and export as a model folder.
+"""Training checkpoints: save complete or not at all, checksums, keep the last N and the best, restore, export.
 
 `checkpoints/step-00001234/` is a model folder that `qkv.load` reads, plus what resuming needs:
 

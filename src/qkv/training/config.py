@@ -1,4 +1,4 @@
-"""Training configuration: TrainConfig (steps, gradient clipping, EMA, mixed precision, …) and CheckpointConfig."""
+"""Training configuration: TrainConfig (steps, grad_clip, EMA, precision, …), CheckpointConfig (save, keep, best)."""
 
 import math
 from dataclasses import dataclass, field

@@ -24,10 +24,10 @@ import qkv
 from qkv import __version__
 from qkv._config import find_differences, read_toml, to_toml
 from qkv._files import json_safe, read_json, write_atomic
-from qkv.checkpoints.loading import MODEL_FOLDER, RECIPE_FILE
 from qkv.data.batches import Batches
 from qkv.models import Model
 from qkv.models import folder as model_folder
+from qkv.models.folder import MODEL_FOLDER, RECIPE_FILE
 from qkv.training import time_budget
 from qkv.training.checkpointing import load_checkpoint
 from qkv.training.config import TrainConfig

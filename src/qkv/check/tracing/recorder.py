@@ -1,4 +1,4 @@
-"""Record the attention inside any module: q, k, v, scores and weights, whatever its code looks like.
+"""Recorder of check: attention inside any module, right or wrong, as numbers (interp's assumes it is right).
 
 Every product of two activations is followed until it multiplies a third, the values. `qkv.interp.record` keeps what
 correct attention needs; this recorder asks what wrong attention does, so it assumes nothing: the softmax may run over

@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: one file per family (GPT-2, Llama, BERT, ViT, BART), read and written by `folder`."""
+"""Hugging Face checkpoints. To add a family, write a file like llama.py and list it in folder.FAMILIES."""

@@ -1,4 +1,4 @@
-"""record(): capture the attention of a run, whatever computes it, without changing a bit of the run.
+"""record(): capture the attention of a model that is assumed to be right, without changing a bit of the run.
 
 A TorchDispatchMode sees every operator below autograd, after all fast paths were chosen. Fused attention is read by
 `kernels`, hand-written attention is found by `softmax_finder`, names come from `module_stack`. A TorchFunctionMode
