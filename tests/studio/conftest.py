@@ -73,9 +73,13 @@ def running(opening: AbstractContextManager[OpenServer]) -> Iterator[OpenServer]
         yield place
         place.stop()
         thread.join(60)
-        for worker in threading.enumerate():  # a request that is still computed would crash the interpreter's exit
-            if worker.name.startswith("AnyIO worker thread"):
-                worker.join(120)
+
+
+def pytest_sessionfinish() -> None:
+    """Wait for requests that are still computed: their threads would crash the exit of the interpreter."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("AnyIO worker thread"):
+            thread.join(60)
 
 
 @pytest.fixture(scope="module")
