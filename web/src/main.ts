@@ -1,3 +1,4 @@
+// Entry point of the studio: mounts App.svelte.
 import { mount } from "svelte";
 
 import App from "./App.svelte";

@@ -1,4 +1,4 @@
-// The state as a link: readable if it is short, pack (deflate, base64url) if it is long; and back.
+// The state as a link: readable if it is short, packed (deflate, base64url) if it is long; and back.
 
 import { FORMS, type Matrix, type Name, type State } from "./state";
 

@@ -1,5 +1,5 @@
-// The weights that an exported page holds: all of them, or pooled maps with the largest weights of every row, or
-// queries and keys from which any row is computed.
+// The weights that an exported page holds: all, or pooled maps with the largest weights per row, or queries and keys
+// from which any row is computed.
 
 import type { MapWindow, PatchImage, Range, SmallMaps } from "../types";
 import { LazyWeights, type Piece } from "./lazy_weights";
