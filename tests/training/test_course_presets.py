@@ -1,0 +1,142 @@
+"""The presets nyu-hw4 and cs224n-a5 train as the published notebook and starter code do."""
+
+import json
+import math
+import signal
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from qkv.cli.main import run
+from qkv.models import build
+from qkv.training import OptimizerConfig, TrainCallback, run_recipe
+from qkv.training.metrics import read_metrics
+from qkv.training.optimizers import make_optimizers
+from qkv.training.recipes import get_recipe
+from qkv.training.schedules import lr_factor
+from qkv.training.time_budget import with_steps
+
+NYU = {
+    "model.dim": 16,
+    "model.layers": 1,
+    "model.heads": 2,
+    "model.mlp_dim": 16,
+    "data.batch_size": 16,
+    "train.checkpoint.evaluate_every": 3,
+    "train.checkpoint.checkpoint_every": 3,
+    "train.checkpoint.log_every": 1,
+}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """CIFAR-100 in small: 40 training images, so 3 batches of 16 with the last one of 8, and 20 test images."""
+    random = np.random.default_rng(0)
+    arrays = {
+        f"{part}_x": random.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in (("train", 40), ("test", 20))
+    }
+    arrays |= {"train_y": np.arange(40) * 3 % 100, "test_y": np.arange(20) * 3 % 100}
+    arrays["train_y"][0] = 99
+    np.savez(tmp_path / "small.npz", **arrays)
+    return str(tmp_path / "small.npz")
+
+
+def test_adam_makes_20_updates_of_torch_adam_with_coupled_decay_on_all_parameters():
+    config = get_recipe("vit-cifar100").resolve(
+        {"model.dim": 32, "model.layers": 2, "model.heads": 2}, preset="nyu-hw4"
+    )
+    torch.manual_seed(0)
+    model = build(config.model).eval()
+    other = build(config.model).eval()
+    other.load_state_dict(model.state_dict())
+    (ours,) = make_optimizers(model, config.stages["train"].optimizer)
+    published = torch.optim.Adam(other.parameters(), lr=1e-3, weight_decay=1e-4)
+    assert sum(len(group["params"]) for group in ours.param_groups) == len(list(model.parameters()))
+    for _ in range(20):
+        x, y = torch.randn(4, 3, 32, 32), torch.randint(0, 100, (4,))
+        for net, optimizer in ((model, ours), (other, published)):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_adam_decays_norms_biases_and_embeddings_through_the_gradient():
+    model = build(get_recipe("vit-cifar100").resolve(NYU, preset="nyu-hw4").model)
+    (adam,) = make_optimizers(model, OptimizerConfig("adam", lr=1e-3, weight_decay=1e-4))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    adam.step()
+    for name, parameter in model.named_parameters():  # with a gradient of decay alone, Adam steps by lr·sign
+        moved = 1e-3 * (1e-4 * before[name]) / ((1e-4 * before[name]).abs() + 1e-8)
+        torch.testing.assert_close(parameter.detach(), before[name] - moved, rtol=0, atol=2e-7)
+
+
+def test_nyu_hw4_is_the_published_recipe():
+    config = get_recipe("vit-cifar100").resolve(preset="nyu-hw4")
+    train = config.stages["train"]
+    assert build(config.model).num_parameters == 3_217_764
+    assert (train.optimizer.name, train.optimizer.lr, train.optimizer.weight_decay) == ("adam", 1e-3, 1e-4)
+    assert (train.optimizer.betas, train.optimizer.eps) == ((0.9, 0.999), 1e-8) and train.grad_clip is None
+    epoch_steps = math.ceil(50_000 / 256)
+    assert train.steps == train.schedule.total_steps == 100 * epoch_steps
+    assert train.checkpoint.evaluate_every == train.checkpoint.checkpoint_every == epoch_steps
+    assert (config.data.validation_fraction, config.data.drop_last, config.data.batch_size) == (0.0, False, 256)
+    assert (config.data.augment.crop, config.data.augment.flip, config.data.augment.mix) == (4, True, "either")
+    short = with_steps(config, 294).stages["train"]  # --steps and --minutes squeeze the whole cosine
+    assert short.schedule.total_steps == short.steps == 294
+
+
+def test_total_steps_lays_the_cosine_out_over_more_steps_than_the_run(images, tmp_path, unchecked, capsys):
+    command = ["train", "vit-cifar100", "--preset", "nyu-hw4", "--data", images, "--folder", str(tmp_path / "run")]
+    command += [part for name, value in NYU.items() for part in ("--set", f"{name}={value}")]
+    assert run([*command, "--set", "train.schedule.total_steps=300", "--epochs", "2"]) == 0
+    printed = capsys.readouterr()
+    status = json.loads((tmp_path / "run" / "run.json").read_text())
+    lines = [line for line in read_metrics(tmp_path / "run") if "loss" in line]
+    assert len(lines) == 6 and status["epochs"] == 2
+    cosine = [1e-3 * (1 + math.cos(math.pi * step / 300)) / 2 for step in range(6)]
+    assert [line["rate"] for line in lines] == pytest.approx(cosine, rel=1e-12)
+    accuracies = [line["evaluation"]["accuracy"] for line in read_metrics(tmp_path / "run") if "evaluation" in line]
+    assert len(accuracies) == 2, "each epoch"
+    best = status["result"]["best"]
+    assert best["accuracy"] == max(accuracies) == status["result"]["test"]["accuracy"]
+    assert best["epoch"] == 1 + accuracies.index(max(accuracies))
+    assert best["picked_on"] == "best epoch picked on the test set, as in the notebook"
+    assert "validation" not in status["result"]
+    label = f"{max(accuracies):.2%} at epoch {best['epoch']:g} (best epoch picked on the test set, as in the notebook)"
+    assert label in " ".join(printed.out.split()) and label in (tmp_path / "run" / "report.html").read_text()
+    assert "step 3, test:" in printed.err and "step 3, validation:" not in printed.err
+
+
+def test_epochs_resume_bit_exactly_and_refuse_another_number(images, tmp_path, unchecked):
+    changes = {**NYU, "data.path": images, "train.schedule.total_steps": 300}
+
+    class Stops(TrainCallback):
+        def on_log(self, progress):
+            if progress.step == 4:
+                signal.raise_signal(signal.SIGTERM)
+
+    options = {"preset": "nyu-hw4", "epochs": 3}
+    half = run_recipe("vit-cifar100", changes, folder=tmp_path / "run", callback=lambda *_: Stops(), **options)
+    assert half.stopped == "SIGTERM" and half.config.stages["train"].steps == 9
+    with pytest.raises(ValueError, match="contains a run of 3 epochs, not of 4"):
+        run_recipe("vit-cifar100", changes, folder=tmp_path / "run", preset="nyu-hw4", epochs=4)
+    again = run_recipe("vit-cifar100", changes, folder=tmp_path / "run", **options)
+    whole = run_recipe("vit-cifar100", changes, folder=tmp_path / "whole", **options)
+    assert again.result == whole.result and again.finished
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, whole.model.state_dict()[name]), name
+
+
+def test_epochs_are_refused_for_several_stages_and_beside_steps(capsys):
+    assert run(["train", "birthplaces", "--epochs", "2", "--set", "data.people=20"]) == 2
+    assert "epochs are for a recipe with one stage" in " ".join(capsys.readouterr().err.split())
+    assert run(["train", "vit-digits", "--epochs", "2", "--steps", "3"]) == 2
+    assert "give one of minutes, steps and epochs" in capsys.readouterr().err
+    digits = get_recipe("vit-digits").resolve().stages["train"].schedule
+    assert lr_factor(digits, 30, 1200) == pytest.approx(31 / 60)
