@@ -3,11 +3,13 @@
 import json
 import math
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 from qkv.cli.main import run
 from qkv.models import build
@@ -140,3 +142,102 @@ def test_epochs_are_refused_for_several_stages_and_beside_steps(capsys):
     assert "give one of minutes, steps and epochs" in capsys.readouterr().err
     digits = get_recipe("vit-digits").resolve().stages["train"].schedule
     assert lr_factor(digits, 30, 1200) == pytest.approx(31 / 60)
+
+
+PUBLISHED = {  # max_epochs, batch_size, learning_rate of CS224N A5's starter code
+    "pretrain": (650, 128, 6e-3),
+    "finetune": (10, 256, 6e-4),
+}
+
+
+def published_rates(items, batch_size, learning_rate, updates):
+    """The learning rate of each update, read from the starter code: set after an update, by the tokens so far."""
+    warmup_tokens, final_tokens = 512 * 20, 200 * 2937 * 128
+    tokens, rate, rates = 0, learning_rate, []
+    while len(rates) < updates:
+        for start in range(0, items, batch_size):  # a DataLoader without shuffle and drop_last
+            rates.append(rate)
+            tokens += min(batch_size, items - start) * 127  # (y >= 0).sum(): padding has target 0
+            if tokens < warmup_tokens:
+                multiplier = tokens / warmup_tokens
+            else:
+                progress = (tokens - warmup_tokens) / (final_tokens - warmup_tokens)
+                multiplier = max(0.1, 0.5 * (1.0 + math.cos(math.pi * progress)))
+            rate = learning_rate * multiplier
+    return rates[:updates]
+
+
+@pytest.mark.parametrize(("stage", "items"), [("pretrain", 2937), ("finetune", 2000)])
+def test_cs224n_a5_has_the_learning_rates_of_the_starter_code(stage, items):
+    config = get_recipe("birthplaces").resolve(preset="cs224n-a5", model="vanilla").stages[stage]
+    epochs, batch_size, rate = PUBLISHED[stage]
+    assert config.steps == epochs * math.ceil(items / batch_size)
+    assert (config.optimizer.name, config.optimizer.betas, config.optimizer.weight_decay) == ("adamw", (0.9, 0.95), 0.1)
+    assert (config.grad_clip, config.checkpoint.best_metric, config.grad_accumulation) == (1.0, "", 1)
+    count = min(config.steps, 200)
+    ours = [config.optimizer.lr * lr_factor(config.schedule, step, config.steps) for step in range(count)]
+    assert ours == pytest.approx(published_rates(items, batch_size, rate, count), rel=1e-12)
+    if stage == "pretrain":  # not clamped: it falls, rises again and falls
+        whole = published_rates(items, batch_size, rate, config.steps)
+        ours = [config.optimizer.lr * lr_factor(config.schedule, step, config.steps) for step in range(config.steps)]
+        assert ours == pytest.approx(whole, rel=1e-9)
+        at = [ours[epoch * 23] / rate for epoch in (200, 400, 600)]
+        assert at == pytest.approx([0.1, 1.0, 0.1], abs=1e-3)
+
+
+@pytest.mark.parametrize("model", ["vanilla", "rope"])
+def test_cs224n_a5_decays_all_but_biases_and_layer_norm_weights(model):
+    config = get_recipe("birthplaces").resolve(preset="cs224n-a5", model=model)
+    net = build(config.model)
+    norms = {f"{name}.weight" for name, module in net.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert len(norms) == 9
+    for stage in config.stages.values():
+        (adamw,) = make_optimizers(net, stage.optimizer)
+        decay = {id(p): group["weight_decay"] for group in adamw.param_groups for p in group["params"]}
+        assert {name: decay[id(p)] for name, p in net.named_parameters()} == {
+            name: 0.0 if "bias" in name or name in norms else 0.1 for name, _ in net.named_parameters()
+        }
+
+
+def test_cs224n_a5_batches_come_in_the_order_of_the_files_and_score_both_masks(unchecked):
+    folder = Path(__file__).resolve().parents[3] / "shared" / "data" / "birthplaces"
+    if not folder.is_dir():
+        pytest.skip("needs birthplaces in the shared data next to the checkout")
+    recipe = get_recipe("birthplaces")
+    task = recipe.build(recipe.resolve({"data.path": str(folder)}, preset="cs224n-a5", model="vanilla"))
+    assert task.model.num_parameters == 3_323_392 and task.notes == ()
+    pretrain, finetune = task.stages
+    assert pretrain.validate is None and finetune.validate is None, "all pairs are trained on, the last checkpoint used"
+    decode = Tokenizer.from_str(task.files["tokenizer.json"].decode()).id_to_token
+    wiki = (folder / "wiki.txt").read_text(encoding="utf-8").split("\n")
+    pairs = [
+        line.split("\t") for line in (folder / "birth_places_train.tsv").read_text("utf-8").strip("\n").split("\n")
+    ]
+    for stage, items, size in ((pretrain, wiki, 128), (finetune, pairs, 256)):
+        for epoch in (0, 1):
+            plan = [row for batch in stage.batches.plan(epoch) for row in batch]
+            assert plan == [[item] for item in range(len(items))]
+            assert [len(batch) for batch in stage.batches.plan(epoch)][:-1] == [size] * (len(items) // size)
+    first, last = pretrain.batches.batch(0, 0), pretrain.batches.batch(0, 22)
+    assert (first["tokens"].shape, last["tokens"].shape) == ((128, 127), (2937 - 22 * 128, 127))
+    for row in range(3):
+        assert decode(int(first["tokens"][row, 0])) in (wiki[row][0], "⁇")
+    batch = finetune.batches.batch(0, 0)
+    for row, (question, answer) in enumerate(pairs[:5]):
+        text = "".join(decode(int(token)) for token in batch["tokens"][row])
+        assert text.startswith(f"{question}⁇{answer}□"), "the ⁇ behind it would predict padding, which is not scored"
+        scored = "".join(decode(int(t)) for t in batch["targets"][row][batch["loss_mask"][row]])
+        assert scored == f"⁇{answer}⁇"
+
+
+def test_cs224n_a5_without_pretraining_fine_tunes_for_75_epochs():
+    config = get_recipe("birthplaces").resolve(preset="cs224n-a5-no-pretraining", model="vanilla")
+    assert not config.data.pretrain and config.stages["finetune"].steps == 75 * 8
+
+
+def test_cs224n_a5_runs_to_the_last_checkpoint_and_notes_other_data(tmp_path, unchecked):
+    small = {"model.dim": 16, "model.layers": 1, "model.heads": 2, "data.people": 30}
+    notes = []
+    done = run_recipe("birthplaces", small, preset="cs224n-a5", steps=4, folder=tmp_path, on_note=notes.append)
+    assert done.finished and "exact" in done.result["test"] and done.result["validation"] == {}
+    assert any("the schedule has 372,999 tokens in an epoch" in note for note in notes)
