@@ -135,6 +135,21 @@ def test_epochs_resume_bit_exactly_and_refuse_another_number(images, tmp_path, u
         assert torch.equal(value, whole.model.state_dict()[name]), name
 
 
+def test_run_recipe_resumes_a_finished_run_with_more_epochs_bit_exactly(images, tmp_path, unchecked):
+    changes = {**NYU, "data.path": images, "train.schedule.total_steps": 300}
+    first = run_recipe("vit-cifar100", changes, folder=tmp_path / "run", preset="nyu-hw4", epochs=1)
+    assert first.finished and first.config.stages["train"].steps == 3
+    with pytest.raises(ValueError, match="contains a run of 1 epochs, not of 3"):  # other changes are still refused
+        run_recipe("vit-cifar100", {**changes, "model.dim": 32}, folder=tmp_path / "run", preset="nyu-hw4", epochs=3)
+    again = run_recipe("vit-cifar100", changes, folder=tmp_path / "run", preset="nyu-hw4", epochs=3)
+    whole = run_recipe("vit-cifar100", changes, folder=tmp_path / "whole", preset="nyu-hw4", epochs=3)
+    assert again.result == whole.result and again.config == whole.config
+    rows = [[{**line, "timing": None} for line in read_metrics(tmp_path / name)] for name in ("run", "whole")]
+    assert rows[0] == rows[1]
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, whole.model.state_dict()[name]), name
+
+
 def test_epochs_are_refused_for_several_stages_and_beside_steps(capsys):
     assert run(["train", "birthplaces", "--epochs", "2", "--set", "data.people=20"]) == 2
     assert "epochs are for a recipe with one stage" in " ".join(capsys.readouterr().err.split())

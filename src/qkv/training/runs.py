@@ -101,7 +101,8 @@ def run_recipe(
             run it is refused.
         minutes: training time; the speed is measured once, and the steps that fit are written into recipe.toml.
         steps: number of steps in all, instead of the recipe's.
-        epochs: number of epochs of a recipe with one stage. A schedule with `total_steps` stays laid out over these.
+        epochs: number of epochs of a recipe with one stage. A schedule with `total_steps` stays laid out over these; a
+            finished run of fewer epochs in `folder` then resumes from its last checkpoint.
         callback: makes the TrainCallback of each stage. on_note: receives what was guessed or left out.
 
     >>> run = run_recipe("vit-digits", {"model.dim": 32}, steps=200)  # doctest: +SKIP
@@ -118,6 +119,8 @@ def run_recipe(
         raise ValueError(f"{run_folder} contains a run already; resume it (--resume auto) or choose another directory")
     if not started and resume == "always":
         raise ValueError(f"{run_folder} contains no run to resume")
+    if started and epochs is not None:
+        World.current().run_on_first(lambda: extend_run(run_folder, config, epochs))
     if started:
         config = _read_config(run_folder, config, minutes, steps, epochs)
         if read_status(run_folder).get("finished"):
@@ -177,6 +180,26 @@ def create_run(run_folder: Path, task: Task, minutes: float | int | None = None,
         status["epochs"] = epochs
     write_status(run_folder, status)
     write_atomic(run_folder / RECIPE_FILE, to_toml(task.config.to_table(), comment="qkv train --config this-file"))
+
+
+def extend_run(run_folder: Path, wanted: RecipeConfig, epochs: int) -> str:
+    """Give a finished run more epochs, if its schedule does not depend on their number; returns "" otherwise.
+
+    Every step then has the numbers of a run that had these epochs from the start.
+    """
+    table, status = read_toml(run_folder / RECIPE_FILE), read_status(run_folder)
+    before = status.get("epochs")
+    if table.get("recipe") != wanted.recipe or not status.get("finished") or before is None or before >= epochs:
+        return ""
+    present = get_recipe(wanted.recipe).from_table(table)
+    fixed = all(stage.schedule.total_steps is not None for stage in present.stages.values())
+    if not fixed or _describe_difference(run_folder, present, wanted, None, None, before):
+        return ""
+    config = time_budget.with_epochs(get_recipe(wanted.recipe).build(present), epochs)
+    write_atomic(run_folder / RECIPE_FILE, to_toml(config.to_table(), comment="qkv train --config this-file"))
+    kept = {name: value for name, value in status.items() if name not in ("result", "testing_seconds")}
+    write_status(run_folder, {**kept, "epochs": epochs, "finished": False})
+    return "extended"
 
 
 def _prepare_batches(stage: Stage, model: Model, home: Path, on_note: Callable[[str], None]) -> Batches:

@@ -366,7 +366,7 @@ A5_DOCUMENTS, A5_QUESTIONS, A5_BLOCK = 2_937, 2_000, 128  # lines of wiki.txt an
 
 
 def _a5_stage(items: int, batch_size: int, epochs: int, lr: float) -> dict[str, Any]:
-    """A stage of CS224N A5's starter code (winter 2021–2023): minGPT's trainer, without shuffling or evaluation."""
+    """A stage of CS224N A5's starter code of 2021: minGPT's trainer, without shuffling or evaluation."""
     width, epoch_steps = A5_BLOCK - 1, -(-items // batch_size)
     return {
         "steps": epochs * epoch_steps,
