@@ -12,12 +12,15 @@ import pytest
 import torch
 from PIL import Image
 
+from qkv.cli.main import run
 from qkv.data.images import cifar_mnist
-from qkv.data.images.cifar_mnist import read_cifar_records
+from qkv.data.images.cifar_mnist import CIFAR100_CLASSES, read_cifar_records
 from qkv.data.images.dataset import Images, split_images
 from qkv.data.images.load import load_images
 from qkv.data.images.npz import guess_role, to_pixels
 from qkv.data.overlap import find_overlap
+from qkv.training.recipes import get_recipe
+from qkv.training.recipes.images import ImageData, load_splits
 
 RANDOM = np.random.default_rng(0)
 
@@ -160,6 +163,83 @@ def test_load_images_reads_cifar_records_of_labels_and_color_planes(tmp_path, ki
     (tmp_path / files[0]).write_bytes(b"x" * 5000)
     with pytest.raises(ValueError, match=r"5,000 bytes is not a whole number of records"):
         load_images(tmp_path)
+
+
+def write_cifar100(folder, train=20, test=6):
+    """CIFAR-100 as `cifar100.npz` and as official files, with the same random images."""
+    binary = folder / "cifar-100-binary"
+    binary.mkdir(parents=True)
+    arrays = {}
+    for part, count in (("train", train), ("test", test)):
+        x = RANDOM.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        y, coarse = np.arange(count) * 7 % 100, np.arange(count) % 20
+        y[0] = 99
+        rows = np.concatenate([coarse[:, None], y[:, None], x.transpose(0, 3, 1, 2).reshape(count, -1)], 1)
+        (binary / f"{part}.bin").write_bytes(rows.astype(np.uint8).tobytes())
+        arrays |= {f"{part}_x": x, f"{part}_y": y, f"{part}_coarse": coarse}
+    np.savez(folder / "cifar100.npz", **arrays)
+    return folder
+
+
+def test_vit_cifar100_reads_npz_and_official_bin_files_alike_and_names_its_classes(tmp_path):
+    folder = write_cifar100(tmp_path / "cifar100")
+    sources = (folder / "cifar100.npz", folder / "cifar-100-binary", folder)
+    one, *others = (load_splits(ImageData(str(path), class_names=CIFAR100_CLASSES), 0) for path in sources)
+    for other in others:
+        for part in ("train", "validation", "test"):
+            assert torch.equal(getattr(one, part).pixels, getattr(other, part).pixels)
+            assert torch.equal(getattr(one, part).labels, getattr(other, part).labels)
+            assert getattr(other, part).classes == getattr(one, part).classes == CIFAR100_CLASSES
+    assert len(CIFAR100_CLASSES) == len(set(CIFAR100_CLASSES)) == 100 and list(CIFAR100_CLASSES) == sorted(
+        CIFAR100_CLASSES
+    )
+    assert get_recipe("vit-cifar100").resolve().data.class_names == CIFAR100_CLASSES
+
+
+def damage(folder, name):
+    """Damage the files in one way; returns what to load."""
+    binary, npz = folder / "cifar-100-binary", folder / "cifar100.npz"
+    train = (binary / "train.bin").read_bytes()
+    if name == "cut":
+        (binary / "train.bin").write_bytes(train[:-1])
+    elif name == "shifted":
+        (binary / "train.bin").write_bytes(bytes([20]) + train[1:])
+    elif name in ("train.bin", "test.bin"):
+        (binary / name).unlink()
+    elif name == "cut.npz":
+        npz.write_bytes(npz.read_bytes()[:-1000])
+    elif name == "changed.npz":
+        content = bytearray(npz.read_bytes())
+        content[5000] ^= 255
+        npz.write_bytes(content)
+    elif name == "unlabeled.npz":
+        np.savez(npz, train_x=np.zeros((2, 32, 32, 3), np.uint8))
+    else:
+        npz.unlink()
+    return npz if "npz" in name else binary
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cut", "train.bin is damaged: 61,479 bytes is not a whole number of records of 3074 bytes"),
+        ("shifted", "train.bin, record 0: unknown coarse label 20; coarse labels are 0 … 19"),
+        ("train.bin", "cifar-100-binary lacks train.bin of cifar100"),
+        ("test.bin", "cifar-100-binary lacks test.bin of cifar100"),
+        ("cut.npz", "cifar100.npz is damaged or not an .npz file"),
+        ("changed.npz", "cifar100.npz is damaged or not an .npz file: Bad CRC-32"),
+        ("unlabeled.npz", "there are no labels for train_x"),
+        ("missing npz", "there is nothing at"),
+    ],
+)
+def test_vit_cifar100_refuses_damaged_or_missing_files_in_one_sentence(tmp_path, name, message, capsys):
+    path = damage(write_cifar100(tmp_path / "cifar100"), name)
+    command = ["train", "vit-cifar100", "--preset", "nyu-hw4", "--data", str(path), "--folder", str(tmp_path / "run")]
+    assert run(command) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.startswith("qkv: ")
+    assert message in " ".join(printed.err.split()) and "Traceback" not in printed.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_read_cifar_records_names_the_record_of_an_unknown_label(tmp_path):

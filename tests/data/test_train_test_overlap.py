@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from shared_data import SHARED, shared
@@ -45,6 +46,37 @@ def test_cifar10_trains_on_no_image_of_validation_or_test():
     train, other = image_bytes(load_images(path))
     assert (len(train), len(other)) == (45_000, 15_000)
     assert overlap_indices(train, other) == []
+
+
+def cifar100_path() -> Path:
+    path = Path(os.environ.get("QKV_CIFAR100", SHARED.parents[1] / "cifar100"))
+    if not path.exists():
+        pytest.skip("needs CIFAR-100 (.npz or .bin files) next to the checkout or where QKV_CIFAR100 says")
+    return path
+
+
+def test_cifar100_repeats_ten_training_images_in_the_test_and_none_in_validation():
+    parts = load_images(cifar100_path())
+    assert parts.test is not None
+    train, validation, test = (
+        [row.tobytes() for row in part.pixels.numpy()] for part in (parts.train, parts.validation, parts.test)
+    )
+    assert (len(train), len(validation), len(test)) == (45_003, 4_997, 10_000)
+    assert overlap_indices(train, validation) == []
+    published = [1100, 1357, 2615, 2996, 3499, 3932, 4716, 5564, 6526, 9524]  # the official files repeat them
+    assert overlap_indices([*train, *validation], test) == published
+
+
+def test_load_images_keeps_copies_of_an_image_on_one_side_of_the_split(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 4, 4, 3), dtype=np.uint8)
+    pixels[50:] = pixels[:50]  # each image twice
+    pixels[99] = 7
+    np.savez(tmp_path / "twins.npz", train_x=pixels, train_y=np.arange(100) % 3, test_x=pixels[:5], test_y=[0] * 5)
+    parts = load_images(tmp_path / "twins.npz", validation=0.5)
+    train, validation = ([row.tobytes() for row in part.pixels.numpy()] for part in (parts.train, parts.validation))
+    assert len(train) + len(validation) == 100 and validation
+    assert overlap_indices(train, validation) == []
+    assert "copies of training images" in parts.notes[-1]
 
 
 def test_birthplaces_shares_only_namesakes_between_parts():

@@ -20,8 +20,8 @@ LOG_SECONDS = 30  # between two log lines
 class LiveProgress(TrainCallback):
     """A live line for a stage: step, loss, last validation, speed, time left, memory."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, evaluated_on: str = "validation") -> None:
+        self.name, self.evaluated_on = name, evaluated_on
         self.live = Live(Text(""), console=err(), refresh_per_second=8, transient=True)
 
     def on_start(self, step: int, steps: int) -> None:
@@ -34,7 +34,7 @@ class LiveProgress(TrainCallback):
 
     def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
         shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
-        self.live.console.print(f"[dim]{self.name}, step {step:,}, validation:[/dim] {shown}", highlight=False)
+        self.live.console.print(f"[dim]{self.name}, step {step:,}, {self.evaluated_on}:[/dim] {shown}", highlight=False)
 
     def on_note(self, text: str) -> None:
         self.live.console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
@@ -46,8 +46,8 @@ class LiveProgress(TrainCallback):
 class LogProgress(LiveProgress):
     """A line now and then, for stderr that is not a terminal."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, evaluated_on: str = "validation") -> None:
+        super().__init__(name, evaluated_on)
         self.last_seconds = 0.0
 
     def on_start(self, step: int, steps: int) -> None:
@@ -82,13 +82,13 @@ class JsonProgress(TrainCallback):
         sys.stderr.write(json.dumps(json_safe(line), allow_nan=False) + "\n")
 
 
-def make_callback(name: str, *, quiet: bool, json_lines: bool) -> TrainCallback:
+def make_callback(name: str, *, quiet: bool, json_lines: bool, evaluated_on: str = "validation") -> TrainCallback:
     """Return the callback that shows a stage as requested, or as stderr can show it."""
     if json_lines:
         return JsonProgress(name)
     if quiet:
         return TrainCallback()
-    return LiveProgress(name) if err().is_terminal else LogProgress(name)
+    return (LiveProgress if err().is_terminal else LogProgress)(name, evaluated_on)
 
 
 def format_progress(name: str, p: Progress) -> str:

@@ -24,6 +24,7 @@ def train(
     seed: int | None = None,
     minutes: float | None = None,
     steps: int | None = None,
+    epochs: int | None = None,
     folder: Path | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
     show: bool = False,
@@ -63,6 +64,8 @@ def train(
         Training time: the speed is measured once, and the steps that fit are written into recipe.toml.
     steps
         Number of steps in all, instead of the recipe's; warm-up and evaluations keep their share.
+    epochs
+        Number of epochs, for a recipe with one stage. The schedule of --preset nyu-hw4 stays laid out over 100.
     folder
         Run directory; runs/RECIPE-N by default.
     resume
@@ -89,7 +92,7 @@ def train(
         overrides.append({"data.path": data})
     resolved = get_recipe(name).resolve(*overrides, preset=preset, model=model, seed=seed)
     if show:
-        return _show(resolved, minutes, steps, json)
+        return _show(resolved, minutes, steps, epochs, json)
 
     from qkv.cli.progress import make_callback
     from qkv.training import init_distributed, run_recipe
@@ -100,8 +103,11 @@ def train(
             folder=folder,
             minutes=minutes,
             steps=steps,
+            epochs=epochs,
             resume=resume,
-            callback=lambda stage, _: make_callback(stage.name, quiet=quiet, json_lines=json),
+            callback=lambda stage, _: make_callback(
+                stage.name, quiet=quiet, json_lines=json, evaluated_on=stage.evaluated_on
+            ),
             on_note=_print_note if world.is_first and not quiet and not json else None,
         )
         if not world.is_first:
@@ -128,10 +134,14 @@ def exit_code(stopped: str | None) -> int:
 
 def print_result(run: Any) -> None:
     """Print the metrics of a finished run, and where its files are."""
-    from qkv.training.report import format_metric
+    from qkv.training.report import describe_best, format_metric
 
     rows = Table("", "", box=None, padding=(0, 2), show_header=False)
+    if best := run.result.get("best"):
+        rows.add_row(*describe_best(best))
     for part, metrics in run.result.items():
+        if part == "best":
+            continue
         for name, value in metrics.items():
             if isinstance(value, int | float):
                 rows.add_row(f"{name.replace('_', ' ')} ({part})", format_metric(name, value))
@@ -146,12 +156,14 @@ def _print_note(text: str) -> None:
     err().print(text, style="dim", markup=False, highlight=False)
 
 
-def _show(config: Any, minutes: float | None, steps: int | None, json: bool) -> int:
+def _show(config: Any, minutes: float | None, steps: int | None, epochs: int | None, json: bool) -> int:
     from qkv._config import to_toml
     from qkv.training.time_budget import with_steps
 
     if minutes is not None:
         raise ValueError("the steps that fit into --minutes are measured when a run starts; --show takes --steps")
+    if epochs is not None:
+        raise ValueError("the steps of --epochs depend on the data; --show takes --steps")
     if steps is not None:
         config = with_steps(config, steps)
     if json:

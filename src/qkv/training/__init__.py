@@ -24,7 +24,7 @@ from qkv.training.objectives import (
 from qkv.training.optimizers import OptimizerConfig
 from qkv.training.recipes import RECIPES, get_recipe
 from qkv.training.runs import Run, open_run, run_recipe
-from qkv.training.schedules import ScheduleConfig
+from qkv.training.schedules import ScheduleConfig, TokenCosine
 
 __all__ = [
     "RECIPES",
@@ -37,6 +37,7 @@ __all__ = [
     "Progress",
     "Run",
     "ScheduleConfig",
+    "TokenCosine",
     "TrainCallback",
     "TrainConfig",
     "TrainResult",

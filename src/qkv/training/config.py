@@ -92,8 +92,9 @@ class TrainConfig:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63), got {self.seed}")
         warmup, decay = self.schedule.warmup_steps, self.schedule.decay_steps or 0
-        if warmup + decay > self.steps:
-            raise ValueError(f"{warmup} warm-up steps and {decay} decay steps do not fit into steps={self.steps}")
+        laid_out = self.schedule.total_steps or self.steps
+        if warmup + decay > laid_out:
+            raise ValueError(f"{warmup} warm-up steps and {decay} decay steps do not fit into steps={laid_out}")
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON and TOML."""

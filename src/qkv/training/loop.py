@@ -346,6 +346,7 @@ class Trainer:
             best=None if best is None else self.store.path(best[0]),
             best_value=None if best is None else best[1],
             evaluation=state.evaluation,
+            best_step=None if best is None else best[0],
         )
         self.callback.on_end(result)
         return result

@@ -45,7 +45,8 @@ class TrainResult:
     """How training ended.
 
     finished: whether all steps were made. stopped: the signal that stopped the run, or that came during its last step.
-    checkpoint: the last checkpoint. best, best_value: the best checkpoint and its metric, if the config names one.
+    checkpoint: the last checkpoint. best, best_value, best_step: the best checkpoint, its metric
+    and its step, if the config names one.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class TrainResult:
     best: Path | None
     best_value: float | None
     evaluation: dict[str, float]
+    best_step: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""

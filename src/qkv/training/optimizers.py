@@ -1,4 +1,4 @@
-"""Optimizers: AdamW and Muon, parameter groups for weight decay, and optimizer state as named tensors."""
+"""Optimizers: AdamW, Adam and Muon, parameter groups for weight decay, and optimizer state as named tensors."""
 
 import math
 from collections.abc import Iterable
@@ -18,12 +18,16 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the quintic polynomial that lifts s
 class OptimizerConfig:
     """Which optimizer to use and its numbers.
 
-    name: "adamw", or "muon": Muon for the matrices inside blocks and AdamW for everything else.
-    lr: maximum learning rate of AdamW. muon_lr: that of Muon, whose updates differ in size. The schedule scales both.
+    name: "adamw"; "adam", whose weight decay is coupled (added to the gradient) and applies to every parameter, as
+        `torch.optim.Adam(model.parameters(), weight_decay=…)` does; or "muon": Muon for the matrices inside blocks and
+        AdamW for everything else.
+    lr: maximum learning rate of AdamW or Adam.
+    muon_lr: that of Muon, whose updates differ in size. The schedule scales both.
     weight_decay: decoupled weight decay of matrices; never of norms and biases; of embeddings if `decay_embeddings`.
+        Adam's is coupled and of all parameters.
     """
 
-    name: Literal["adamw", "muon"] = "adamw"
+    name: Literal["adamw", "adam", "muon"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -33,8 +37,8 @@ class OptimizerConfig:
     muon_momentum: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.name not in ("adamw", "muon"):
-            raise ValueError(f"optimizer.name must be adamw or muon, got {self.name!r}")
+        if self.name not in ("adamw", "adam", "muon"):
+            raise ValueError(f"optimizer.name must be adamw, adam or muon, got {self.name!r}")
         for name in ("lr", "muon_lr", "weight_decay"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -47,7 +51,7 @@ class OptimizerConfig:
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Build AdamW, or Muon and AdamW. Each group has a `base_lr`, the learning rate that the schedule scales."""
+    """Build AdamW, Adam, or Muon and AdamW. Each group has a `base_lr`, the learning rate that the schedule scales."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     kinds = parameter_kinds(model)
     muon_names = hidden_matrices(model) if config.name == "muon" else []
@@ -61,6 +65,12 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
         optimizers.append(
             Muon(matrices, lr=config.muon_lr, momentum=config.muon_momentum, weight_decay=config.weight_decay)
         )
+    if config.name == "adam":
+        options: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+        optimizers.append(
+            torch.optim.Adam(list(named.values()), weight_decay=config.weight_decay, fused=True, **options)
+        )
+        named = {}
     decayed = {"matrix", "embedding"} if config.decay_embeddings else {"matrix"}
     if not config.weight_decay:
         decayed = set()

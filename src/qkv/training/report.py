@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def report_page(run: Run, task: Task, samples: list[dict[str, Any]]) -> str:
     )
     parts = [f'<p class="soft">{html.escape(summary)} · qkv {__version__}</p>', _render_metrics(run)]
     for stage in task.stages:
-        panels = training_curves(task.stage_folder(run.folder, stage))
+        panels = training_curves(task.stage_folder(run.folder, stage), stage.evaluated_on)
         title = "Training" if len(task.stages) == 1 else f"Training: {stage.name}"
         if panels:
             parts += [f"<h2>{html.escape(title)}</h2>", f"<figure>{draw_svg(panels, name=stage.name)}</figure>"]
@@ -55,7 +56,7 @@ def report_page(run: Run, task: Task, samples: list[dict[str, Any]]) -> str:
     return page(f"{config.recipe}: training run", *parts, style=STYLE)
 
 
-def training_curves(folder: Path) -> list[FigurePanel]:
+def training_curves(folder: Path, evaluated_on: str = "validation") -> list[FigurePanel]:
     """Draw the training loss, and each metric of the evaluations, over steps."""
     lines = read_metrics(folder)
     steps = [line["step"] for line in lines if "loss" in line]
@@ -69,7 +70,7 @@ def training_curves(folder: Path) -> list[FigurePanel]:
         points = [(step, metrics[name]) for step, metrics in evaluations if metrics.get(name) is not None]
         if len(points) > 1:
             x, y = zip(*points, strict=True)
-            panels.append(Lines(f"validation {name.replace('_', ' ')}", "step", x=x, series={"validation": y}))
+            panels.append(Lines(f"{evaluated_on} {name.replace('_', ' ')}", "step", x=x, series={evaluated_on: y}))
     return panels
 
 
@@ -83,14 +84,29 @@ def format_metric(name: str, value: float) -> str:
     return f"{value:.2%}" if is_share else f"{value:,.3f}"
 
 
+def describe_best(best: Mapping[str, Any]) -> tuple[str, str]:
+    """Describe the best epoch of a run that was picked on the test set: the metric's name, and its value and epoch.
+
+    >>> describe_best({"accuracy": 0.6796, "epoch": 90.0, "picked_on": "best epoch picked on the test set"})
+    ('best accuracy (test)', '67.96% at epoch 90 (best epoch picked on the test set)')
+    """
+    (name, value), *_ = best.items()
+    return f"best {name} (test)", f"{format_metric(name, value)} at epoch {best['epoch']:g} ({best['picked_on']})"
+
+
 def _render_metrics(run: Run) -> str:
     cells = [
         f"<div><b>{format_metric(name, value)}</b><span>{html.escape(name.replace('_', ' '))}, {part}</span></div>"
         for part, metrics in run.result.items()
+        if part != "best"
         for name, value in metrics.items()
         if isinstance(value, int | float)
     ]
-    return f'<div class="figures">{"".join(cells)}</div>'
+    best = ""
+    if "best" in run.result:
+        title, text = describe_best(run.result["best"])
+        best = f"<p><b>{html.escape(title)}</b>: {html.escape(text)}</p>"
+    return f'<div class="figures">{"".join(cells)}</div>{best}'
 
 
 def _render_confusion(counts: list[list[int]], classes: list[str]) -> str:

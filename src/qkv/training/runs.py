@@ -35,7 +35,7 @@ from qkv.training.distributed import World, single_process
 from qkv.training.loop import train
 from qkv.training.metrics import TrainCallback, TrainResult
 from qkv.training.recipes import get_recipe
-from qkv.training.recipes.definition import RecipeConfig, Stage, Task, copy_to_device
+from qkv.training.recipes.definition import PICKED_ON_TEST, RecipeConfig, Stage, Task, copy_to_device
 
 STATUS_FILE, REPORT_FILE = "run.json", "report.html"
 PURPOSE_FILE, SAMPLES_FILE, PREPARED_FILE = "purpose.json", "samples.json", "prepared.json"
@@ -47,7 +47,8 @@ CallbackFactory = Callable[[Stage, TrainConfig], TrainCallback]
 class Run:
     """The result of a run, or its current state.
 
-    result: metrics of the last validation and of the test, by part; empty until the run is finished.
+    result: metrics of the last validation and of the test, by part; empty until the run is finished. If the best epoch
+        was picked on the test set there is no validation, and "best" says so: the metric, its epoch and `picked_on`.
     stopped: the signal that stopped it, if one did.
     """
 
@@ -85,6 +86,7 @@ def run_recipe(
     folder: str | Path | None = None,
     minutes: float | int | None = None,
     steps: int | None = None,
+    epochs: int | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
     callback: CallbackFactory | None = None,
     on_note: Callable[[str], None] | None = None,
@@ -99,15 +101,17 @@ def run_recipe(
             run it is refused.
         minutes: training time; the speed is measured once, and the steps that fit are written into recipe.toml.
         steps: number of steps in all, instead of the recipe's.
+        epochs: number of epochs of a recipe with one stage. A schedule with `total_steps` stays laid out over these; a
+            finished run of fewer epochs in `folder` then resumes from its last checkpoint.
         callback: makes the TrainCallback of each stage. on_note: receives what was guessed or left out.
 
     >>> run = run_recipe("vit-digits", {"model.dim": 32}, steps=200)  # doctest: +SKIP
     >>> run.result["test"]["accuracy"], run.model  # doctest: +SKIP
     """
     config = get_recipe(recipe).resolve(*overrides, **options) if isinstance(recipe, str) else recipe
-    time_budget.check_length(minutes, steps)
+    time_budget.check_length(minutes, steps, epochs)
     on_note = on_note or (lambda text: None)
-    run_folder = Path(folder) if folder is not None else choose_folder(config, resume, minutes, steps)
+    run_folder = Path(folder) if folder is not None else choose_folder(config, resume, minutes, steps, epochs)
     if run_folder.exists() and not run_folder.is_dir():
         raise ValueError(f"{run_folder} is a file; a run needs its own directory")
     started = (run_folder / RECIPE_FILE).is_file()
@@ -115,8 +119,10 @@ def run_recipe(
         raise ValueError(f"{run_folder} contains a run already; resume it (--resume auto) or choose another directory")
     if not started and resume == "always":
         raise ValueError(f"{run_folder} contains no run to resume")
+    if started and epochs is not None:
+        World.current().run_on_first(lambda: extend_run(run_folder, config, epochs))
     if started:
-        config = _read_config(run_folder, config, minutes, steps)
+        config = _read_config(run_folder, config, minutes, steps, epochs)
         if read_status(run_folder).get("finished"):
             on_note(f"{run_folder} is finished already; this is its result")
             return open_run(run_folder)
@@ -125,10 +131,10 @@ def run_recipe(
         on_note(text)
     if not started:
         try:
-            task = time_budget.fit_to_length(task, minutes, steps, on_note)
+            task = time_budget.fit_to_length(task, minutes, steps, on_note, epochs)
         except time_budget.StoppedError as stopped:
             return Run(run_folder, task.config, False, str(stopped), 0.0, task.model.num_parameters, notes=task.notes)
-        create_run(run_folder, task, minutes)
+        create_run(run_folder, task, minutes, epochs)
     result, seconds = None, 0.0
     task.model.extra_files = {**task.model.extra_files, **task.files}
     for stage in task.stages:
@@ -148,10 +154,10 @@ def run_recipe(
     if not World.current().is_first:
         return run
     with single_process():  # the others have left
-        return _finish(run, task, best, on_note)
+        return _finish(run, task, best, on_note, _describe_best(task, result))
 
 
-def create_run(run_folder: Path, task: Task, minutes: float | int | None = None) -> None:
+def create_run(run_folder: Path, task: Task, minutes: float | int | None = None, epochs: int | None = None) -> None:
     """Create the run directory with run.json and recipe.toml, before anything is trained."""
     if not World.current().is_first:
         return
@@ -170,8 +176,30 @@ def create_run(run_folder: Path, task: Task, minutes: float | int | None = None)
     }
     if minutes is not None:
         status["minutes"] = minutes
+    if epochs is not None:
+        status["epochs"] = epochs
     write_status(run_folder, status)
     write_atomic(run_folder / RECIPE_FILE, to_toml(task.config.to_table(), comment="qkv train --config this-file"))
+
+
+def extend_run(run_folder: Path, wanted: RecipeConfig, epochs: int) -> str:
+    """Give a finished run more epochs, if its schedule does not depend on their number; returns "" otherwise.
+
+    Every step then has the numbers of a run that had these epochs from the start.
+    """
+    table, status = read_toml(run_folder / RECIPE_FILE), read_status(run_folder)
+    before = status.get("epochs")
+    if table.get("recipe") != wanted.recipe or not status.get("finished") or before is None or before >= epochs:
+        return ""
+    present = get_recipe(wanted.recipe).from_table(table)
+    fixed = all(stage.schedule.total_steps is not None for stage in present.stages.values())
+    if not fixed or _describe_difference(run_folder, present, wanted, None, None, before):
+        return ""
+    config = time_budget.with_epochs(get_recipe(wanted.recipe).build(present), epochs)
+    write_atomic(run_folder / RECIPE_FILE, to_toml(config.to_table(), comment="qkv train --config this-file"))
+    kept = {name: value for name, value in status.items() if name not in ("result", "testing_seconds")}
+    write_status(run_folder, {**kept, "epochs": epochs, "finished": False})
+    return "extended"
 
 
 def _prepare_batches(stage: Stage, model: Model, home: Path, on_note: Callable[[str], None]) -> Batches:
@@ -195,13 +223,24 @@ def _best_model(result: TrainResult) -> Model:
     return load_checkpoint(result.best or result.checkpoint or result.folder)
 
 
-def _finish(run: Run, task: Task, best: Model, on_note: Callable[[str], None]) -> Run:
+def _describe_best(task: Task, result: TrainResult) -> dict[str, Any]:
+    """Return the best metric, its epoch and that it was picked on the test set; {} if it was not."""
+    stage = task.stages[-1]
+    if stage.evaluated_on != "test" or result.best_step is None:
+        return {}
+    config = task.config.stages[stage.name]
+    epoch = result.best_step * config.grad_accumulation / stage.batches.num_batches(0)
+    best = {config.checkpoint.best_metric: result.best_value, "epoch": round(epoch, 2), "picked_on": PICKED_ON_TEST}
+    return {"best": best}
+
+
+def _finish(run: Run, task: Task, best: Model, on_note: Callable[[str], None], described: Mapping[str, Any]) -> Run:
     """Test the best model once; write model, metrics, samples and report."""
     from qkv.training.report import report_page
 
     on_note("testing the best checkpoint")
     run_folder, started = run.folder, time.perf_counter()
-    run = replace(run, result=evaluate_task(task, best))
+    run = replace(run, result={**evaluate_task(task, best), **described})
     best.extra_files = {**task.files, PURPOSE_FILE: json.dumps(task.purpose(best), ensure_ascii=False).encode()}
     best.save(run_folder / MODEL_FOLDER)
     status = {**read_status(run_folder), "finished": True, "seconds": round(run.seconds, 1), "result": run.result}
@@ -215,12 +254,19 @@ def _finish(run: Run, task: Task, best: Model, on_note: Callable[[str], None]) -
 
 def evaluate_task(task: Task, model: Model) -> dict[str, dict[str, Any]]:
     """Compute the metrics of the last stage's validation and of the test."""
-    validate = task.stages[-1].validate
-    return {"validation": {} if validate is None else validate(model), "test": task.test(model)}
+    stage = task.stages[-1]
+    if stage.evaluated_on == "test":
+        return {"test": task.test(model)}
+    return {"validation": {} if stage.validate is None else stage.validate(model), "test": task.test(model)}
 
 
 def choose_folder(
-    config: RecipeConfig, resume: str, minutes: float | int | None, steps: int | None, home: Path = Path("runs")
+    config: RecipeConfig,
+    resume: str,
+    minutes: float | int | None,
+    steps: int | None,
+    epochs: int | None = None,
+    home: Path = Path("runs"),
 ) -> Path:
     """Return the newest unfinished run of this config and length, if it may be resumed; otherwise a new directory."""
     existing = sorted(home.glob(f"{config.recipe}-*"), key=_run_number, reverse=True)
@@ -228,7 +274,7 @@ def choose_folder(
         for run_folder in existing:
             if (run_folder / RECIPE_FILE).is_file() and not read_status(run_folder).get("finished"):
                 present = get_recipe(config.recipe).from_table(read_toml(run_folder / RECIPE_FILE))
-                if _describe_difference(run_folder, present, config, minutes, steps) is None:
+                if _describe_difference(run_folder, present, config, minutes, steps, epochs) is None:
                     return run_folder
     return home / f"{config.recipe}-{max(map(_run_number, existing), default=0) + 1}"
 
@@ -262,7 +308,7 @@ def write_status(run_folder: Path, status: dict[str, Any]) -> None:
 
 
 def _read_config(
-    run_folder: Path, wanted: RecipeConfig, minutes: float | int | None, steps: int | None
+    run_folder: Path, wanted: RecipeConfig, minutes: float | int | None, steps: int | None, epochs: int | None = None
 ) -> RecipeConfig:
     """Read the config of a run directory; raises a ValueError if it is not the wanted one."""
     table = read_toml(run_folder / RECIPE_FILE)
@@ -271,13 +317,18 @@ def _read_config(
             f"{run_folder} contains a run of {table.get('recipe')}, not of {wanted.recipe}; choose another directory"
         )
     present = get_recipe(wanted.recipe).from_table(table)
-    if what := _describe_difference(run_folder, present, wanted, minutes, steps):
+    if what := _describe_difference(run_folder, present, wanted, minutes, steps, epochs):
         raise ValueError(f"{run_folder} contains a run {what}. Choose another directory, or undo this change")
     return present
 
 
 def _describe_difference(
-    run_folder: Path, present: RecipeConfig, wanted: RecipeConfig, minutes: float | int | None, steps: int | None
+    run_folder: Path,
+    present: RecipeConfig,
+    wanted: RecipeConfig,
+    minutes: float | int | None,
+    steps: int | None,
+    epochs: int | None = None,
 ) -> str | None:
     """Describe how the run in a directory differs from the wanted one; None if it does not."""
     if steps is not None:
@@ -291,6 +342,13 @@ def _describe_difference(
         if given != minutes:
             return f"of {given:g} minutes, not of {minutes:g}"
         wanted = time_budget.with_length_of(wanted, present)
+    if epochs is not None:
+        given = read_status(run_folder).get("epochs")
+        if given != epochs:
+            return f"of {given or 'another number of'} epochs, not of {epochs}"
+        lengths = {name: stage.steps for name, stage in present.stages.items()}
+        stages = {name: time_budget.cut_or_rescale(stage, lengths[name]) for name, stage in wanted.stages.items()}
+        wanted = replace(wanted, stages=stages)
     differences = find_differences([_comparable(present), _comparable(wanted)])
     if not differences:
         return None

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: warm-up, then cosine, warmup-stable-decay (WSD) or constant.
+"""Learning-rate schedules: warm-up, then cosine, warmup-stable-decay (WSD), constant, or minGPT's cosine over tokens.
 
 A schedule is a function of the step, so checkpoints save nothing for it.
 """
@@ -7,24 +7,81 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from qkv._config import variant
+
+
+@variant
+@dataclass(frozen=True)
+class TokenCosine:
+    """Numbers of minGPT's schedule, which counts tokens (CS224N A5).
+
+    With n the tokens of all steps before, padding included: n / warmup below `warmup`, then the cosine
+    (1 + cos πp)/2 with p = (n − warmup) / (final − warmup), at least `min_lr_ratio`. p is *not* clamped: after `final`
+    tokens the rate rises again. minGPT sets the rate after a step, so the first step has the maximum.
+
+    batch, epoch: tokens of a batch and of an epoch; the last batch of an epoch has the rest.
+    """
+
+    warmup: int = 0
+    final: int = 1
+    batch: int = 1
+    epoch: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < self.final:
+            raise ValueError(f"schedule.tokens: expected 0 ≤ warmup < final, got {self.warmup} and {self.final}")
+        if not 1 <= self.batch <= self.epoch:
+            raise ValueError(f"schedule.tokens: expected 1 ≤ batch ≤ epoch, got {self.batch} and {self.epoch}")
+
+    def count(self, steps: int) -> int:
+        """Return the tokens of the first `steps` steps.
+
+        >>> [TokenCosine(batch=4, epoch=10).count(steps) for steps in range(5)]
+        [0, 4, 8, 10, 14]
+        """
+        epochs, rest = divmod(steps, -(-self.epoch // self.batch))
+        return epochs * self.epoch + rest * self.batch
+
+    def lr_factor(self, step: int, least: float) -> float:
+        """Compute the factor on the maximum learning rate at step `step`, from 0."""
+        if step == 0:
+            return 1.0
+        tokens = self.count(step)
+        if tokens < self.warmup:
+            return tokens / self.warmup
+        progress = (tokens - self.warmup) / (self.final - self.warmup)
+        return max(least, 0.5 * (1 + math.cos(math.pi * progress)))
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How the learning rate changes: linear warm-up, then by `kind`, down to `min_lr_ratio` times the maximum.
 
     kind: "cosine" decays from the end of the warm-up to the last step; "wsd" (warmup-stable-decay) stays constant and
-        decays linearly over the last `decay_steps`; "constant" stays.
+        decays linearly over the last `decay_steps`; "constant" stays; "token-cosine" is minGPT's, see `TokenCosine`.
     decay_steps: length of the decay of "wsd"; None for a fifth of all steps.
+    total_steps: number of steps that the schedule is laid out over; None for those of the run. A run of fewer steps
+        makes the first part of the schedule.
+    tokens: the numbers of "token-cosine".
     """
 
-    kind: Literal["cosine", "wsd", "constant"] = "cosine"
+    kind: Literal["cosine", "wsd", "constant", "token-cosine"] = "cosine"
     warmup_steps: int = 0
     decay_steps: int | None = None
     min_lr_ratio: float = 0.0
+    total_steps: int | None = None
+    tokens: TokenCosine | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("cosine", "wsd", "constant"):
-            raise ValueError(f"schedule.kind must be one of cosine, wsd, constant, got {self.kind!r}")
+        kinds = ("cosine", "wsd", "constant", "token-cosine")
+        if self.kind not in kinds:
+            raise ValueError(f"schedule.kind must be one of {', '.join(kinds)}, got {self.kind!r}")
+        if self.total_steps is not None and not 1 <= self.total_steps < math.inf:
+            raise ValueError(f"schedule.total_steps must be at least 1, got {self.total_steps}")
+        if (self.kind == "token-cosine") != (self.tokens is not None):
+            raise ValueError(f"schedule.tokens and kind='token-cosine' need each other, got kind={self.kind!r}")
+        if self.tokens is not None and (self.warmup_steps or self.total_steps is not None):
+            raise ValueError("schedule.kind='token-cosine' counts tokens, not warmup_steps and total_steps")
         for name in ("warmup_steps", "decay_steps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -36,7 +93,7 @@ class ScheduleConfig:
 
 
 def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """Compute the factor on the maximum learning rate at step `step` (from 0) of `steps`.
+    """Compute the factor on the maximum learning rate at step `step` (from 0) of `steps`, or of schedule.total_steps.
 
     Warm-up: (step + 1) / warmup_steps, so that the first step is not lost. Then, with p the progress in [0, 1] since
     the end of the warm-up (cosine) or the start of the decay (wsd) and m = min_lr_ratio,
@@ -49,6 +106,9 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     [1.0, 1.0, 1.0, 1.0, 0.5]
     """
     warmup, least = schedule.warmup_steps, schedule.min_lr_ratio
+    if schedule.tokens is not None:
+        return schedule.tokens.lr_factor(step, least)
+    steps = schedule.total_steps or steps
     if step < warmup:
         return (step + 1) / warmup
     if schedule.kind == "constant":

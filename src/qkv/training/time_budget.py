@@ -18,6 +18,7 @@ from qkv.training.loop import train
 from qkv.training.metrics import Progress, TrainCallback
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import RecipeConfig, Stage, Task, copy_to_device
+from qkv.training.schedules import TokenCosine
 
 MIN_TRIAL_STEPS, MAX_TRIAL_STEPS = 16, 500  # the first quarter of them is not timed
 TRIAL_SHARE = 0.02  # of a stage's time: batches differ, so a few steps say little
@@ -28,21 +29,31 @@ MAX_EVALUATIONS = 10  # of a run with a time budget
 EVALUATION_SHARE = 0.2  # of its time, at most
 
 
-def check_length(minutes: float | int | None, steps: int | None) -> None:
+def check_length(minutes: float | int | None, steps: int | None, epochs: int | None = None) -> None:
     """Raise a ValueError if no run can have this length."""
-    if minutes is not None and steps is not None:
-        raise ValueError("give minutes or steps, not both")
+    if sum(length is not None for length in (minutes, steps, epochs)) > 1:
+        raise ValueError("give one of minutes, steps and epochs, not two")
+    if epochs is not None and not 1 <= epochs <= MAX_STEPS:
+        raise ValueError(f"epochs must be at least 1 and at most {MAX_STEPS:,}, got {epochs}")
     if minutes is not None and not 0 < minutes <= MAX_MINUTES:
         raise ValueError(f"minutes must be above 0 and at most {MAX_MINUTES:,} (a year), got {minutes}")
     if steps is not None and not 1 <= steps <= MAX_STEPS:
         raise ValueError(f"steps must be at least 1 and at most {MAX_STEPS:,}, got {steps}")
 
 
-def fit_to_length(task: Task, minutes: float | int | None, steps: int | None, on_note: Callable[[str], None]) -> Task:
-    """Fit the stages of a task to minutes or to a number of steps; without both return it unchanged."""
-    check_length(minutes, steps)
+def fit_to_length(
+    task: Task,
+    minutes: float | int | None,
+    steps: int | None,
+    on_note: Callable[[str], None],
+    epochs: int | None = None,
+) -> Task:
+    """Fit the stages of a task to minutes, steps or epochs; without a length return it unchanged."""
+    check_length(minutes, steps, epochs)
     if steps is not None:
         return replace(task, config=with_steps(task.config, steps))
+    if epochs is not None:
+        return replace(task, config=with_epochs(task, epochs))
     if minutes is None:
         return task
     shares = get_recipe(task.config.recipe).stage_shares(task.config)
@@ -81,6 +92,24 @@ def with_steps(config: RecipeConfig, steps: int) -> RecipeConfig:
     shares = get_recipe(config.recipe).stage_shares(config)
     stages = {name: rescale_steps(config.stages[name], max(round(steps * share), 1)) for name, share in shares.items()}
     return replace(config, stages={**config.stages, **stages})
+
+
+def with_epochs(task: Task, epochs: int) -> RecipeConfig:
+    """Give the only stage of a task so many epochs; a schedule with `total_steps` stays laid out over these."""
+    if len(task.stages) != 1:
+        names = " and ".join(f"{stage.name}.steps" for stage in task.stages)
+        raise ValueError(f"epochs are for a recipe with one stage; {task.config.recipe} has several: set {names}")
+    (stage,), config = task.stages, task.config
+    accumulated = config.stages[stage.name].grad_accumulation
+    steps = sum(stage.batches.num_batches(epoch) for epoch in range(epochs)) // accumulated
+    return replace(config, stages={**config.stages, stage.name: cut_or_rescale(config.stages[stage.name], steps)})
+
+
+def cut_or_rescale(config: TrainConfig, steps: int) -> TrainConfig:
+    """Change the number of steps: of a schedule with `total_steps` this is the first part, others are rescaled."""
+    if config.schedule.total_steps is None and config.schedule.tokens is None:
+        return rescale_steps(config, steps)
+    return replace(config, steps=steps)
 
 
 def with_length_of(config: RecipeConfig, other: RecipeConfig) -> RecipeConfig:
@@ -126,7 +155,13 @@ def rescale_steps(config: TrainConfig, steps: int, evaluations: int | None = Non
     return replace(
         config,
         steps=steps,
-        schedule=replace(schedule, warmup_steps=int(schedule.warmup_steps * ratio), decay_steps=decay),
+        schedule=replace(
+            schedule,
+            warmup_steps=int(schedule.warmup_steps * ratio),
+            decay_steps=decay,
+            total_steps=None if schedule.total_steps is None else max(round(schedule.total_steps * ratio), 1),
+            tokens=None if schedule.tokens is None else _rescale_tokens(schedule.tokens, ratio),
+        ),
         checkpoint=replace(
             checkpoint,
             log_every=min(checkpoint.log_every, max(steps // 5, 1)),
@@ -134,6 +169,11 @@ def rescale_steps(config: TrainConfig, steps: int, evaluations: int | None = Non
             checkpoint_every=rescale_interval(checkpoint.checkpoint_every),
         ),
     )
+
+
+def _rescale_tokens(tokens: TokenCosine, ratio: float) -> TokenCosine:
+    warmup = int(tokens.warmup * ratio)
+    return replace(tokens, warmup=warmup, final=max(round(tokens.final * ratio), warmup + 1))
 
 
 def measure_speed(task: Task, stage: Stage, config: TrainConfig, trial_seconds: float) -> tuple[float, float]:

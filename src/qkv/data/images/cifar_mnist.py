@@ -40,14 +40,26 @@ class CifarLayout(NamedTuple):
     label_bytes: int
     class_names: str
     num_classes: int
+    num_coarse: int = 0  # CIFAR-100's first label byte: one of 20 superclasses
 
 
 CIFAR_LAYOUTS = {
     "cifar10": CifarLayout(
         tuple(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin", 1, "batches.meta.txt", 10
     ),
-    "cifar100": CifarLayout(("train.bin",), "test.bin", 2, "fine_label_names.txt", 100),
+    "cifar100": CifarLayout(("train.bin",), "test.bin", 2, "fine_label_names.txt", 100, 20),
 }
+
+_CIFAR100_FINE = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+CIFAR100_CLASSES = tuple(_CIFAR100_FINE.split())
 
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -70,7 +82,20 @@ FASHION_CHECKSUMS = {
 
 def detect_cifar(folder: Path) -> str | None:
     """Which CIFAR data set a folder holds: "cifar10", "cifar100" or None."""
-    return next((kind for kind, layout in CIFAR_LAYOUTS.items() if (folder / layout.train[0]).is_file()), None)
+    return next(
+        (
+            kind
+            for kind, layout in CIFAR_LAYOUTS.items()
+            if (folder / layout.train[0]).is_file() or (folder / layout.test).is_file()
+        ),
+        None,
+    )
+
+
+def find_cifar_folder(folder: Path) -> Path:
+    """The folder of binary files: this one, or the only unpacked archive in it."""
+    inner = [folder / name for _, _, name in CIFAR_ARCHIVES.values() if detect_cifar(folder / name)]
+    return inner[0] if len(inner) == 1 and detect_cifar(folder) is None else folder
 
 
 def download_cifar(kind: str) -> Path:
@@ -101,18 +126,18 @@ def load_cifar(folder: str | Path) -> dict[str, Images]:
     missing = [name for name in (*layout.train, layout.test) if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)} of {kind}")
-    classes = tuple(map(str, range(layout.num_classes)))
+    classes, coarse = tuple(map(str, range(layout.num_classes))), layout.num_coarse
     if (folder / layout.class_names).is_file():
         names = tuple(line.strip() for line in read_lines(folder / layout.class_names) if line.strip())
         classes = names if len(names) == layout.num_classes else classes
     return {
-        "train": read_cifar_records([folder / name for name in layout.train], layout.label_bytes, classes),
-        "test": read_cifar_records([folder / layout.test], layout.label_bytes, classes),
+        "train": read_cifar_records([folder / name for name in layout.train], layout.label_bytes, classes, coarse),
+        "test": read_cifar_records([folder / layout.test], layout.label_bytes, classes, coarse),
     }
 
 
-def read_cifar_records(paths: list[Path], label_bytes: int, classes: tuple[str, ...]) -> Images:
-    """Read images from files of records; the last label byte counts."""
+def read_cifar_records(paths: list[Path], label_bytes: int, classes: tuple[str, ...], num_coarse: int = 0) -> Images:
+    """Read images from files of records; the last label byte counts, a coarse label before it is only checked."""
     record_bytes = label_bytes + CIFAR_BYTES
     parts = []
     for path in paths:
@@ -122,12 +147,13 @@ def read_cifar_records(paths: list[Path], label_bytes: int, classes: tuple[str, 
                 f"{path} is damaged: {len(content):,} bytes is not a whole number of records of {record_bytes} bytes"
             )
         parts.append(torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, record_bytes))
-        labels = parts[-1][:, label_bytes - 1]
-        if int(labels.max()) >= len(classes):
-            record = int(labels.argmax())
-            raise ValueError(
-                f"{path}, record {record}: unknown label {int(labels[record])}; labels are 0 … {len(classes) - 1}"
-            )
+        for column, count, name in ((label_bytes - 1, len(classes), "label"), (0, num_coarse, "coarse label")):
+            labels = parts[-1][:, column]
+            if count and int(labels.max()) >= count:
+                record = int(labels.argmax())
+                raise ValueError(
+                    f"{path}, record {record}: unknown {name} {int(labels[record])}; {name}s are 0 … {count - 1}"
+                )
     records = torch.cat(parts)
     pixels = records[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous()
     return Images(pixels, records[:, label_bytes - 1].long(), classes)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.data.batches import Batch, batch_indices, epoch_order, generator_for, split_indices
 from qkv.data.images.augmentation import ImageAugment
+from qkv.data.overlap import find_overlap
 
 AUGMENT_STREAM = 3  # of randomness
 
@@ -53,6 +54,8 @@ class Images:
 class ImageSplits:
     """Images for training, for validation during training, and for one test at the end.
 
+    validation: without a validation split these are the test images, and `validates_on_test` is true.
+
     notes: what was guessed, split or skipped while loading; commands print them.
     """
 
@@ -64,6 +67,11 @@ class ImageSplits:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.train.classes
+
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether there is no validation split: the test images are evaluated during training."""
+        return self.test is not None and self.validation.pixels is self.test.pixels
 
     def with_class_names(self, names: tuple[str, ...]) -> "ImageSplits":
         """The same with these names, if their number fits and the classes are only numbered (0, 1, 2, …)."""
@@ -82,19 +90,40 @@ def split_images(
 ) -> ImageSplits:
     """Complete parts by name ("train", perhaps "validation" and "test"): missing ones are split off the training data.
 
-    validation: the fraction of the training images for each missing part; `seed` chooses them.
+    validation: the fraction of the training images for each missing part; `seed` chooses them. With 0 all images are
+        for training and the test images stand for validation.
     """
     train, all_notes = parts["train"], list(notes)
+    if validation == 0 and "validation" not in parts:
+        if "test" not in parts:
+            raise ValueError("validation=0 evaluates the test images during training, but the data has no test part")
+        parts = {**parts, "validation": parts["test"]}
+        all_notes.append(f"validation: none; all {len(train):,} training images are trained on")
     for name in ("test", "validation"):
         if name not in parts:
             kept, held_out = split_indices(len(train), validation, seed + (name == "test"))
+            kept, held_out, moved = keep_copies_together(train.pixels, kept, held_out)
             parts = {**parts, name: train.take(held_out)}
             train = train.take(kept)
-            all_notes.append(f"{name}: {len(held_out):,} images split off the training data with seed {seed}")
+            copies = f"; {moved} more are copies of training images and stay there" if moved else ""
+            all_notes.append(f"{name}: {len(held_out):,} images split off the training data with seed {seed}{copies}")
     for name in ("validation", "test"):
         if parts[name].shape != train.shape:
             raise ValueError(f"images must have one shape, got {train.shape} in train, {parts[name].shape} in {name}")
     return ImageSplits(train, parts["validation"], parts["test"], tuple(all_notes))
+
+
+def keep_copies_together(pixels: Tensor, kept: Tensor, held_out: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Move held-out images that are identical to a training image back to training; also returns how many.
+
+    If all of them are, nothing is moved.
+    """
+    overlap = find_overlap((pixels[row] for row in kept), (pixels[row] for row in held_out))
+    if not overlap.indices or len(overlap.indices) == len(held_out):
+        return kept, held_out, 0
+    copies = torch.zeros(len(held_out), dtype=torch.bool)
+    copies[list(overlap.indices)] = True
+    return torch.cat((kept, held_out[copies])).sort().values, held_out[~copies], int(copies.sum())
 
 
 @dataclass(frozen=True)

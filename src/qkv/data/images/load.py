@@ -13,6 +13,7 @@ from qkv.data.images.cifar_mnist import (
     detect_cifar,
     download_cifar,
     download_fashion_mnist,
+    find_cifar_folder,
     is_idx_folder,
     load_cifar,
     load_idx_images,
@@ -37,7 +38,8 @@ def load_images(
     Args:
         source: "digits" (bundled), "cifar10", "cifar100", "fashion-mnist" (downloaded), an .npz file, a folder with a
             folder per class, or a folder of parquet files, of CIFAR's .bin files or of MNIST's idx files.
-        validation: fraction of the training data held out, by the seed, where the source has no such part.
+        validation: fraction of the training data held out, by the seed, where the source has no such part; 0 holds out
+            none, and the test images stand for validation.
         size: resize and crop image files to size × size.
         bad_items: "error" or "skip" for image files that cannot be read.
 
@@ -62,8 +64,8 @@ def _load_parts(source: str | Path, size: int | None, bad_items: BadItems) -> tu
         if path.suffix.lower() != ".npz":
             raise ValueError(f"{path} is a file but not an .npz file; expected one, or a folder")
         return load_npz_images(path)
-    if detect_cifar(path):
-        return load_cifar(path), ()
+    if detect_cifar(found := find_cifar_folder(path)):
+        return load_cifar(found), ()
     if is_idx_folder(path):
         return load_idx_images(path), ()
     if next(path.rglob("*.parquet"), None) is not None:

@@ -12,6 +12,7 @@ and the true answers. A model that does not learn reading comprehension can use 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +56,10 @@ class FactData:
     tokenizer: "characters", or "bpe" with `vocab_size` tokens. max_length: tokens of a text.
     batch_size: texts per batch.
     layout: how texts fill a batch; CS224N A5 pads, "by-length" and "packed" waste less.
-    validation_fraction: share of the training questions for validation; the dev questions are the test.
+    shuffle: whether the order of texts changes each epoch; without, all texts come in the order of the file.
+    score_mask: whether the ⁇ that ends a question is scored, as in CS224N A5.
+    validation_fraction: share of the training questions for validation; the dev questions are the test. With 0 all
+        training questions are trained on, and the last checkpoint is used.
     pretrain: whether to pretrain on the documents at all (False is the control of CS224N A5).
     self_training: whether the model practices reading comprehension and then learns its own answers too.
     swap_prob: probability that the document of a reading example states another place, so that the answer must be read.
@@ -73,6 +77,8 @@ class FactData:
     batch_size: int = 32
     finetune_batch_size: int = 32
     layout: Layout = "by-length"
+    shuffle: bool = True
+    score_mask: bool = False
     validation_fraction: float = 0.1
     pretrain: bool = True
     self_training: bool = True
@@ -88,6 +94,8 @@ class FactData:
                 "data.teacher names the run whose pseudo-labels replace the model's own; it needs data.pretrain=true "
                 "and data.self_training=true"
             )
+        if self.validation_fraction == 0 and self.pretrain and self.self_training:
+            raise ValueError("data.validation_fraction=0 leaves no questions to validate; set data.self_training=false")
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,9 @@ def load_facts(data: FactData, seed: int) -> Facts:
 def split_questions(
     questions: list[QuestionAnswer], fraction: float, seed: int
 ) -> tuple[list[QuestionAnswer], list[QuestionAnswer]]:
-    """Split questions into those for training and those for validation."""
+    """Split questions into those for training and those for validation; a fraction of 0 holds out none."""
+    if fraction == 0:
+        return questions, []
     train, validation = split_indices(len(questions), fraction, seed)
     return [questions[i] for i in train.tolist()], [questions[i] for i in validation.tolist()]
 
@@ -146,17 +156,12 @@ class BirthplacesTask:
         self.train, self.validation = split_questions(self.facts.train, self.data.validation_fraction, self.seed)
         self.objective = language_model()
         self.reading_confidence: dict[str, float] = {}  # of the pseudo-labels, by question
-        self.validation_batches = SequenceBatches(
-            question_examples(self.validation, self.tokenizer, self.data.max_length),
-            max_length=self.data.max_length,
-            batch_size=EVAL_BATCH_SIZE,
-            shuffle=False,
-        )
 
     def stages(self) -> tuple[Stage, ...]:
         """Pretraining on documents, unless it is off, and fine-tuning on questions."""
         data = self.data
-        finetune = Stage("finetune", self.question_batches(self.train), self.objective, self.validate)
+        validate = self.make_validate() if self.validation else None
+        finetune = Stage("finetune", self.question_batches(self.train), self.objective, validate)
         if not data.pretrain:
             return (finetune,)
         texts = SpanCorruptionExamples(
@@ -202,13 +207,20 @@ class BirthplacesTask:
     def sequence_batches(self, examples: Any, batch_size: int, layout: Layout = "by-length") -> SequenceBatches:
         """Make training batches of examples."""
         return SequenceBatches(
-            examples, batch_size=batch_size, layout=layout, max_length=self.data.max_length, seed=self.seed
+            examples,
+            batch_size=batch_size,
+            layout=layout,
+            max_length=self.data.max_length,
+            seed=self.seed,
+            shuffle=self.data.shuffle,
         )
 
     def question_batches(self, questions: list[QuestionAnswer]) -> SequenceBatches:
         """Make fine-tuning batches of questions."""
-        examples = question_examples(questions, self.tokenizer, self.data.max_length)
-        return self.sequence_batches(examples, self.data.finetune_batch_size)
+        data = self.data
+        examples = question_examples(questions, self.tokenizer, data.max_length, score_mask=data.score_mask)
+        layout = "by-length" if data.shuffle else data.layout
+        return self.sequence_batches(examples, data.finetune_batch_size, layout)
 
     def answer(self, model: nn.Module, questions: list[QuestionAnswer]) -> list[Answer]:
         """Answer questions without documents."""
@@ -218,10 +230,20 @@ class BirthplacesTask:
         """Answer questions; the confidence includes that of the pseudo-label."""
         return scale_confidence(self.answer(model, questions), questions, self.reading_confidence)
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
-        """Loss and exact match on the validation questions."""
-        loss = evaluate_all(model, self.validation_batches, self.objective)
-        return {**loss, "exact": exact_match(self.answer(model, self.validation), self.validation)}
+    def make_validate(self) -> Callable[[nn.Module], dict[str, float]]:
+        """Make the function that computes loss and exact match on the validation questions."""
+        batches = SequenceBatches(
+            question_examples(self.validation, self.tokenizer, self.data.max_length),
+            max_length=self.data.max_length,
+            batch_size=EVAL_BATCH_SIZE,
+            shuffle=False,
+        )
+
+        def validate(model: nn.Module) -> dict[str, float]:
+            loss = evaluate_all(model, batches, self.objective)
+            return {**loss, "exact": exact_match(self.answer(model, self.validation), self.validation)}
+
+        return validate
 
     def test(self, model: nn.Module) -> dict[str, Any]:
         """Exact match on the dev questions, and that of the most common training answer for all of them (London)."""
@@ -234,8 +256,8 @@ class BirthplacesTask:
         }
 
     def samples(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Answers to some validation questions."""
-        shown = self.validation[:NUM_SAMPLES]
+        """Answers to some validation questions; to dev questions if there are none."""
+        shown = (self.validation or self.facts.dev)[:NUM_SAMPLES]
         return [
             {
                 "question": question.question,
@@ -248,11 +270,13 @@ class BirthplacesTask:
 
     def purpose(self, model: nn.Module) -> dict[str, Any]:
         """What `qkv use` needs to answer questions, or to abstain."""
-        answers = self.answer_with_confidence(model, self.validation)
+        threshold = 0.0  # without validation questions nothing says which confidence is enough: never abstain
+        if self.validation:
+            threshold = calibrate_threshold(self.answer_with_confidence(model, self.validation), self.validation)
         purpose = {
             "task": "answer",
             "mask_id": self.mask_id,
-            "threshold": calibrate_threshold(answers, self.validation),
+            "threshold": threshold,
             "documents": self.facts.documents,
         }
         if self.data.pretrain and self.data.self_training:
@@ -280,8 +304,20 @@ def build(config: RecipeConfig) -> Task:
         test=task.test,
         samples=task.samples,
         purpose=task.purpose,
+        notes=_note_other_data(config, task),
         files={"tokenizer.json": serialize_tokenizer(task.tokenizer)},
     )
+
+
+def _note_other_data(config: RecipeConfig, task: BirthplacesTask) -> tuple[str, ...]:
+    """Say if a schedule that counts tokens was laid out for other data."""
+    items = {"pretrain": len(task.facts.documents), "finetune": len(task.train)}
+    notes = []
+    for name in stage_shares(config):
+        tokens, here = config.stages[name].schedule.tokens, items[name] * (task.data.max_length - 1)
+        if tokens is not None and tokens.epoch != here:
+            notes.append(f"{name}: the schedule has {tokens.epoch:,} tokens in an epoch, this data has {here:,}")
+    return tuple(notes)
 
 
 def read_pseudo_labels(run: str) -> list[dict[str, Any]]:
@@ -326,20 +362,53 @@ def _train_config(steps: int, lr: float, best_metric: str) -> TrainConfig:
     )
 
 
-_CS224N_A5: dict[str, Any] = {  # Stanford CS224N, assignment 5
+A5_DOCUMENTS, A5_QUESTIONS, A5_BLOCK = 2_937, 2_000, 128  # lines of wiki.txt and birth_places_train.tsv; texts
+
+
+def _a5_stage(items: int, batch_size: int, epochs: int, lr: float) -> dict[str, Any]:
+    """A stage of CS224N A5's starter code of 2021: minGPT's trainer, without shuffling or evaluation."""
+    width, epoch_steps = A5_BLOCK - 1, -(-items // batch_size)
+    return {
+        "steps": epochs * epoch_steps,
+        "grad_clip": 1.0,
+        "optimizer": {"name": "adamw", "lr": lr, "betas": [0.9, 0.95], "weight_decay": 0.1, "decay_embeddings": True},
+        "schedule": {
+            "kind": "token-cosine",
+            "warmup_steps": 0,
+            "min_lr_ratio": 0.1,
+            "tokens": {
+                "kind": "TokenCosine",
+                "warmup": 512 * 20,
+                "final": 200 * A5_DOCUMENTS * A5_BLOCK,  # in both stages
+                "batch": batch_size * width,
+                "epoch": items * width,
+            },
+        },
+        "checkpoint": {"evaluate_every": 0, "checkpoint_every": min(400, 2 * epoch_steps), "best_metric": ""},
+    }
+
+
+def _dotted(stage: str, table: dict[str, Any]) -> dict[str, Any]:
+    return {f"{stage}.{name}": value for name, value in table.items()}
+
+
+_CS224N_A5: dict[str, Any] = {  # Stanford CS224N, assignment 5, as published
     "data.tokenizer": "characters",
     "data.self_training": False,
     "data.layout": "padded",
+    "data.shuffle": False,
+    "data.score_mask": True,
+    "data.validation_fraction": 0.0,
+    "data.max_length": A5_BLOCK,
     "data.batch_size": 128,
     "data.finetune_batch_size": 256,
-    "pretrain.steps": 14_950,  # 650 epochs of 2,937 documents
-    "pretrain.optimizer": {"name": "adamw", "lr": 6e-3},
-    "pretrain.schedule": {"warmup_steps": 200},
-    "pretrain.checkpoint": {"evaluate_every": 0, "checkpoint_every": 400},
-    "finetune.steps": 80,  # 10 epochs of 2,000 questions
-    "finetune.optimizer": {"name": "adamw", "lr": 6e-4},
-    "finetune.schedule": {"warmup_steps": 4},
-    "finetune.checkpoint": {"evaluate_every": 16, "checkpoint_every": 16},
+    **_dotted("pretrain", _a5_stage(A5_DOCUMENTS, 128, 650, 6e-3)),
+    **_dotted("finetune", _a5_stage(A5_QUESTIONS, 256, 10, 6e-4)),
+}
+_CS224N_A5_CONTROL: dict[str, Any] = {  # its control without pretraining
+    **_CS224N_A5,
+    "data.pretrain": False,
+    **_dotted("finetune", _a5_stage(A5_QUESTIONS, 256, 75, 6e-4)),
 }
 _LONG: dict[str, Any] = {
     "model.dim": 192,
@@ -363,7 +432,11 @@ BIRTHPLACES = RecipeDefinition(
         "rnn": RNNConfig(vocab_size=2, dim=256, hidden_size=512, layers=2, dropout=0.1),
     },
     stages={"pretrain": _train_config(2_000, 4e-3, ""), "finetune": _train_config(2_000, 3e-3, "exact")},
-    presets={"cs224n-a5": _CS224N_A5, "long": _LONG},
+    presets={
+        "cs224n-a5": _CS224N_A5,
+        "cs224n-a5-no-pretraining": _CS224N_A5_CONTROL,
+        "long": _LONG,
+    },
     model_overrides={
         "rnn": {f"{stage}.optimizer": {"name": "adamw", "lr": 1e-3} for stage in ("pretrain", "finetune")}
     },

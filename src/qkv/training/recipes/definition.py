@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from qkv.training.distributed import World
 from qkv.training.objectives import Objective
 
 WEIGHTS = 101  # the random stream that initial weights are drawn from
+PICKED_ON_TEST = "best epoch picked on the test set, as in the notebook"  # of NYU DL HW4
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Stage:
     validate: metrics on held-out data, computed during training; None for none.
     prepare: what the model at the start of the stage produces first, as JSON (pseudo-labels, for example). It is saved
         in the run directory, so that a resumed run learns from the same. prepared: makes the batches from it.
+    evaluated_on: the data of `validate`; "test" if the best epoch is picked on the test set.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Stage:
     validate: Callable[[nn.Module], dict[str, float]] | None = None
     prepare: Callable[[nn.Module], Any] | None = None
     prepared: Callable[[Any], Batches] | None = None
+    evaluated_on: Literal["validation", "test"] = "validation"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from qkv._config import to_dict
 from qkv.data.images.augmentation import ImageAugment
+from qkv.data.images.cifar_mnist import CIFAR100_CLASSES
 from qkv.data.images.dataset import ImageBatches, Images, ImageSplits, Normalization
 from qkv.data.images.load import load_digits, load_images
 from qkv.models import PRESETS, CNNConfig, MLPConfig, ViTConfig
@@ -20,7 +22,14 @@ from qkv.training.config import CheckpointConfig, TrainConfig
 from qkv.training.evaluation import eval_mode, evaluate_all, first_epoch
 from qkv.training.objectives import classification
 from qkv.training.optimizers import OptimizerConfig
-from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
+from qkv.training.recipes.definition import (
+    PICKED_ON_TEST,
+    RecipeConfig,
+    RecipeDefinition,
+    Stage,
+    Task,
+    build_model,
+)
 from qkv.training.schedules import ScheduleConfig
 
 EVAL_BATCH_SIZE = 500
@@ -33,13 +42,16 @@ class ImageData:
 
     path: an .npz file, a folder of class folders, a folder of parquet files, or CIFAR's .bin files; "digits" are the
         bundled digits.
-    validation_fraction: share of the training images that is held out, where the data has no validation split.
+    drop_last: leave out the last batch of an epoch if it is smaller.
+    validation_fraction: share of the training images that is held out, where the data has no validation split. With 0
+        all are trained on, the test set is evaluated during training, and the best epoch is picked on it.
     class_names: names of the classes, where the data only has numbers.
     skip_bad_items: leave out images that cannot be read, with a note, instead of failing.
     """
 
     path: str = "digits"
     batch_size: int = 128
+    drop_last: bool = True
     validation_fraction: float = 0.1
     label_smoothing: float = 0.0
     class_names: tuple[str, ...] = ()
@@ -69,7 +81,7 @@ def build(config: RecipeConfig) -> Task:
         seed=config.seed,
         normalization=normalization,
         augment=data.augment,
-        drop_last=True,
+        drop_last=data.drop_last,
     )
     validation = in_order(splits.validation)
     test = None if splits.test is None else in_order(splits.test)
@@ -83,7 +95,15 @@ def build(config: RecipeConfig) -> Task:
     return Task(
         config=config,
         model=build_model(config.model, config.seed),
-        stages=(Stage("train", train, objective, lambda model: evaluate_all(model, validation, cross_entropy)),),
+        stages=(
+            Stage(
+                "train",
+                train,
+                objective,
+                lambda model: evaluate_all(model, validation, cross_entropy),
+                evaluated_on="test" if splits.validates_on_test else "validation",
+            ),
+        ),
         test=evaluate_test,
         samples=lambda model: _samples(model, splits.validation, validation),
         purpose=lambda _: {
@@ -92,7 +112,7 @@ def build(config: RecipeConfig) -> Task:
             "mean": list(normalization.mean),
             "std": list(normalization.std),
         },
-        notes=splits.notes,
+        notes=(*splits.notes, PICKED_ON_TEST) if splits.validates_on_test else splits.notes,
         files={"preprocessor_config.json": json.dumps(preprocessor).encode()},
     )
 
@@ -171,7 +191,7 @@ DIGITS = RecipeDefinition(
 )
 
 _NYU_VIT: dict[str, Any] = to_dict(PRESETS["nyu-hw4-vit"])
-_NYU_HW4 = {  # NYU Deep Learning, homework 4
+_NYU_VIT_IN_STEPS = {  # the model and training of NYU Deep Learning homework 4, with a validation split
     "data.batch_size": 256,
     "data.augment": {"crop": 4, "flip": True, "mix": "either"},
     "train.steps": 17_600,  # 100 epochs of 45,000 images
@@ -182,10 +202,22 @@ _NYU_HW4 = {  # NYU Deep Learning, homework 4
     "train.checkpoint": {"evaluate_every": 1760, "checkpoint_every": 1760},
     **{f"model.{name}": value for name, value in _NYU_VIT.items() if name not in _DATA_FIELDS},
 }
+NYU_EPOCHS, _NYU_EPOCH_STEPS = 100, 196  # 50,000 images in batches of 256, the last one of 80
+_NYU_HW4 = {  # NYU Deep Learning, homework 4, as published: all images, the best epoch picked on the test set
+    **_NYU_VIT_IN_STEPS,
+    "data.validation_fraction": 0.0,
+    "data.drop_last": False,
+    "train.steps": NYU_EPOCHS * _NYU_EPOCH_STEPS,
+    "train.optimizer": {"name": "adam", "lr": 1e-3, "weight_decay": 1e-4},
+    "train.schedule": {"warmup_steps": 0, "total_steps": NYU_EPOCHS * _NYU_EPOCH_STEPS},
+    "train.checkpoint": {"evaluate_every": _NYU_EPOCH_STEPS, "checkpoint_every": _NYU_EPOCH_STEPS},
+}
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def _cifar(num_classes: int, summary: str, class_names: tuple[str, ...] = ()) -> RecipeDefinition:
+def _cifar(
+    num_classes: int, summary: str, class_names: tuple[str, ...], nyu_hw4: Mapping[str, Any]
+) -> RecipeDefinition:
     augment = ImageAugment(crop=4, flip=True)
     return RecipeDefinition(
         name=f"vit-cifar{num_classes}",
@@ -206,15 +238,21 @@ def _cifar(num_classes: int, summary: str, class_names: tuple[str, ...] = ()) ->
             "mlp": MLPConfig(image_size=32, num_classes=num_classes, hidden_sizes=(1024, 1024), dropout=0.1),
         },
         stages={"train": _train_config(7_000, warmup_steps=200)},
-        presets={"nyu-hw4": _NYU_HW4},
+        presets={"nyu-hw4": nyu_hw4},
         build=build,
         data_fields=_DATA_FIELDS,
     )
 
 
 CIFAR10 = _cifar(
-    10, "A ViT on CIFAR-10; --data says where it is (an .npz file, or CIFAR's .bin files).", _CIFAR10_CLASSES
+    10,
+    "A ViT on CIFAR-10; --data says where it is (an .npz file, or CIFAR's .bin files).",
+    _CIFAR10_CLASSES,
+    _NYU_VIT_IN_STEPS,
 )
 CIFAR100 = _cifar(
-    100, "A ViT on CIFAR-100; --preset nyu-hw4 is the model and training of NYU Deep Learning homework 4."
+    100,
+    "A ViT on CIFAR-100; --preset nyu-hw4 is the model and training of NYU Deep Learning homework 4.",
+    CIFAR100_CLASSES,
+    _NYU_HW4,
 )
