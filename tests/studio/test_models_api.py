@@ -256,6 +256,11 @@ def test_a_model_beside_another_gets_the_target_of_the_other(tmp_path):
     assert typed.input.target == "a mat" and reproduce(typed)["target"] == "'a mat'"
 
 
+def test_a_text_with_unknown_characters_is_refused_with_one_sentence(looks):
+    with pytest.raises(ValueError, match="the characters '2', '0', '4' .* are not in the tokenizer's vocabulary"):
+        looks.look({"model": "qkv:shakespeare", "text": "Hello 2024"})
+
+
 def test_bad_image_files_are_refused_with_one_sentence(looks):
     model = {"model": "qkv:digits"}
     bomb = (

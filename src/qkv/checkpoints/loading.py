@@ -94,7 +94,8 @@ def _load_with_transformers(
 def load_tokenizer(source: Model | str | Path) -> Tokenizer:
     """Load the tokenizer of a model, of anything `load` accepts, or of a llama2.c tokenizer file (.bin).
 
-    It is a `Tokenizer` of the tokenizers library, with `encode(text).ids` and `decode(ids)`.
+    It is a `Tokenizer` of the tokenizers library, with `encode(text).ids` and `decode(ids)`. Padding and truncation
+    that tokenizer.json asks for are switched off: one text keeps its own tokens.
     """
     from tokenizers import Tokenizer
 
@@ -109,9 +110,12 @@ def load_tokenizer(source: Model | str | Path) -> Tokenizer:
     if content is None:
         raise ValueError(f"{where} has no {TOKENIZER}; its tokens are numbers only")
     try:
-        return Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises a bare Exception
         raise ValueError(f"the {TOKENIZER} of {where} cannot be read: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def resolve(source: str | Path) -> Path:

@@ -118,7 +118,7 @@ def generate(
         raise ValueError("the prompt must have at least one character")
     model: Any = predictor.model
     tokenizer = load_tokenizer(model)
-    tokens = encode(tokenizer, prompt, "the text")[None]
+    tokens = encode(tokenizer, prompt, add_special_tokens=True)[None]
     limit = model.max_positions
     if limit is not None:
         tokens = tokens[:, -limit:]
