@@ -257,7 +257,7 @@ def test_a_model_beside_another_gets_the_target_of_the_other(tmp_path):
 
 
 def test_a_text_with_unknown_characters_is_refused_with_one_sentence(looks):
-    with pytest.raises(ValueError, match="the characters '2', '0', '4' .* are not in the tokenizer's vocabulary"):
+    with pytest.raises(ValueError, match=r"the characters '2', '0', '4' .* are not in the tokenizer's vocabulary"):
         looks.look({"model": "qkv:shakespeare", "text": "Hello 2024"})
 
 

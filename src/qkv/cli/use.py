@@ -155,6 +155,8 @@ def _read_lines() -> list[str]:
 def _print_prediction(prediction: Any, *, single: bool) -> None:
     source, result, more = escape(prediction.input), escape(prediction.result), prediction.more
     head = "" if single else f"[dim]{source}[/dim]  "
+    for note in prediction.notes:
+        err().print(note if single else f"{prediction.input}: {note}", style="dim", markup=False)
     if prediction.task == "classify":
         ranked = "  ".join(f"{escape(name)} {probability:.1%}" for name, probability in more["classes"].items())
         out().print(f"{head}[bold]{result}[/bold]   [dim]{ranked}[/dim]")

@@ -26,6 +26,7 @@ class Prediction:
 
     result: the class, continuation, translation, transcript or answer. confidence: its probability, where there is one.
     more: further outputs: other classes, the source of an answer, the times of words.
+    notes: sentences for people on how the input was prepared (resampled, inverted).
     """
 
     task: str
@@ -33,6 +34,7 @@ class Prediction:
     result: str
     confidence: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,14 @@ def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = No
 
 def transcribe(predictor: Predictor, path: str) -> Prediction:
     """Transcribe a recording, as a stream if the model can: with the time of each word, and the delay."""
+    from qkv.data.speech.resampling import describe_resampling
     from qkv.data.speech.wav import read_audio
 
-    words, delay = list(stream_words(predictor, read_audio(path))), latency(predictor)
+    audio = read_audio(path)
+    words, delay = list(stream_words(predictor, audio)), latency(predictor)
+    notes = describe_resampling(audio, predictor.purpose["mel"]["sample_rate"])
     more = {"words": [vars(word) for word in words], "delay": delay and round(delay, 3)}
-    return Prediction("transcribe", path, " ".join(word.text for word in words), more=more)
+    return Prediction("transcribe", path, " ".join(word.text for word in words), more=more, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -166,14 +171,12 @@ class TimedWord:
 def stream_words(predictor: Predictor, audio: Any, piece: float = 0.1) -> Iterator[TimedWord]:
     """Yield the words of audio that is fed in pieces of so many seconds; an offline model yields them at the end."""
     from qkv.data.speech.mel import FeatureNormalization, Mel
+    from qkv.data.speech.resampling import resample
 
     model, purpose = predictor.model, predictor.purpose
     assert isinstance(model, Transcriber)
     mel = Mel(**purpose["mel"])
-    if audio.sample_rate != mel.sample_rate:
-        raise ValueError(
-            f"this model needs {mel.sample_rate} samples per second; the recording has {audio.sample_rate}"
-        )
+    audio = resample(audio, mel.sample_rate)
     normalize = FeatureNormalization(tuple(purpose["mean"]), tuple(purpose["std"]))
     seconds_per_token = model.config.frames_per_token * mel.hop
     streaming = model.config.chunk_size is not None
