@@ -280,7 +280,7 @@ def test_bad_image_files_are_refused_with_one_sentence(looks):
     file = io.BytesIO()
     Image.fromarray(np.full((20, 30, 3), 128, np.uint8)).save(file, "PNG")
     look = looks.look({**model, "file": base64.b64encode(file.getvalue()).decode(), "name": "../grey.png"})
-    assert "resized to 8×8" in look.prepared.notes[0] and look.input.name == "grey.png"
+    assert "probably no digit: nothing stands out" in look.prepared.notes[0] and look.input.name == "grey.png"
 
 
 def test_model_store_loads_once_and_keeps_a_limited_number(tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qkv.data.images.drawn_digits import prepare_digit, reads_digits
 from qkv.data.speech.mel import FeatureNormalization, Mel
 from qkv.data.speech.resampling import describe_resampling, resample
 from qkv.data.speech.wav import Audio, read_audio
@@ -106,6 +107,8 @@ def image_inputs(
             f"this model reads images of {grid.channels} channels, which no image file has; in Python use "
             "qkv.interp.trace(model, images)"
         )
+    if isinstance(model, ViT) and reads_digits(grid.height, grid.channels, model.config.num_classes):
+        image, notes = prepare_digit(image)
     image = image.convert(modes[grid.channels])
     if image.size != (grid.width, grid.height):
         notes += (f"the image of {image.width}×{image.height} pixels was resized to {grid.width}×{grid.height}",)

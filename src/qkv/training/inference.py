@@ -79,13 +79,23 @@ def load_predictor(source: str | Path) -> Predictor:
 
 def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     """Classify an image file."""
+    import numpy as np
+    from PIL import Image
+
+    from qkv.data.images.drawn_digits import prepare_digit, reads_digits
     from qkv.data.images.image_files import read_image
 
     config: Any = predictor.model.config
+    digits = reads_digits(config.image_size, config.channels, config.num_classes)
+    notes: tuple[str, ...] = ()
     try:
-        image = read_image(Path(path), size=config.image_size)
+        image = read_image(Path(path), size=None if digits else config.image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; this model classifies image files") from None
+    if digits:
+        with Image.open(path) as opened:
+            prepared, notes = prepare_digit(opened)
+        image = np.asarray(prepared)
     pixels = _to_channels(image, config.channels)
     mean, std = (torch.tensor(predictor.purpose[name])[:, None, None] for name in ("mean", "std"))
     with torch.no_grad():
@@ -94,7 +104,7 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     classes = predictor.purpose["classes"]
     ranked = {classes[i]: round(p, 4) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
     first = next(iter(ranked))
-    return Prediction("classify", path, first, ranked[first], {"classes": ranked})
+    return Prediction("classify", path, first, ranked[first], {"classes": ranked}, notes)
 
 
 def _to_channels(image: Any, channels: int) -> torch.Tensor:
