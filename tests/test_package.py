@@ -50,3 +50,7 @@ def test_models_have_a_frozen_config_class(name):
 def test_qkv_names_the_known_attributes_for_an_unknown_one():
     with pytest.raises(AttributeError, match=r"has no attribute .atention.; it has .*attention"):
         _ = qkv.atention  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_dir_of_qkv_has_no_helpers_of_its_own_source():
+    assert not {"importlib", "TYPE_CHECKING"} & set(dir(qkv))

@@ -49,4 +49,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__} - {"importlib", "TYPE_CHECKING"})

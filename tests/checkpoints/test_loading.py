@@ -85,11 +85,12 @@ def test_load_fetches_only_safe_files_of_a_hub_id(monkeypatch, tmp_path):
 
 def test_load_reports_a_failed_fetch_in_one_line(monkeypatch):
     def download(*_, **__):
-        raise ConnectionError("no route to host.\nMore advice. And more.")
+        raise OSError("the repository is gated.\nMore advice. And more.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(
-        ValueError, match=r"^there is no folder org/name, and it could not be fetched from the hub: no route to host$"
+        ValueError,
+        match=r"^there is no folder org/name, and it could not be fetched from the hub: the repository is gated$",
     ):
         qkv.load("org/name")
 
@@ -126,3 +127,15 @@ def test_load_of_a_path_imports_no_hub_and_offline_uses_the_cache(tmp_path):
     imported, loaded, said = shown.stdout.splitlines()
     assert (imported, loaded) == ("[]", "True")
     assert said.startswith("there is no folder org/other, and it could not be fetched from the hub")
+
+
+def test_load_says_that_the_hub_cannot_be_reached(monkeypatch):
+    class ConnectError(Exception):
+        """As httpx calls it."""
+
+    def snapshot_download(*_, **__):
+        raise RuntimeError("an error of the hub") from ConnectError("")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ValueError, match="the Hugging Face hub could not be reached to fetch it: check the network"):
+        qkv.load("org/name")

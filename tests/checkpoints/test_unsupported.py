@@ -232,6 +232,8 @@ def test_load_tokenizer_refuses_a_missing_or_damaged_tokenizer(folders, tmp_path
     [
         ("gpt2", {"n_ctx": 32, "_num_labels": 1, "task_specific_params": {"text-generation": {"do_sample": True}}}),
         ("llama", {"pretraining_tp": 1, "rope_scaling": None, "_name_or_path": "x", "torch_dtype": "float16"}),
+        ("llama", {"_model_name_or_path": "x", "_attn_implementation_autoset": True, "_commit_hash": "0", "_x": [1]}),
+        ("bert", {"model_name_or_path": "x", "tokenizer_class": "BertTokenizer", "use_bfloat16": False, "_y": 3}),
         ("llama", {"rope_interleaved": False, "is_llama_config": True}),
         ("qwen2", {"use_mrope": False, "rope_scaling": None}),
         ("bert", {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pooler_fc_size": 768}),

@@ -205,3 +205,13 @@ def test_look_refuses_a_damaged_folder(folders, capsys, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-100])
     code, _, err = run_look(capsys, tmp_path / "gpt", TEXT)
     assert code == 2 and "model.safetensors" in err
+
+
+@pytest.mark.parametrize("command", ["look", "use"])
+def test_look_and_use_name_all_characters_that_the_model_does_not_know(command, capsys):
+    assert run([command, "qkv:shakespeare", "Hello 2024"]) == 2
+    message = capsys.readouterr().err
+    assert "the characters '2', '0', '4' (the first at position 7) are not in the tokenizer's vocabulary" in message
+    assert "bug" not in message and message.count("\n") == 1
+    assert run([command, "qkv:shakespeare", "Caf\N{LATIN SMALL LETTER E WITH ACUTE}"]) == 2
+    assert "the character 'é' (position 4) is not in" in capsys.readouterr().err

@@ -170,3 +170,27 @@ def test_doctor_measures_this_machine(capsys):
     assert found["best_dtype"] in speeds
     assert run(["doctor", "--device", "cpu"]) == 0
     assert "Train in" in capsys.readouterr().out
+
+
+def test_help_is_a_command_too(capsys):
+    assert run(["help"]) == 0
+    assert "Usage: qkv COMMAND" in capsys.readouterr().out
+    assert run(["help", "look"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: qkv look ")
+
+
+@pytest.mark.parametrize("command", ["look", "use"])
+def test_look_and_use_without_a_checkpoint_list_the_bundled_models(command, capsys):
+    assert run([command]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"qkv:{name}" in shown for name in ("biographies", "digits", "shakespeare", "spoken-digits"))
+    assert f"qkv {command} qkv:shakespeare" in shown
+    assert run([command, "--json"]) == 0
+    assert {"name", "summary"} == set(json.loads(capsys.readouterr().out)[0])
+
+
+def test_byhand_accepts_mask_causal(capsys):
+    for option in (["--mask", "causal"], ["--causal"]):
+        assert run(["byhand", "--x", "1 0; 0 1", *option, "--json"]) == 0
+    first, second = capsys.readouterr().out.strip().split("\n}\n")
+    assert json.loads(first + "}") == json.loads(second)

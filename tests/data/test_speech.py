@@ -14,6 +14,7 @@ from qkv.data.overlap import find_overlap
 from qkv.data.speech.digit_strings import DigitStringBatches
 from qkv.data.speech.mel import FeatureNormalization, Mel, mel_filterbank
 from qkv.data.speech.recordings import DigitRecording, load_spoken_digits
+from qkv.data.speech.resampling import resample
 from qkv.data.speech.wav import Audio, read_audio, write_wav
 
 SMALL = Mel(sample_rate=800, n_mels=5, window=0.04, hop=0.02)
@@ -48,6 +49,42 @@ def test_read_audio_averages_channels_and_reads_what_write_wav_wrote(tmp_path):
     write_wav(tmp_path / "b.wav", Audio(samples, 16000))
     back = read_audio(tmp_path / "b.wav")
     assert back.sample_rate == 16000 and (back.samples - samples).abs().max() < 1e-4
+
+
+RATES = [(8000, 16000), (11025, 8000), (16000, 8000), (22050, 8000), (44100, 8000), (48000, 8000), (44100, 16000)]
+
+
+def make_sine(frequency: float, rate: int, seconds: float = 0.5) -> torch.Tensor:
+    return torch.sin(2 * torch.pi * frequency * torch.arange(round(rate * seconds), dtype=torch.float64) / rate)
+
+
+@pytest.mark.parametrize(("old", "new"), [*RATES, (8000, 8000), (44101, 8000)])
+def test_resample_of_a_sine_equals_the_sine_at_the_new_rate(old, new):
+    for part in (0.02, 0.4, 0.88):  # of the lower Nyquist frequency
+        frequency = part * min(old, new) / 2
+        found = resample(Audio(make_sine(frequency, old).float(), old), new)
+        assert found.sample_rate == new
+        expected = make_sine(frequency, new)
+        assert abs(len(found.samples) - len(expected)) <= 1
+        edge = round(0.02 * new)  # outside of the recording there is silence
+        inner = slice(edge, min(len(expected), len(found.samples)) - edge)
+        torch.testing.assert_close(found.samples[inner].double(), expected[inner], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("old", "new"), [rates for rates in RATES if rates[0] > rates[1]])
+def test_resample_removes_frequencies_that_would_alias(old, new):
+    for part in (1.01, 1.2, 1.37):  # of the new Nyquist frequency
+        frequency = part * new / 2
+        found = resample(Audio(make_sine(frequency, old).float(), old), new).samples
+        edge = round(0.02 * new)
+        assert found[edge:-edge].abs().max() < 3e-4  # −70 dB; taking every n-th sample would keep it all
+
+
+def test_resample_keeps_constants_and_refuses_absurd_rates():
+    found = resample(Audio(torch.ones(4410), 44100), 8000).samples
+    assert len(found) == 800 and (found[100:-100] - 1).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="4000 to 192000 samples per second, got 3"):
+        resample(Audio(torch.ones(30), 3), 8000)
 
 
 def by_formula(samples, mel):

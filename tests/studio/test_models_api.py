@@ -256,6 +256,11 @@ def test_a_model_beside_another_gets_the_target_of_the_other(tmp_path):
     assert typed.input.target == "a mat" and reproduce(typed)["target"] == "'a mat'"
 
 
+def test_a_text_with_unknown_characters_is_refused_with_one_sentence(looks):
+    with pytest.raises(ValueError, match=r"the characters '2', '0', '4' .* are not in the tokenizer's vocabulary"):
+        looks.look({"model": "qkv:shakespeare", "text": "Hello 2024"})
+
+
 def test_bad_image_files_are_refused_with_one_sentence(looks):
     model = {"model": "qkv:digits"}
     bomb = (
@@ -275,7 +280,7 @@ def test_bad_image_files_are_refused_with_one_sentence(looks):
     file = io.BytesIO()
     Image.fromarray(np.full((20, 30, 3), 128, np.uint8)).save(file, "PNG")
     look = looks.look({**model, "file": base64.b64encode(file.getvalue()).decode(), "name": "../grey.png"})
-    assert "resized to 8×8" in look.prepared.notes[0] and look.input.name == "grey.png"
+    assert "probably no digit: nothing stands out" in look.prepared.notes[0] and look.input.name == "grey.png"
 
 
 def test_model_store_loads_once_and_keeps_a_limited_number(tmp_path):

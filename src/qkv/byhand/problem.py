@@ -153,6 +153,8 @@ def _read_mask(mask: MatrixLike | None, causal: Any, queries: int, keys: int, co
     """True = may attend; causal: query i sees keys up to i + (keys − queries)."""
     if not isinstance(causal, bool | None):
         raise ValueError(f"causal: expected true or false, got {causal!r}")
+    if isinstance(mask, str) and mask.strip().lower() == "causal":
+        mask, causal = None, True
     if mask is None and not causal:
         return None
     rows: BoolRows

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+NETWORK_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout", "NetworkError")
 HUB_FILES = [CONFIG, WEIGHTS, WEIGHTS_INDEX, "model-?????-of-?????.safetensors"]
 HUB_FILES += [
     name for name in EXTRA_FILES if name.endswith("_config.json") or name.startswith(("tokenizer", "special"))
@@ -94,7 +95,8 @@ def _load_with_transformers(
 def load_tokenizer(source: Model | str | Path) -> Tokenizer:
     """Load the tokenizer of a model, of anything `load` accepts, or of a llama2.c tokenizer file (.bin).
 
-    It is a `Tokenizer` of the tokenizers library, with `encode(text).ids` and `decode(ids)`.
+    It is a `Tokenizer` of the tokenizers library, with `encode(text).ids` and `decode(ids)`. Padding and truncation
+    that tokenizer.json asks for are switched off: one text keeps its own tokens.
     """
     from tokenizers import Tokenizer
 
@@ -109,9 +111,12 @@ def load_tokenizer(source: Model | str | Path) -> Tokenizer:
     if content is None:
         raise ValueError(f"{where} has no {TOKENIZER}; its tokens are numbers only")
     try:
-        return Tokenizer.from_str(content.decode("utf-8"))
+        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises a bare Exception
         raise ValueError(f"the {TOKENIZER} of {where} cannot be read: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def resolve(source: str | Path) -> Path:
@@ -163,6 +168,20 @@ def _fetch_from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # whatever the network and the hub can raise
+        if _is_network_failure(error):
+            raise ValueError(
+                f"there is no folder {name}, and the Hugging Face hub could not be reached to fetch it: check the "
+                "network, or give a local folder"
+            ) from error
         first = (str(error).strip().splitlines() or [""])[0]  # the hub's messages are a paragraph long
         reason = first.split(". ")[0].rstrip(".").removeprefix("Got: ")[:200] or type(error).__name__
         raise ValueError(f"there is no folder {name}, and it could not be fetched from the hub: {reason}") from error
+
+
+def _is_network_failure(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, says that there is no connection; by name, as libraries differ."""
+    while error is not None:
+        if type(error).__name__ in NETWORK_ERRORS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

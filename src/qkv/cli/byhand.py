@@ -99,7 +99,7 @@ def byhand(
     causal
         Each token attends to itself and to earlier tokens only; --no-causal undoes it in an example or file.
     mask
-        1 where a query may attend to a key, 0 where not; shaped as the scores.
+        1 where a query may attend to a key, 0 where not; shaped as the scores. Or "causal", the same as --causal.
     positions
         Added to x: "sinusoidal", or a matrix shaped as x.
     convention

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from qkv.cli.bundled_models import print_bundled_models
 from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
 
 def look(
-    checkpoint: str,
+    checkpoint: str | None = None,
     /,
     *words: str,
     target: Text = None,
@@ -54,6 +55,7 @@ def look(
     checkpoint
         A run folder, a model folder (qkv's or Hugging Face's), a llama2.c file, a hub id, or a bundled model such as
         qkv:digits.
+        Omit it to list the bundled models.
     words
         A text; or an image or audio file; or, for a model without a tokenizer, token ids: "12 7 99".
     target
@@ -93,6 +95,8 @@ def look(
     from qkv.interp.look import LookRequest, run_look
     from qkv.interp.look_report import terminal_lines
 
+    if checkpoint is None:
+        return print_bundled_models("look", json)
     if full and html is None:
         raise ValueError("--full needs --html: it embeds queries and keys in the page")
     for file in filter(None, (html, png)):

@@ -87,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments[:1] == ["help"]:  # qkv help, qkv help train
+        arguments = [*arguments[1:2], "--help"]
     command = arguments[0] if arguments else ""
     if command and not command.startswith("-") and command not in COMMANDS:
         return _fail(_unknown_command(command))

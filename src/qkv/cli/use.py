@@ -5,6 +5,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from qkv.cli.bundled_models import print_bundled_models
 from qkv.cli.console import err, out, print_json
 
 OPTIONS = {  # of each task
@@ -17,7 +18,7 @@ OPTIONS = {  # of each task
 
 
 def use(
-    checkpoint: str,
+    checkpoint: str | None = None,
     /,
     *inputs: str,
     top: int | None = None,
@@ -47,6 +48,7 @@ def use(
     ----------
     checkpoint
         A run directory, a model folder (qkv's or Hugging Face's), a hub id, or a bundled model such as qkv:digits.
+        Omit it to list the bundled models.
     inputs
         Files or texts; without any, lines from standard input.
     top
@@ -68,6 +70,8 @@ def use(
     """
     from qkv.training.inference import load_predictor
 
+    if checkpoint is None:
+        return print_bundled_models("use", json)
     for name, value in (("max-new-tokens", max_new_tokens), ("top", top), ("num-beams", num_beams)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
@@ -155,6 +159,8 @@ def _read_lines() -> list[str]:
 def _print_prediction(prediction: Any, *, single: bool) -> None:
     source, result, more = escape(prediction.input), escape(prediction.result), prediction.more
     head = "" if single else f"[dim]{source}[/dim]  "
+    for note in prediction.notes:
+        err().print(note if single else f"{prediction.input}: {note}", style="dim", markup=False)
     if prediction.task == "classify":
         ranked = "  ".join(f"{escape(name)} {probability:.1%}" for name, probability in more["classes"].items())
         out().print(f"{head}[bold]{result}[/bold]   [dim]{ranked}[/dim]")

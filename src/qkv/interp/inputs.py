@@ -117,8 +117,8 @@ def prepare_input(
         classes = _class_names(model)
         return PreparedInput(name, model, inputs, kind, image.labels, image=image, classes=classes, notes=notes + more)
     if kind == "audio":
-        features, labels, classes = audio_inputs(model, source)  # pyright: ignore[reportArgumentType]
-        return PreparedInput(name, model, features, kind, labels, classes=classes, notes=notes)
+        features, labels, classes, more = audio_inputs(model, source)  # pyright: ignore[reportArgumentType]
+        return PreparedInput(name, model, features, kind, labels, classes=classes, notes=notes + more)
     if not isinstance(source, str | list | tuple):
         raise ValueError(f"{reads} {EXPECTED[kind]}; got {source}")
     tokenizer = tokenizer or find_tokenizer(model, checkpoint)

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from qkv.data.images.drawn_digits import prepare_digit, reads_digits
 from qkv.data.speech.mel import FeatureNormalization, Mel
+from qkv.data.speech.resampling import describe_resampling, resample
 from qkv.data.speech.wav import Audio, read_audio
 from qkv.models import CNN, MLP, Model, Transcriber, ViT
 
@@ -105,6 +107,8 @@ def image_inputs(
             f"this model reads images of {grid.channels} channels, which no image file has; in Python use "
             "qkv.interp.trace(model, images)"
         )
+    if isinstance(model, ViT) and reads_digits(grid.height, grid.channels, model.config.num_classes):
+        image, notes = prepare_digit(image)
     image = image.convert(modes[grid.channels])
     if image.size != (grid.width, grid.height):
         notes += (f"the image of {image.width}×{image.height} pixels was resized to {grid.width}×{grid.height}",)
@@ -153,22 +157,23 @@ def _normalize(pixels: np.ndarray, settings: Mapping[str, Any], channels: int) -
     return (x - mean) / std, notes
 
 
-def audio_inputs(model: nn.Module, source: str | Path | Audio) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
-    """A transcriber's features (1, n, f), the labels of its tokens (their seconds), and its output labels."""
+def audio_inputs(
+    model: nn.Module, source: str | Path | Audio
+) -> tuple[Tensor, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """A transcriber's features (1, n, f), the labels of its tokens (their seconds), its output labels, and notes."""
     purpose = _read_purpose(model)
     mel = Mel(**purpose["mel"])
     audio = source if isinstance(source, Audio) else read_audio(Path(source).expanduser())
-    if audio.sample_rate != mel.sample_rate:
-        raise ValueError(
-            f"this model needs {mel.sample_rate} samples per second; the recording has {audio.sample_rate}"
-        )
+    notes = describe_resampling(audio, mel.sample_rate)
+    audio = resample(audio, mel.sample_rate)
     features = FeatureNormalization(tuple(purpose["mean"]), tuple(purpose["std"]))(mel(audio.samples))
     if not len(features):
         raise ValueError(f"the recording is shorter than {mel.window} s, one frame of the model's input")
     assert isinstance(model, Transcriber)
     step = token_seconds(model)
     labels = tuple(f"{token * step:.2f} s" for token in range(-(-len(features) // model.config.frames_per_token)))
-    return features[None].to(next(model.parameters()).dtype), labels, (BLANK, *map(str, purpose["words"]))
+    words = (BLANK, *map(str, purpose["words"]))
+    return features[None].to(next(model.parameters()).dtype), labels, words, notes
 
 
 def token_seconds(model: Transcriber) -> float:

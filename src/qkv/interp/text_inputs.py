@@ -13,6 +13,7 @@ from torch import nn
 
 from qkv import checkpoints
 from qkv.checkpoints.loading import resolve
+from qkv.data.text import tokenizers
 from qkv.interp.forward import Inputs, eval_mode
 from qkv.models import Model
 from qkv.models.folder import TOKENIZER
@@ -36,14 +37,17 @@ def find_tokenizer(model: nn.Module, checkpoint: str | Path | None) -> Tokenizer
     return checkpoints.load_tokenizer(path) if path.is_dir() and (path / TOKENIZER).is_file() else None
 
 
-def encode(tokenizer: Tokenizer | None, text: Text, checkpoint: str) -> list[int]:
-    """The tokens of a text; without a tokenizer the text must be token ids."""
+def encode(tokenizer: Tokenizer | None, text: Text, checkpoint: str, what: str = "text") -> list[int]:
+    """The tokens of a text, with special tokens; without a tokenizer the text must be token ids.
+
+    what: the name of the text in error messages.
+    """
     if not isinstance(text, str):
         return [int(token) for token in text]
     if tokenizer is not None:
-        tokens = tokenizer.encode(text).ids
+        tokens = tokenizers.encode(tokenizer, text, f"the {what}", add_special_tokens=True).tolist()
         if not tokens:
-            raise ValueError(f"the text {text!r} has no tokens; it needs at least one")
+            raise ValueError(f"the {what} {text!r} has no tokens; it needs at least one")
         return tokens
     if NUMBERS.fullmatch(text):
         return [int(token) for token in re.findall(r"\d+", text)]
@@ -105,14 +109,14 @@ def pair_inputs(
     model: nn.Module, tokenizer: Tokenizer | None, text: Text, target: Text | None, max_new_tokens: int, checkpoint: str
 ) -> tuple[Inputs, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """An encoder–decoder's inputs, the labels of the source's and the target's tokens, and notes."""
-    source = encode(tokenizer, text, checkpoint)
+    source = encode(tokenizer, text, checkpoint, "source")
     notes = _check_tokens(model, source, "source")
     start, stop = _start_and_stop_tokens(model, tokenizer)
     if target is None:
         tokens = _generate_target(model, source, max_new_tokens, start, stop)
         notes += (f"the model generated the target itself, {len(tokens) - 1} tokens",)
     else:
-        tokens = [start, *(token for token in encode(tokenizer, target, checkpoint) if token != start)]
+        tokens = [start, *(token for token in encode(tokenizer, target, checkpoint, "target") if token != start)]
     notes += _check_tokens(model, tokens, "target")
     both = torch.tensor([source]), torch.tensor([tokens])
     inputs: Inputs = both if isinstance(model, Model) else {"input_ids": both[0], "decoder_input_ids": both[1]}

@@ -26,6 +26,7 @@ class Prediction:
 
     result: the class, continuation, translation, transcript or answer. confidence: its probability, where there is one.
     more: further outputs: other classes, the source of an answer, the times of words.
+    notes: sentences for people on how the input was prepared (resampled, inverted).
     """
 
     task: str
@@ -33,6 +34,7 @@ class Prediction:
     result: str
     confidence: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,23 @@ def load_predictor(source: str | Path) -> Predictor:
 
 def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     """Classify an image file."""
+    import numpy as np
+    from PIL import Image
+
+    from qkv.data.images.drawn_digits import prepare_digit, reads_digits
     from qkv.data.images.image_files import read_image
 
     config: Any = predictor.model.config
+    digits = reads_digits(config.image_size, config.channels, config.num_classes)
+    notes: tuple[str, ...] = ()
     try:
-        image = read_image(Path(path), size=config.image_size)
+        image = read_image(Path(path), size=None if digits else config.image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; this model classifies image files") from None
+    if digits:
+        with Image.open(path) as opened:
+            prepared, notes = prepare_digit(opened)
+        image = np.asarray(prepared)
     pixels = _to_channels(image, config.channels)
     mean, std = (torch.tensor(predictor.purpose[name])[:, None, None] for name in ("mean", "std"))
     with torch.no_grad():
@@ -92,7 +104,7 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     classes = predictor.purpose["classes"]
     ranked = {classes[i]: round(p, 4) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
     first = next(iter(ranked))
-    return Prediction("classify", path, first, ranked[first], {"classes": ranked})
+    return Prediction("classify", path, first, ranked[first], {"classes": ranked}, notes)
 
 
 def _to_channels(image: Any, channels: int) -> torch.Tensor:
@@ -118,7 +130,7 @@ def generate(
         raise ValueError("the prompt must have at least one character")
     model: Any = predictor.model
     tokenizer = load_tokenizer(model)
-    tokens = encode(tokenizer, prompt, "the text")[None]
+    tokens = encode(tokenizer, prompt, add_special_tokens=True)[None]
     limit = model.max_positions
     if limit is not None:
         tokens = tokens[:, -limit:]
@@ -147,11 +159,14 @@ def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = No
 
 def transcribe(predictor: Predictor, path: str) -> Prediction:
     """Transcribe a recording, as a stream if the model can: with the time of each word, and the delay."""
+    from qkv.data.speech.resampling import describe_resampling
     from qkv.data.speech.wav import read_audio
 
-    words, delay = list(stream_words(predictor, read_audio(path))), latency(predictor)
+    audio = read_audio(path)
+    words, delay = list(stream_words(predictor, audio)), latency(predictor)
+    notes = describe_resampling(audio, predictor.purpose["mel"]["sample_rate"])
     more = {"words": [vars(word) for word in words], "delay": delay and round(delay, 3)}
-    return Prediction("transcribe", path, " ".join(word.text for word in words), more=more)
+    return Prediction("transcribe", path, " ".join(word.text for word in words), more=more, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -166,14 +181,12 @@ class TimedWord:
 def stream_words(predictor: Predictor, audio: Any, piece: float = 0.1) -> Iterator[TimedWord]:
     """Yield the words of audio that is fed in pieces of so many seconds; an offline model yields them at the end."""
     from qkv.data.speech.mel import FeatureNormalization, Mel
+    from qkv.data.speech.resampling import resample
 
     model, purpose = predictor.model, predictor.purpose
     assert isinstance(model, Transcriber)
     mel = Mel(**purpose["mel"])
-    if audio.sample_rate != mel.sample_rate:
-        raise ValueError(
-            f"this model needs {mel.sample_rate} samples per second; the recording has {audio.sample_rate}"
-        )
+    audio = resample(audio, mel.sample_rate)
     normalize = FeatureNormalization(tuple(purpose["mean"]), tuple(purpose["std"]))
     seconds_per_token = model.config.frames_per_token * mel.hop
     streaming = model.config.chunk_size is not None

@@ -9,16 +9,21 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # These keys do not change what a trained model computes: where it came from, how it was trained, which tokens are
-# special, the names of its classes, the defaults of generate().
+# special, the names of its classes, the defaults of generate(). Keys that start with an underscore are private to the
+# program that wrote the file (_name_or_path, _model_name_or_path, _attn_implementation), and ignored as well.
 _IGNORED = """
-architectures model_type transformers_version _name_or_path name_or_path torch_dtype dtype initializer_range
+architectures model_type transformers_version name_or_path torch_dtype dtype initializer_range
 initializer_factor init_std gradient_checkpointing use_cache return_dict output_hidden_states output_attentions
-output_past torchscript chunk_size_feed_forward cross_attention_hidden_size _commit_hash bos_token_id eos_token_id
+output_past torchscript chunk_size_feed_forward cross_attention_hidden_size bos_token_id eos_token_id
 pad_token_id sep_token_id unk_token_id mask_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
-id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params classifier_dropout
+id2label label2id num_labels problem_type finetuning_task task_specific_params classifier_dropout
 classif_dropout summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
 max_length min_length length_penalty no_repeat_ngram_size num_beams early_stopping do_sample temperature top_k top_p
 repetition_penalty prefix force_bos_token_to_be_generated transformers.js_config is_llama_config
+model_name_or_path tokenizer_class tokenizer_name model_max_length unsloth_version unsloth_fixed attn_implementation
+cls_token_id additional_special_tokens use_bfloat16 tf_legacy_loss bad_words_ids begin_suppress_tokens suppress_tokens
+diversity_penalty num_beam_groups num_return_sequences encoder_no_repeat_ngram_size exponential_decay_length_penalty
+remove_invalid_values return_dict_in_generate output_scores typical_p language license
 """
 IGNORED_KEYS = frozenset(_IGNORED.split())
 
@@ -93,7 +98,7 @@ class ConfigReader:
 
     def check_all_read(self) -> None:
         """Raise a ValueError for a key that was not read."""
-        if unread := sorted(set(self.config) - self._read):
+        if unread := sorted(name for name in set(self.config) - self._read if not name.startswith("_")):
             raise ValueError(
                 f"{self.where}: qkv does not know the key {unread[0]!r} (= {self.config[unread[0]]!r}) and will not "
                 f"ignore it; remove it from the file if it changes nothing"

@@ -4,6 +4,7 @@ from qkv.data.speech.augmentation import SpeechAugment
 from qkv.data.speech.digit_strings import DigitStringBatches
 from qkv.data.speech.mel import FeatureNormalization, Mel
 from qkv.data.speech.recordings import load_spoken_digits, load_synthetic_voices, make_tone_digits
+from qkv.data.speech.resampling import resample
 from qkv.data.speech.wav import Audio, read_audio, write_wav
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "load_synthetic_voices",
     "make_tone_digits",
     "read_audio",
+    "resample",
     "write_wav",
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PAD, START, STOP = 0, 1, 2
 SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>")  # at PAD, START, STOP
+MAX_SHOWN = 10  # unknown characters in an error message
 
 
 def character_tokenizer(texts: Iterable[str], special: Sequence[str] = ()) -> Tokenizer:
@@ -78,21 +79,29 @@ def bpe_tokenizer(
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str, where: str = "the text") -> Tensor:
-    """The token ids of a text (n,), int64. Unknown characters raise a ValueError; `where` names the text in it."""
+def encode(tokenizer: Tokenizer, text: str, where: str = "the text", *, add_special_tokens: bool = False) -> Tensor:
+    """The token ids of a text (n,), int64. Unknown characters raise a ValueError; `where` names the text in it.
+
+    add_special_tokens: add the tokens that the tokenizer puts around a text, such as [CLS] and [SEP].
+    """
     try:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     except Exception as error:  # the library raises a bare Exception
-        known = tokenizer.get_vocab()
-        unknown = [character for character in text if character not in known]
-        if not unknown:
-            raise ValueError(f"{where} cannot be tokenized: {error}") from None
-        position = text.index(unknown[0])
-        raise ValueError(
-            f"{where}: the character {unknown[0]!r} (position {position + 1}) is not in the tokenizer's vocabulary of "
-            f"{len(known)} characters"
-        ) from None
+        raise ValueError(_explain_failure(tokenizer, text, where, error)) from None
     return torch.tensor(ids, dtype=torch.int64)
+
+
+def _explain_failure(tokenizer: Tokenizer, text: str, where: str, error: Exception) -> str:
+    """Which characters the tokenizer does not know."""
+    known = tokenizer.get_vocab()
+    unknown = list(dict.fromkeys(character for character in text if character not in known))
+    if not unknown:
+        return f"{where} cannot be tokenized: {error}"
+    position, vocabulary = text.index(unknown[0]) + 1, f"the tokenizer's vocabulary of {len(known)} characters"
+    if len(unknown) == 1:
+        return f"{where}: the character {unknown[0]!r} (position {position}) is not in {vocabulary}"
+    shown = ", ".join(map(repr, unknown[:MAX_SHOWN])) + (", …" if len(unknown) > MAX_SHOWN else "")
+    return f"{where}: the characters {shown} (the first at position {position}) are not in {vocabulary}"
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], where: str = "the text") -> list[Tensor]:
