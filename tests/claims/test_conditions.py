@@ -18,7 +18,7 @@ def test_identity_states_its_condition_as_a_margin_and_needs_no_n_below_d():
     assert "at β = 12 their lowest is 0.851" in usual.condition and "at β = 200 their lowest is 1" in sharp.condition
     assert "attention is the identity: measured 0.2797" in soft.condition
     assert all("largest cosine" in found.condition for found in (usual, sharp))
-    assert "8.85" in usual.figure and "9.63" in claims.run("identity", n=16, d=16).figure  # log 999(n − 1)
+    assert "8.85" in usual.figure and "9.61" in claims.run("identity", n=16, d=16).figure  # log 999(n − 1)
 
 
 def test_residual_norm_judges_gradients_by_their_ratio_to_a_stack_with_both():
@@ -49,3 +49,39 @@ def test_run_gives_no_range_for_a_single_run():
 def test_entropy_is_written_as_s_because_h_is_the_output():
     found = claims.run("beta")
     assert any("dS/dβ" in name for name in found.numbers) and not any("dH" in name for name in found.numbers)
+
+
+def test_a_single_start_cannot_tell_whether_position_maps_recovers_the_grid():
+    found = claims.run("position-maps", steps=2, count=50, seeds=1)
+    unknown = [p.name for p in found.predicates if p.ok is None]
+    assert any("untrained" in name for name in unknown) and any("uniform" in name for name in unknown)
+
+
+def test_data_regimes_says_whether_training_converged_and_names_the_sizes():
+    found = claims.run("data-regimes", steps=2, seeds=1, most=64)
+    assert found.verdict == "undecided"
+    assert "not trained to convergence" in found.condition and "4, 16, 64 images" in found.condition
+
+
+def test_positions_requires_that_the_task_was_learned_at_the_training_length():
+    found = claims.run("positions", steps=1)
+    assert found.verdict == "undecided"
+    assert "learned at the training length" in found.condition
+
+
+def test_positions_names_the_shift_that_was_measured():
+    assert "a shift of 500 " in claims.run("positions", steps=0, shift=500).condition
+
+
+def test_pretraining_tests_against_chance_and_the_most_frequent_place():
+    found = claims.run("pretraining", people=20, steps=4, seeds=1)
+    assert value(found, "chance among the places") == 1 / 8
+    names = " ".join(p.name for p in found.predicates)
+    assert "chance" in names and "most frequent" in names
+
+
+def test_t_interval_is_that_of_student():
+    from qkv.claims.experiment import t_interval
+
+    found = t_interval([1.0, 2.0, 3.0, 4.0])  # sd 1.29, 3 degrees of freedom: 3.182 · 1.29 / 2
+    assert found["value"] == 2.5 and found["high"] - 2.5 == pytest.approx(2.054, abs=1e-3)

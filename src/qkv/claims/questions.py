@@ -135,7 +135,7 @@ QUESTIONS = (
     CourseQuestion(
         "Relative or absolute positions?",
         "positions",
-        "relative scores do not change by a shift; which scheme carries over depends on the task",
+        "relative scores do not change by a shift; a fixed lag carries over with some relative schemes, not all",
         '"relative generalizes"; angles in float32',
     ),
     CourseQuestion(
@@ -205,8 +205,8 @@ QUESTIONS = (
     CourseQuestion(
         "What do learned positions show?",
         "position-maps",
-        "the grid",
-        "taking it for evidence about attention: uniform attention learns it too",
+        "near patches get similar vectors, more than untrained ones",
+        "taking it for evidence about attention: with uniform attention the correlation is as high",
     ),
     CourseQuestion("What is the class token for?", "class-token", "reading the patches; the mean does as well"),
     CourseQuestion(
@@ -218,7 +218,7 @@ QUESTIONS = (
     CourseQuestion(
         "Why does pretraining help to answer?",
         "pretraining",
-        "the facts were read: without the asked people's lines it guesses",
+        "the facts were read: without the asked people's lines it falls to chance among the places",
         '"it learned the language"',
     ),
     CourseQuestion(
