@@ -46,6 +46,13 @@ def test_run_gives_no_range_for_a_single_run():
     assert any(isinstance(n, dict) for n in claims.run("residual-norm", depth=8, seeds=2).numbers.values())
 
 
+def test_the_conditions_of_copy_and_two_heads_have_the_figures_of_the_run():
+    found = claims.run("copy", beta=60.0)
+    assert found.verdict == "holds-if" and "at β = 60" in found.condition
+    heads = claims.run("two-heads")
+    assert f"{100 * value(heads, 'share of draws'):.1f} % of draws" in heads.condition
+
+
 def test_entropy_is_written_as_s_because_h_is_the_output():
     found = claims.run("beta")
     assert any("dS/dβ" in name for name in found.numbers) and not any("dH" in name for name in found.numbers)
