@@ -73,7 +73,7 @@ def test_data_regimes_says_whether_training_converged_and_names_the_sizes():
 def test_positions_requires_that_the_task_was_learned_at_the_training_length():
     found = claims.run("positions", steps=1)
     assert found.verdict == "undecided"
-    assert "learned at the training length" in found.condition
+    assert "learned it at the training length: measured" in found.condition
 
 
 def test_positions_names_the_shift_that_was_measured():

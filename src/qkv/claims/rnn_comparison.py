@@ -111,6 +111,7 @@ def gradient_models(dim: int) -> dict[str, Callable[[], nn.Module]]:
         for module in model.modules():
             if isinstance(module, MultiHeadAttention) and factor is not None:
                 for projection in (module.to_q, module.to_k):
+                    assert projection is not None
                     nn.init.zeros_(projection.bias)
                     projection.weight.data = factor * torch.eye(dim)
         return model
