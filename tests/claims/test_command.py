@@ -9,6 +9,7 @@ import pytest
 
 from qkv import claims
 from qkv._figures import Bars, Heatmap, Histogram, Lines, draw_svg
+from qkv.claims.explanations import REASONS
 from qkv.claims.questions import QUESTIONS, as_markdown
 from qkv.claims.report import render_page
 from qkv.cli.main import run
@@ -80,6 +81,24 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
     shown = capsys.readouterr()
     assert said in shown.err
     assert shown.out == ""
+
+
+def test_qkv_claims_show_prints_question_statement_reason_and_method_without_running(capsys, monkeypatch):
+    monkeypatch.setattr("qkv.claims.run", None)
+    assert run(["claims", "show", "identity", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["question"] == "Can self-attention be the identity?"
+    assert "largest cosine" in found["statement"] and "(n − 1)e^(−β(1 − c))" in found["reason"]
+    assert "random unit vectors" in found["method"] and found["knobs"]["beta"]["default"] == 12
+    assert run(["claims", "show", "identity", "copy"]) == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("statement", "expected", "reason", "method", "qkv claims run copy"))
+    assert run(["claims", "show"]) == 2
+
+
+def test_every_claim_has_a_reason_and_a_method():
+    assert list(REASONS) and sorted(REASONS) == sorted(claims.claim_names())
+    assert all(text.endswith(".") for texts in REASONS.values() for text in texts)
 
 
 def test_the_report_is_one_page_without_network(tmp_path, capsys):

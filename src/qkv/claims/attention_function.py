@@ -119,13 +119,13 @@ def entropy_and_beta(lab: Lab, m: int, d: int, high: float) -> ExperimentResult:
             "entropy at β = 0": curve[0],
             "log m": math.log(m),
             f"entropy at β = {high:g}": curve[-1],
-            "largest |dH/dβ + β Var(score)|": slope_error,
+            "largest |dS/dβ + β Var(score)|": slope_error,
             "largest weight at β = 1e6": float(sharp.max()),
             "weight of each of three tied keys": float(shared[0]),
         },
         (
             at_most("entropy never rises with β", rise, 1e-12),
-            at_most("dH/dβ = −β Var(score)", slope_error, 1e-9),
+            at_most("dS/dβ = −β Var(score)", slope_error, 1e-9),
             near("β = 0 gives log m", curve[0], math.log(m), 1e-12),
             near("β → ∞ gives a one-hot row", float(sharp.max()), 1.0, 1e-12),
             near("three ties share equally", float(shared[:2].max()), 1 / 3, 1e-12),
@@ -133,11 +133,11 @@ def entropy_and_beta(lab: Lab, m: int, d: int, high: float) -> ExperimentResult:
             equal("the weights equal the triple loop", max_diff(lab.weights(q, k, scale=high), reference), "control"),
         ),
         (
-            Lines("entropy of the weights", "β", "H", betas.tolist(), {"measured": curve}),
+            Lines("entropy of the weights", "β", "entropy S", betas.tolist(), {"measured": curve}),
             Lines(
                 "its slope",
                 "β",
-                "dH/dβ",
+                "dS/dβ",
                 betas.tolist(),
                 {"measured": slopes, "−β Var(score)": closed},
                 roles={"−β Var(score)": "formula"},
@@ -177,7 +177,7 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> ExperimentResult:
         },
         (
             near("Var(q·k) = d", worst, 1.0, 0.02),
-            near("Var(q·k) = d when the means are 1", shifted[-1], 1.0, 0.02, "beyond"),
+            near("Var(q·k) = d when the means are 1 higher", shifted[-1], 1.0, 0.02, "beyond"),
             near("scores by default have s.d. 1: lowest", min(deviation), 1.0, 0.05),
             near("scores by default have s.d. 1: highest", max(deviation), 1.0, 0.05),
             at_least("unscaled, the largest weight nears 1", raw[-1]["largest"], 0.9),
@@ -206,6 +206,8 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> ExperimentResult:
                 roles={"unscaled": "wrong"},
             ),
         ),
+        f"the entries of q and k are independent with variance 1 and mean 0: with a mean of {mean:g} the variance is "
+        f"{worst:.3g} d, with {mean + 1:g} it is {shifted[-1]:.3g} d",
     )
 
 
@@ -280,7 +282,7 @@ CLAIMS = (
         FAMILY,
         "Var(q·k) = d, so without 1/√d the softmax saturates as d grows and its gradient vanishes.",
         "holds-if",
-        "the entries of q and k have mean 0 and variance 1 and are independent; with means of 1 the variance is 3d",
+        "the entries of q and k are independent with mean 0 and variance 1",
         scale,
         (
             Knob("m", 64, "keys", (2, 256)),

@@ -1,13 +1,14 @@
 """Claims about the transformer block: feed-forward network, residual connections and norms, attention dropout."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from qkv._figures import Bars, Histogram, Lines
 from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near
-from qkv.claims.experiment import Lab, confidence_interval, max_diff
+from qkv.claims.experiment import Lab, confidence_interval, max_diff, mean_and_range
 from qkv.nn import FeedForward, MultiHeadAttention
 
 FAMILY = "the transformer"
@@ -111,6 +112,7 @@ class StackLayer(nn.Module):
         return x
 
 
+PRE, POST = "both, pre-norm", "both, post-norm"
 STACKS = {
     "both, pre-norm": {"residual": True, "norm": "pre"},
     "both, post-norm": {"residual": True, "norm": "post"},
@@ -120,42 +122,57 @@ STACKS = {
 }
 
 
-def residual_norm(lab: Lab, depth: int, dim: int, tokens: int) -> ExperimentResult:
-    gradients, diversity, deviations, means = {}, {}, {}, {}
-    start = lab.draw(1, tokens, dim)
+SHALLOW = 4  # layers: tokens without residual connections are alike by then, gradients have not yet vanished
+
+
+def residual_norm(lab: Lab, depth: int, dim: int, tokens: int, seeds: int) -> ExperimentResult:
+    runs = {name: [] for name in STACKS}
     with lab.inside_layers():
-        for offset, (name, options) in enumerate(STACKS.items()):
-            lab.progress(name)
-            layers = lab.build(
-                lambda options=options: nn.ModuleList(StackLayer(dim, **options) for _ in range(depth)), offset
-            )
-            x = start.clone().requires_grad_()
-            y, diversity[name], deviations[name], means[name] = x, [], [], []
-            for layer in layers:
-                y = layer(y)
-                diversity[name].append(token_diversity(y.detach()))
-                deviations[name].append(float(y.detach().std()))
-                means[name].append(float(y.detach().mean()))
-            (found,) = torch.autograd.grad((y[0, -1] @ lab.draw(dim)), x)
-            gradients[name] = float(found.norm())
-    early = min(4, depth) - 1
-    pre = "both, pre-norm"
+        for start in range(seeds):
+            lab.progress(f"start {start + 1} of {seeds}")
+            x, direction = lab.draw(1, tokens, dim), lab.draw(dim)
+            for offset, (name, options) in enumerate(STACKS.items()):
+                layers = lab.build(
+                    lambda options=options: nn.ModuleList(StackLayer(dim, **options) for _ in range(depth)),
+                    10 * start + offset,
+                )
+                runs[name].append(run_stack(layers, x, direction))
+    early = min(SHALLOW, depth)
+    ratios, early_ratios = (
+        {name: geometric_mean([getattr(run, at) / getattr(pre, at) for run, pre in zip(found, runs[PRE], strict=True)])
+         for name, found in runs.items() if name != PRE}
+        for at in ("gradient", "early_gradient")
+    )  # fmt: skip
+    deep, collapsed = (
+        {name: mean_and_range([run.diversity[at] for run in found]) for name, found in runs.items()}
+        for at in (depth - 1, early - 1)
+    )
+    kept = min(deep[name]["low"] for name in (PRE, POST)) / deep["no residual"]["high"]
+    first = {name: found[0] for name, found in runs.items()}
+    alone, growth = "no residual", "no norm"
     return ExperimentResult(
         {
-            **{f"{name}: gradient at the input": value for name, value in gradients.items()},
-            f"no residual: token diversity after {early + 1} layers": diversity["no residual"][early],
-            f"{pre}: token diversity after {early + 1} layers": diversity[pre][early],
-            f"{pre}: token diversity after {depth} layers": diversity[pre][-1],
-            **{f"{name}: s.d. of activations after {depth} layers": values[-1] for name, values in deviations.items()},
-            **{f"{name}: mean of activations after {depth} layers": values[-1] for name, values in means.items()},
+            f"{PRE}: gradient at the input": geometric_mean([run.gradient for run in runs[PRE]]),
+            **{f"{name}: gradient relative to that": ratio for name, ratio in ratios.items()},
+            **{f"{name}: the same after {early} layers": ratio for name, ratio in early_ratios.items()},
+            **{f"{name}: token diversity after {early} layers": collapsed[name] for name in (PRE, POST, alone)},
+            **{f"{name}: token diversity after {depth} layers": deep[name] for name in (PRE, POST, alone)},
+            **{f"{name}: s.d. of activations after {depth} layers": run.deviations[-1] for name, run in first.items()},
+            **{f"{name}: mean of activations after {depth} layers": run.means[-1] for name, run in first.items()},
         },
         (
-            at_least("without norm the gradient explodes", gradients["no norm"], 1e4),
-            at_most("without either it vanishes", gradients["neither"], 1e-10),
-            near("with both, pre-norm, it is of ordinary size: log10", math.log10(gradients[pre]), 0.0, 3),
-            at_most("without residual the gradient tells", gradients["no residual"], 1e-10, "beyond"),
-            at_most("without residual tokens become identical in 4 layers", diversity["no residual"][early], 1e-6),
-            at_least("with residual they stay different", diversity[pre][-1], 0.2),
+            at_most("without residual the gradient vanishes: ratio to both", ratios[alone]["high"], 1e-2),
+            at_least("without norm it explodes: ratio", ratios[growth]["low"], 1e2),
+            at_most("without either it vanishes: ratio", ratios["neither"]["high"], 1e-10),
+            at_least("post-norm keeps it too: ratio", ratios[POST]["low"], 1e-2),
+            at_most("post-norm does not let it explode: ratio", ratios[POST]["high"], 1e2),
+            near("with both it is of ordinary size: log10", math.log10(first[PRE].gradient), 0.0, 3),
+            at_most(
+                f"after {early} layers it has vanished without residual", early_ratios[alone]["high"], 1e-2, "beyond"
+            ),
+            at_least(f"after {early} layers it has exploded without norm", early_ratios[growth]["low"], 1e2, "beyond"),
+            at_most(f"without residual tokens are alike after {early} layers", collapsed[alone]["high"], 1e-6),
+            at_least("with both, pre- or post-norm, they stay different: relative diversity", kept, 1e6),
         ),
         (
             Lines(
@@ -163,7 +180,7 @@ def residual_norm(lab: Lab, depth: int, dim: int, tokens: int) -> ExperimentResu
                 "layer",
                 "relative distance from their mean",
                 list(range(1, depth + 1)),
-                {name: [max(v, 1e-17) for v in diversity[name]] for name in STACKS},
+                {name: [max(v, 1e-17) for v in run.diversity] for name, run in first.items()},
                 logy=True,
                 roles=_ROLES,
             ),
@@ -172,12 +189,55 @@ def residual_norm(lab: Lab, depth: int, dim: int, tokens: int) -> ExperimentResu
                 "layer",
                 "s.d.",
                 list(range(1, depth + 1)),
-                {name: [max(v, 1e-80) for v in deviations[name]] for name in STACKS},
+                {name: [max(v, 1e-80) for v in run.deviations] for name, run in first.items()},
                 logy=True,
                 roles=_ROLES,
             ),
         ),
+        f"the stack is deep: relative to a pre-norm stack with both, the gradient at the input is "
+        f"{ratios[alone]['value']:.2g} without residual and {ratios[growth]['value']:.2g} without norm after {depth} "
+        f"layers, but {early_ratios[alone]['value']:.2g} and {early_ratios[growth]['value']:.2g} after {early}",
+        f"Without residual connections the tokens' diversity is {collapsed[alone]['value']:.1g} after {early} layers; "
+        f"with both it is {deep[PRE]['value']:.2g} (pre-norm) and {deep[POST]['value']:.2g} (post-norm) after {depth}.",
     )
+
+
+@dataclass(frozen=True)
+class StackRun:
+    """One pass through a stack: gradients at the input after all and after SHALLOW layers; statistics by layer."""
+
+    gradient: float
+    early_gradient: float
+    diversity: list[float]
+    deviations: list[float]
+    means: list[float]
+
+
+def run_stack(layers: nn.ModuleList, x: Tensor, direction: Tensor) -> StackRun:
+    x = x.clone().requires_grad_()
+    y, states = x, []
+    for layer in layers:
+        y = layer(y)
+        states.append(y)
+    early, last = (
+        float(torch.autograd.grad(state[0, -1] @ direction, x, retain_graph=True)[0].norm())
+        for state in (states[min(SHALLOW, len(states)) - 1], states[-1])
+    )
+    states = [state.detach() for state in states]
+    return StackRun(
+        last,
+        early,
+        [token_diversity(state) for state in states],
+        [float(state.std()) for state in states],
+        [float(state.mean()) for state in states],
+    )
+
+
+def geometric_mean(samples: list[float]) -> dict[str, float]:
+    """The geometric mean of a few runs, with the lowest and the highest."""
+    value = math.exp(sum(math.log(max(sample, 1e-300)) for sample in samples) / len(samples))
+    low, high = min(samples), max(samples)
+    return {"value": min(max(value, low), high), "low": low, "high": high}
 
 
 _ROLES = {
@@ -249,15 +309,16 @@ CLAIMS = (
     Claim(
         "residual-norm",
         FAMILY,
-        "Deep stacks need both: without norm gradients explode, without residual tokens become identical, without both "
-        "gradients vanish.",
+        "Deep stacks need residual connections and norms (pre- or post-norm): without residuals the gradient at the "
+        "input vanishes and tokens become identical, without norm it explodes, without both it vanishes.",
         "holds-if",
-        "the diversity of tokens is measured, too: its gradient alone does not reveal the stack without residual",
+        "the stack is deep",
         residual_norm,
         (
             Knob("depth", 64, "layers", (1, 128)),
             Knob("dim", 32, "model dim", (4, 128), step=4),
             Knob("tokens", 12, "tokens", (2, 128)),
+            Knob("seeds", 3, "random starts", (1, 20), long=10),
         ),
         ("itself", "argmax"),
         "Without residual connections, tokens collapse into one within a few layers.",

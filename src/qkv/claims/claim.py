@@ -97,9 +97,10 @@ def decide(predicates: Sequence[Predicate]) -> Verdict:
 
 
 def explain(predicates: Sequence[Predicate]) -> str:
-    """The predicates that decided against the statement, in words; empty where none did."""
+    """The predicates that decided against the statement, or limit it, in words; empty where none did."""
     failed = [p for p in predicates if p.part == "control" and not p.ok]
     failed = failed or [p for p in predicates if p.part == "claim" and not p.ok]
+    failed = failed or [p for p in predicates if p.part == "beyond" and not p.ok]
     return "; ".join(f"{p.name}: measured {p.value:.4g}, expected {p.bound}" for p in failed)
 
 
@@ -143,11 +144,17 @@ class Knob:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What an experiment measured: numbers, predicates with their tolerances, and panels to draw."""
+    """What an experiment measured: numbers, predicates with their tolerances, and panels to draw.
+
+    condition, caption: the claim's condition and the caption of its figure, with the figures of this run; "" where the
+    claim's own texts are right for every value of its knobs.
+    """
 
     numbers: Mapping[str, Number]
     predicates: tuple[Predicate, ...]
     panels: tuple[FigurePanel, ...] = ()
+    condition: str = ""
+    caption: str = ""
 
 
 @dataclass(frozen=True)

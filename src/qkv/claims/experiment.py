@@ -83,6 +83,21 @@ def mean_and_range(samples: list[float]) -> dict[str, float]:
     return {"value": sum(samples) / len(samples), "low": min(samples), "high": max(samples)}
 
 
+# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def t_interval(samples: list[float]) -> dict[str, float]:
+    """The mean of a few runs and its 95 % interval (Student's t); infinite for a single run."""
+    count, mean = len(samples), sum(samples) / len(samples)
+    if count == 1:
+        return {"value": mean, "low": -math.inf, "high": math.inf}
+    quantile = T_QUANTILES[count - 2] if count - 2 < len(T_QUANTILES) else 2.2
+    deviation = math.sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
+    half = quantile * deviation / math.sqrt(count)
+    return {"value": mean, "low": mean - half, "high": mean + half}
+
+
 def max_diff(a: Tensor, b: Tensor) -> float:
     """The largest difference; infinite where something is NaN."""
     difference = float((a - b).abs().max())
@@ -165,8 +180,12 @@ def train_model(
     lr: float = 3e-3,
     warmup: int = 20,
     weight_decay: float = 0.0,
+    stop_below: float = 0.0,
 ) -> list[float]:
-    """Take `steps` AdamW steps on `loss(step)`, with warm-up and a cosine schedule to 0; returns the losses."""
+    """Take `steps` AdamW steps on `loss(step)`, with warm-up and a cosine schedule to 0; returns the losses.
+
+    stop_below: stop once the mean loss of the last 50 steps is below it.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
 
     def factor(step: int) -> float:
@@ -184,5 +203,7 @@ def train_model(
         optimizer.step()
         schedule.step()
         losses.append(value.item())
+        if step >= 50 and sum(losses[-50:]) / 50 < stop_below:
+            break
     model.eval()
     return losses

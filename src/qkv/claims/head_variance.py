@@ -172,6 +172,7 @@ def two_heads(lab: Lab, alpha: float, beta: float, draws: int) -> ExperimentResu
                 roles={"all draws": "wrong", "where q·k_a > 0": "output"},
             ),
         ),
+        f"q·k_a > 0; in {100 * lost['value']:.1f} % of draws it is not: there v_a gets {bad['value']:.2g}",
     )
 
 
@@ -256,7 +257,7 @@ CLAIMS = (
         FAMILY,
         "Two heads with q_1 = βμ_a and q_2 = βμ_b give ½(v_a + v_b) with far less variance than one.",
         "holds-if",
-        "q·k_a > 0; in 7.86 % of draws it is not, and head 1 attends to everything else",
+        "q·k_a > 0; where it is not, head 1 attends to everything else",
         two_heads,
         _knobs(1e-6, 20.0, 20000),
         ("uniform", "beta-ignored", "argmax", "wrong-axis", "v-for-k"),

@@ -93,20 +93,20 @@ def pretraining(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResu
             found[read].append(float((answered == places).double().mean()))
         frequent.append(float((places == places.mode().values).double().mean()))
     summary = {name: mean_and_range(values) for name, values in found.items()}
-    rate = sum(frequent) / len(frequent)
+    rate, chance = sum(frequent) / len(frequent), 1 / NUM_PLACES
     return ExperimentResult(
         {
             "accuracy, pretrained on all": summary["all"],
             "accuracy, the asked people's lines removed": summary["others"],
             "accuracy, without pretraining": summary["nothing"],
+            "chance among the places": chance,
             "always the most frequent place": rate,
         },
         (
             at_least("pretraining answers", summary["all"]["value"], rate + 0.25),
-            near(
-                "without the asked people's lines: as the most frequent place", summary["others"]["value"], rate, 0.15
-            ),
-            near("without pretraining: the same", summary["nothing"]["value"], rate, 0.15),
+            near("without the asked people's lines: chance", summary["others"]["value"], chance, 0.1),
+            at_most("and no better than the most frequent place", summary["others"]["value"], rate),
+            near("without pretraining: chance", summary["nothing"]["value"], chance, 0.15),
         ),
         (
             Bars(
@@ -115,9 +115,12 @@ def pretraining(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResu
                 "right",
                 ["all", "without theirs", "none"],
                 {"right": [summary[name]["value"] for name in found]},
-                level=(rate, "most frequent place"),
+                level=(chance, "chance among the places"),
             ),
         ),
+        caption=f"Right answers: {summary['all']['value']:.2g} with the asked people's lines, "
+        f"{summary['others']['value']:.2g} without them; chance among {NUM_PLACES} places is {chance:.2g}, always the "
+        f"most frequent one {rate:.2g}.",
     )
 
 
@@ -233,7 +236,8 @@ CLAIMS = (
         "pretraining",
         FAMILY,
         "A model pretrained on lines about people answers questions about them; with just their lines removed it falls "
-        "to the most frequent place: the facts answer, not the language (synthetic biographies).",
+        "to chance among the places: the facts answer, not the language (synthetic biographies; fine-tuning rehearses "
+        "the lines).",
         "holds",
         "",
         pretraining,

@@ -38,7 +38,7 @@ QUESTIONS = (
     CourseQuestion(
         "What does β (the inverse temperature) do?",
         "beta",
-        "entropy falls from log m to 0; dH/dβ = −β Var(score)",
+        "entropy S falls from log m to 0; dS/dβ = −β Var(score)",
         "expecting ties to be broken: they share for every β",
     ),
     CourseQuestion(
@@ -123,8 +123,8 @@ QUESTIONS = (
     CourseQuestion(
         "Can self-attention be the identity?",
         "identity",
-        "for large β and n ≤ d; the diagonal is e^β/(e^β+n−1)",
-        "K = permuted Q gives the inverse permutation",
+        "where the margin β(1 − c) is large, c the largest cosine of two tokens; orthonormal: e^β/(e^β+n−1)",
+        '"only for n ≤ d": 32 vectors in 8 dimensions separate at a larger β',
     ),
     CourseQuestion(
         "Is attention a convolution?",
@@ -135,7 +135,7 @@ QUESTIONS = (
     CourseQuestion(
         "Relative or absolute positions?",
         "positions",
-        "relative scores do not change by a shift; which scheme carries over depends on the task",
+        "relative scores do not change by a shift; a fixed lag carries over with some relative schemes, not all",
         '"relative generalizes"; angles in float32',
     ),
     CourseQuestion(
@@ -165,14 +165,14 @@ QUESTIONS = (
     CourseQuestion(
         "Why do gradients reach far?",
         "path-length",
-        "they fall as a power of n, in an RNN exponentially",
-        '"they stay level"',
+        "as 1/n under uniform attention, level through a sharp head; in an RNN they fall exponentially",
+        '"they stay level", or "they fall as 1/n": it depends on how sharply the head attends',
     ),
     CourseQuestion(
         "Why residuals and norms?",
         "residual-norm",
-        "without norm gradients explode, without residual tokens become identical",
-        "looking at gradients alone",
+        "without residuals gradients at the input vanish and tokens become identical, without norm they explode",
+        "norms alone solve depth",
     ),
     CourseQuestion(
         "Who sees whom in encoder and decoder?",
@@ -205,8 +205,8 @@ QUESTIONS = (
     CourseQuestion(
         "What do learned positions show?",
         "position-maps",
-        "the grid",
-        "taking it for evidence about attention: uniform attention learns it too",
+        "near patches get similar vectors, more than untrained ones",
+        "taking it for evidence about attention: with uniform attention the correlation is as high",
     ),
     CourseQuestion("What is the class token for?", "class-token", "reading the patches; the mean does as well"),
     CourseQuestion(
@@ -218,7 +218,7 @@ QUESTIONS = (
     CourseQuestion(
         "Why does pretraining help to answer?",
         "pretraining",
-        "the facts were read: without the asked people's lines it guesses",
+        "the facts were read: without the asked people's lines it falls to chance among the places",
         '"it learned the language"',
     ),
     CourseQuestion(

@@ -29,7 +29,7 @@ from qkv.claims import (
     vision,
     worked_example,
 )
-from qkv.claims.claim import Claim, ClaimResult, Real, decide, explain
+from qkv.claims.claim import Claim, ClaimResult, ExperimentResult, Real, Verdict, decide, explain
 from qkv.claims.experiment import Attention, Lab, library_attention
 
 MODULES = (
@@ -111,16 +111,23 @@ def run(
         name=claim.name,
         statement=claim.statement,
         verdict=verdict,
-        condition=claim.condition if verdict == claim.expected else explain(measured.predicates),
+        condition=_condition(claim, measured, verdict),
         numbers={key: _as_float(number) for key, number in measured.numbers.items()},
         seed=seed,
         predicates=measured.predicates,
         panels=measured.panels,
-        figure=claim.figure,
+        figure=measured.caption or claim.figure,
         expected=claim.expected,
         seconds=time.perf_counter() - started,
         knobs=values,
     )
+
+
+def _condition(claim: Claim, measured: ExperimentResult, verdict: Verdict) -> str:
+    """The condition of this run, from its measurements; for an unexpected verdict, what was measured."""
+    if verdict != claim.expected:
+        return explain(measured.predicates)
+    return measured.condition or claim.condition
 
 
 def knob_values(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict[str, Any]:
@@ -135,6 +142,8 @@ def knob_values(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> d
 
 
 def _as_float(number: Any) -> Any:
+    if isinstance(number, dict) and number["low"] == number["high"]:
+        return float(number["value"])  # one run has no range
     if isinstance(number, dict):
         return {key: float(value) for key, value in number.items()}
     return float(number)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv._figures import Lines
 from qkv.claims.claim import Claim, ExperimentResult, Knob, Real, at_least, at_most, equal, near
-from qkv.claims.experiment import Lab, init_xavier, max_diff
+from qkv.claims.experiment import Lab, init_xavier, max_diff, mean_and_range
 from qkv.models import (
     GPT,
     MLP,
@@ -21,52 +21,55 @@ from qkv.models import (
     RNNSeq2Seq,
     RNNSeq2SeqConfig,
 )
-from qkv.nn import DenseSynthesizer
+from qkv.nn import DenseSynthesizer, MultiHeadAttention
 
 FAMILY = "the transformer"
 SIDES = (8, 16, 24, 32)  # an MLP reads images: its length is side²
 
 
-def path_length(lab: Lab, dim: int, longest: int) -> ExperimentResult:
+def path_length(lab: Lab, dim: int, longest: int, seeds: int) -> ExperimentResult:
     lengths = [n for n in (16, 32, 64, 128, 256, 512) if n <= longest]
-
-    def lstm(bias: float = 0.0) -> nn.LSTM:
-        layer = nn.LSTM(dim, dim, batch_first=True)
-        with torch.no_grad():
-            layer.get_parameter("bias_hh_l0")[dim : 2 * dim] += bias  # the bias of the forget gate
-        return layer
-
-    config = EncoderConfig(features=dim, dim=dim, layers=2, heads=4, position="none")
-    models: dict[str, Callable[[], nn.Module]] = {
-        "RNN": lambda: nn.RNN(dim, dim, batch_first=True),
-        "LSTM": lstm,
-        "LSTM, forget bias 5": lambda: lstm(5.0),
-        "transformer": lambda: init_xavier(Encoder(config)),
-    }
-    curves: dict[str, list[float]] = {}
-    x = lab.draw(1, lengths[-1], dim)
+    models = gradient_models(dim)
+    curves: dict[str, list[list[float]]] = {name: [] for name in models}
+    weights = []
     with lab.inside_layers():
-        for offset, (name, make) in enumerate(models.items()):
-            lab.progress(name)
-            model = lab.build(make, offset)
-            curves[name] = [last_to_first_gradient(model, x[:, :n]) for n in lengths]
-    rnn, lstm_curve = (log_slope(lengths, curves[name]) for name in ("RNN", "LSTM"))
-    power = log_slope([math.log(n) for n in lengths], curves["transformer"])
+        for start in range(seeds):
+            x = lab.draw(1, lengths[-1], dim)
+            for offset, (name, make) in enumerate(models.items()):
+                lab.progress(f"{name}, start {start + 1} of {seeds}")
+                model = lab.build(make, 10 * start + offset)
+                inputs = [end_with_first(x[:, :n]) if name == SHARP else x[:, :n] for n in lengths]
+                curves[name].append([last_to_first_gradient(model, tokens) for tokens in inputs])
+                if name == SHARP:
+                    weights.append(weight_on_first(lab, model, inputs[-1]))
+    factors = {
+        name: mean_and_range([math.exp(log_slope(lengths, curve)) for curve in curves[name]])
+        for name in ("RNN", "LSTM")
+    }
+    powers = {
+        name: mean_and_range([log_slope([math.log(n) for n in lengths], curve) for curve in curves[name]])
+        for name in TRANSFORMERS
+    }
+    last = {name: mean_and_range([curve[-1] for curve in found]) for name, found in curves.items()}
+    weight, repaired = mean_and_range(weights), "LSTM, forget bias 5"
     return ExperimentResult(
         {
-            **{f"{name}: gradient at n = {lengths[-1]}": curve[-1] for name, curve in curves.items()},
-            "transformer: exponent of n": power,
-            "RNN: factor a step": math.exp(rnn),
-            "LSTM: factor a step": math.exp(lstm_curve),
+            **{f"{name}: gradient at n = {lengths[-1]}": value for name, value in last.items()},
+            **{f"{name}: exponent of n": value for name, value in powers.items()},
+            **{f"{name}: factor a step": value for name, value in factors.items()},
+            f"{SHARP}: weight on the first token at n = {lengths[-1]}": weight,
         },
         (
-            at_most("RNN: falls exponentially, factor a step", math.exp(rnn), 0.9),
-            at_most("LSTM: falls exponentially, factor a step", math.exp(lstm_curve), 0.9),
-            near("transformer: falls as a power of n, about 1/n", power, -1.0, 0.5),
-            at_least("transformer: gradient at the longest", curves["transformer"][-1], 1e-4),
+            at_most("RNN: falls exponentially, factor a step", factors["RNN"]["high"], 0.9),
+            at_most("LSTM: falls exponentially, factor a step", factors["LSTM"]["high"], 0.9),
+            near("uniform attention: falls as 1/n, exponent", powers[UNIFORM]["value"], -1.0, 0.3),
+            near("at initialization: falls about as 1/n, exponent", powers[INITIAL]["value"], -1.0, 0.5),
+            at_least("at initialization: gradient at the longest", last[INITIAL]["low"], 1e-4),
+            near("a sharply attending head: level, exponent", powers[SHARP]["value"], 0.0, 0.2),
+            at_least("the sharp head attends to the first token, weight", weight["low"], 0.3, "control"),
             at_least(
                 "a forget bias of 5 repairs the LSTM, by a factor of",
-                (curves["LSTM, forget bias 5"][-1] + 1e-300) / (curves["LSTM"][-1] + 1e-300),
+                (last[repaired]["value"] + 1e-300) / (last["LSTM"]["value"] + 1e-300),
                 1e10,
                 "control",
             ),
@@ -77,13 +80,69 @@ def path_length(lab: Lab, dim: int, longest: int) -> ExperimentResult:
                 "length n",
                 "‖∂ out_n / ∂ x_1‖",
                 lengths,
-                {name: [max(c, 1e-180) for c in curve] for name, curve in curves.items()},
+                {name: [max(c, 1e-180) for c in found[0]] for name, found in curves.items()},
                 logx=True,
                 logy=True,
-                roles={"RNN": "wrong", "LSTM": "key", "LSTM, forget bias 5": "other", "transformer": "query"},
+                roles={"RNN": "wrong", "LSTM": "key", repaired: "other", INITIAL: "query", SHARP: "output"},
             ),
         ),
+        caption=f"RNN: a factor of {factors['RNN']['value']:.2g} a step. Transformer: n to the power of "
+        f"{powers[UNIFORM]['value']:.2f} with uniform attention, {powers[INITIAL]['value']:.2f} at initialization, "
+        f"{powers[SHARP]['value']:z.2f} through a head with a weight of {weight['value']:.2g} on the first token.",
     )
+
+
+INITIAL, UNIFORM, SHARP = "transformer at initialization", "transformer, uniform", "transformer, sharp head"
+TRANSFORMERS = (INITIAL, UNIFORM, SHARP)
+
+
+def gradient_models(dim: int) -> dict[str, Callable[[], nn.Module]]:
+    """The models that are compared: recurrent ones, and a transformer with three kinds of attention."""
+
+    def lstm(bias: float = 0.0) -> nn.LSTM:
+        layer = nn.LSTM(dim, dim, batch_first=True)
+        with torch.no_grad():
+            layer.get_parameter("bias_hh_l0")[dim : 2 * dim] += bias  # the bias of the forget gate
+        return layer
+
+    def transformer(heads: int = 4, factor: float | None = None) -> nn.Module:
+        """Queries and keys are `factor` times the token; None leaves them random."""
+        model = init_xavier(Encoder(EncoderConfig(features=dim, dim=dim, layers=2, heads=heads, position="none")))
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention) and factor is not None:
+                for projection in (module.to_q, module.to_k):
+                    assert projection is not None
+                    nn.init.zeros_(projection.bias)
+                    projection.weight.data = factor * torch.eye(dim)
+        return model
+
+    return {
+        "RNN": lambda: nn.RNN(dim, dim, batch_first=True),
+        "LSTM": lstm,
+        "LSTM, forget bias 5": lambda: lstm(5.0),
+        INITIAL: transformer,
+        UNIFORM: lambda: transformer(factor=0.0),
+        SHARP: lambda: transformer(heads=1, factor=3.0),  # scores are 9 q·k/√dim: equal tokens find each other
+    }
+
+
+def end_with_first(x: Tensor) -> Tensor:
+    """The same tokens, the last one replaced by a copy of the first: what a sharp head looks for."""
+    return torch.cat((x[:, :-1], x[:, :1]), 1)
+
+
+def weight_on_first(lab: Lab, model: nn.Module, x: Tensor) -> float:
+    """The weight that the last query of the first layer gives to the first token."""
+    found = []
+
+    def recording(q: Tensor, k: Tensor, v: Tensor, *args, **options):
+        weights = lab.attention(q, k, v, *args, **{**options, "return_weights": True})[1]
+        found.append(float(weights[..., -1, 0].mean()))
+        return lab.attention(q, k, v, *args, **options)
+
+    with lab.inside_layers(recording), torch.no_grad():
+        model(x)
+    return found[0]
 
 
 def last_to_first_gradient(model: nn.Module, x: Tensor) -> float:
@@ -208,13 +267,18 @@ CLAIMS = (
     Claim(
         "path-length",
         FAMILY,
-        "From last output to first input the gradient falls exponentially in an RNN, as a power of n in a transformer.",
+        "From last output to first input the gradient falls exponentially in an RNN; in a transformer it falls as 1/n "
+        "with uniform attention, as at initialization, and stays level through a head that attends sharply.",
         "holds",
         "",
         path_length,
-        (Knob("dim", 32, "dim of all models", (4, 128), step=4), Knob("longest", 256, "longest sequence", (64, 512))),
-        ("itself",),
-        "Exponential against polynomial: not constant, but it never vanishes.",
+        (
+            Knob("dim", 32, "dim of all models", (4, 128), step=4),
+            Knob("longest", 256, "longest sequence", (64, 512)),
+            Knob("seeds", 3, "random starts", (1, 20), long=10),
+        ),
+        ("itself", "uniform"),
+        "Exponential in an RNN; 1/n with uniform attention; level through a sharp head.",
         cost="seconds",
     ),
     Claim(

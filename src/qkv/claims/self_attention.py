@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv._figures import Bars, Heatmap, Lines
-from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near
+from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near, true
 from qkv.claims.experiment import Lab, max_diff, reference_attention
 from qkv.nn.positions import sinusoidal
 
@@ -141,38 +141,77 @@ def kqv(lab: Lab, beta: float) -> ExperimentResult:
     )
 
 
+IDENTITY = 0.999  # the lowest weight of a token on itself that counts as the identity
+
+
+def sufficient_beta(n: int, cosine: float) -> float:
+    """The β at which n unit vectors, no two with a larger cosine, attend to themselves with a weight of IDENTITY.
+
+    >>> round(sufficient_beta(8, 0.0), 2)
+    8.85
+    """
+    if n == 1:
+        return 0.0
+    odds = IDENTITY / (1 - IDENTITY)
+    return math.log(odds * (n - 1)) / (1 - cosine) if cosine < 1 - 1e-12 else math.inf
+
+
 def identity(lab: Lab, n: int, d: int, beta: float) -> ExperimentResult:
     x = lab.orthonormal(n, d)
 
-    def closed(b: float) -> float:
-        return 1 / (1 + (n - 1) * math.exp(-b))
+    def lowest(tokens: Tensor, b: float) -> float:
+        return float(lab.weights(tokens, tokens, scale=b).diagonal().min())
+
+    def bound(count: int, cosine: float, b: float) -> float:
+        return 1 / (1 + (count - 1) * math.exp(-b * (1 - cosine)))
 
     formula = max(
-        max_diff(weights.diagonal(), torch.full((n,), closed(b), dtype=torch.float64))
+        max_diff(weights.diagonal(), torch.full((n,), bound(n, 0.0, b), dtype=torch.float64))
         for b in (0.5, 1.0, 3.0, beta)
         for weights in (lab.weights(x, x, scale=b), lab.weights(b * x, x, scale=1.0))
     )
-    low, high = (float(lab.weights(x, x, scale=b).diagonal().min()) for b in (1.0, beta))
+    low, high = lowest(x, 1.0), lowest(x, beta)
     order = torch.randperm(n, generator=lab.generator)
     v = lab.draw(n, d)
     moved = lab.attention(x, x[order], v, scale=beta)
     inverse = max_diff(moved, v[order.argsort()])
-    crowd = torch.nn.functional.normalize(lab.draw(4 * d, d), dim=-1)
-    crowded = lab.weights(crowd, crowd, scale=beta).diagonal()
+    count = 4 * d
+    crowd = torch.nn.functional.normalize(lab.draw(count, d), dim=-1)
+    cosine = float((crowd @ crowd.mT).fill_diagonal_(-1).max())
+    needed, crowd_needed = sufficient_beta(n, 0.0), sufficient_beta(count, cosine)
+    crowded = lowest(crowd, beta)
+    separate = lowest(crowd, crowd_needed) if math.isfinite(crowd_needed) else math.nan
+    below = max(bound(count, cosine, b) - lowest(crowd, b) for b in (0.5, 3.0, 30.0, abs(beta)))
     mixed = lab.attention(crowd, crowd, crowd)
     betas = [b / 2 for b in range(31)]
+    far = [crowd_needed * step / 20 if math.isfinite(crowd_needed) else float(step) for step in range(31)]
+    group = f"{count} random unit vectors in {d} dimensions"
+    need = f"need β ≥ {crowd_needed:.3g} at most" if math.isfinite(crowd_needed) else "never separate: two coincide"
+    condition = (
+        f"β(1 − c) ≥ log({IDENTITY / (1 - IDENTITY):.0f}(n − 1)), where c is the largest cosine of two tokens: "
+        f"n = {n} orthonormal (c = 0) need β ≥ {needed:.3g}, and at β = 1 the diagonal is {low:.3g}; {group} "
+        f"(c = {cosine:.3g}) {need}, and at β = {beta:g} their lowest is {crowded:.3g}"
+    )
     return ExperimentResult(
         {
             "diagonal at β = 1": low,
             f"diagonal at β = {beta:g}": high,
+            f"β at which it is {IDENTITY:g}": needed,
             "K = permuted Q: distance from the inverse permutation": inverse,
-            f"lowest diagonal with {4 * d} vectors in {d} dimensions": float(crowded.min()),
+            f"{group}: largest cosine": cosine,
+            f"{group}: lowest diagonal at β = {beta:g}": crowded,
+            f"{group}: β that suffices for {IDENTITY:g}": crowd_needed,
+            f"{group}: lowest diagonal there": separate,
         },
         (
             equal("the diagonal is e^β/(e^β + n − 1)", formula),
-            at_least("attention is the identity", high, 0.999),
-            at_least("at β = 1", low, 0.999, "beyond"),
-            at_least("with n > d", float(crowded.min()), 0.999, "beyond"),
+            at_least("attention is the identity", high, IDENTITY),
+            at_least("at β = 1", low, IDENTITY, "beyond"),
+            at_most("with n > d the diagonal is below 1/(1 + (n − 1)e^(−β(1 − c))), by", below, 1e-12),
+            at_least("with n > d at the β of their margin", separate, IDENTITY)
+            if math.isfinite(crowd_needed)
+            else true("with n > d at the β of their margin: two coincide", True),
+            at_least("with n > d at the same β", crowded, IDENTITY, "beyond"),
             at_most("K = permuted Q gives the inverse permutation", inverse, 0.01),
             equal(
                 "the crowd's output equals the triple loop",
@@ -188,12 +227,26 @@ def identity(lab: Lab, n: int, d: int, beta: float) -> ExperimentResult:
                 betas,
                 {
                     "measured": [float(lab.weights(x, x, scale=b).diagonal().mean()) for b in betas],
-                    "e^β/(e^β+n−1)": [closed(b) for b in betas],
+                    "e^β/(e^β+n−1)": [bound(n, 0.0, b) for b in betas],
                 },
                 roles={"e^β/(e^β+n−1)": "formula"},
             ),
+            Lines(
+                f"{count} tokens in {d} dimensions",
+                "β",
+                "lowest diagonal",
+                far,
+                {
+                    "measured": [lowest(crowd, b) for b in far],
+                    "bound by the margin": [bound(count, cosine, b) for b in far],
+                },
+                roles={"bound by the margin": "formula"},
+            ),
             Heatmap("K = permuted Q", "key", "query", lab.weights(x, x[order], scale=beta).tolist(), 1.0),
         ),
+        condition,
+        f"Orthonormal tokens attend to themselves from β = {needed:.3g}; {group} {need}. Permuted keys give the "
+        "inverse permutation.",
     )
 
 
@@ -234,9 +287,10 @@ CLAIMS = (
     Claim(
         "identity",
         FAMILY,
-        "Self-attention can be the identity: on orthonormal tokens the diagonal is e^β/(e^β + n − 1).",
+        "Self-attention of unit vectors is the identity: the diagonal is at least 1/(1 + (n − 1)e^(−β(1 − c))), with c "
+        "the largest cosine of two tokens; for orthonormal ones it is e^β/(e^β + n − 1).",
         "holds-if",
-        "β is large and n ≤ d; at β = 1, n = 8 the diagonal is 0.28, and crowded tokens share",
+        "the margin β(1 − c) is large against log(n − 1); n ≤ d is not needed",
         identity,
         (
             Knob("n", 8, "tokens", (1, 64)),
@@ -244,6 +298,6 @@ CLAIMS = (
             Knob("beta", 12.0, "inverse temperature", (-100, 1000)),
         ),
         ("uniform", "beta-ignored", "beta-squared", "argmax", "v-for-k", "wrong-axis"),
-        "The diagonal rises with β by the formula; permuted keys give the inverse permutation.",
+        "The diagonal rises with β; tokens that are more alike need a larger β.",
     ),
 )

@@ -32,6 +32,7 @@ def claims(
     Examples:
 
         qkv claims
+        qkv claims show copy
         qkv claims run copy beta
         qkv claims run copy --set beta=2
         qkv claims run --all --report claims.html
@@ -39,7 +40,8 @@ def claims(
     Parameters
     ----------
     words
-        Nothing, to list the claims; or `run` and the names of some; or `run --all`.
+        Nothing, to list the claims; `show` and names, for question, statement, reason and method without running;
+        `run` and names; or `run --all`.
     every
         Run all claims.
     seed
@@ -60,6 +62,12 @@ def claims(
         if every or report or knobs:
             raise ValueError("to run claims, use `qkv claims run NAME ...` or `qkv claims run --all`")
         return _list_claims(json)
+    if words[0] == "show":
+        if every or report or knobs or wrong or len(words) < 2:
+            raise ValueError(
+                "`qkv claims show NAME ...` needs names and takes only --json; to run: qkv claims run NAME"
+            )
+        return _show_claims(words[1:], json)
     if words[0] != "run":
         raise ValueError(f"`qkv claims` lists the claims; to run one: qkv claims run {' '.join(words)}")
     from qkv._files import check_writable
@@ -111,6 +119,53 @@ def _list_claims(json: bool) -> int:
         out().print(line + statement + Text(f" {claim.cost:>8}", style="dim"), no_wrap=True, crop=True)
     out().print("\nRun some: qkv claims run copy beta")
     out().print("Run all:  qkv claims run --all --report claims.html")
+    return 0
+
+
+def _show_claims(names: tuple[str, ...], json: bool) -> int:
+    """Print question, statement, condition, reason, method and knobs of claims, without running them."""
+    from qkv.claims import find_claim
+    from qkv.claims.explanations import REASONS
+    from qkv.claims.questions import QUESTIONS
+    from qkv.claims.report import VERDICTS
+
+    questions = {entry.claim: entry.question for entry in QUESTIONS}
+    shown = []
+    for claim in [find_claim(name) for name in dict.fromkeys(names)]:
+        reason, method = REASONS[claim.name]
+        shown.append(
+            {
+                "name": claim.name,
+                "question": questions[claim.name],
+                "statement": claim.statement,
+                "expected": claim.expected,
+                "condition": claim.condition,
+                "reason": reason,
+                "method": method,
+                "knobs": {knob.name: {"help": knob.help, "default": knob.default} for knob in claim.knobs},
+                "mutants": list(claim.mutants),
+                "cost": claim.cost,
+            }
+        )
+    if json:
+        print_json(shown)
+        return 0
+    for entry in shown:
+        out().print(Text.assemble((entry["question"], "bold"), ("  " + entry["name"], "cyan")))
+        expected = VERDICTS[entry["expected"]] + (f": {entry['condition']}" if entry["condition"] else "")
+        knobs = ", ".join(f"{name} = {knob['default']:g} ({knob['help']})" for name, knob in entry["knobs"].items())
+        table = Table.grid(padding=(0, 2))
+        for title, text in (
+            ("statement", entry["statement"]),
+            ("expected", expected),
+            ("reason", entry["reason"]),
+            ("method", entry["method"]),
+            ("knobs", knobs or "none"),
+            ("overturned by", ", ".join(entry["mutants"])),
+        ):
+            table.add_row(Text(f"  {title}", style="dim"), Text(text))
+        out().print(table)
+        out().print(Text(f"  qkv claims run {entry['name']}  ({entry['cost']})\n", style="cyan"))
     return 0
 
 
