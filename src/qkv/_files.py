@@ -4,11 +4,21 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+FILE_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def fsync(path: Path) -> None:
@@ -21,12 +31,26 @@ def fsync(path: Path) -> None:
 
 
 def check_writable(path: str | Path) -> Path:
-    """Return the path if a file can be written there. Call it before the work whose result the file will hold."""
+    """Return the path if a file can be written there. Call it before the work whose result the file will hold.
+
+    A file is written to a new name, or replaces a regular file. Folders, devices, pipes and sockets are refused. So are
+    symbolic links, wherever they lead: neither the link nor its target is replaced. Folders on the way may be links.
+    """
     path = Path(path)
+    if "\0" in str(path):
+        raise ValueError(f"cannot write {str(path)!r}: a name has no NUL character")
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
+    if path.name in ("", ".."):
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file")
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in FILE_KINDS if is_kind(mode)), "not a regular file")
+        advice = "name the file it leads to" if stat.S_ISLNK(mode) else "give the name of a file"
+        raise ValueError(f"cannot write {path}: it is {kind}; {advice}")
     return path
 
 
