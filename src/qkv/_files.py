@@ -150,7 +150,7 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path.parent} has no {path.name}; {expected}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
