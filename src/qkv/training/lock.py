@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qkv._files import open_regular
 
@@ -100,7 +100,7 @@ def is_alive(process: dict[str, Any]) -> bool:
     return not ended and _start_time(int(process["pid"])) == process.get("began")
 
 
-def _is_pid(value: Any) -> bool:
+def _is_pid(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_PID
 
 
