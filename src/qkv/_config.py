@@ -262,6 +262,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name.strip(), value
+    except (RecursionError, ValueError) as error:  # nested too deeply, or an integer of thousands of digits
+        raise ValueError(f"the value of {name.strip()} cannot be read: {error}") from None
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
@@ -298,7 +300,7 @@ def read_toml(path: str | Path) -> Table:
         raise ValueError(f"there is no file {path}; expected a TOML file with config values")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

@@ -4,11 +4,21 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+FILE_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def fsync(path: Path) -> None:
@@ -20,13 +30,36 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read it; anything else, such as a pipe, which would block, raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
 def check_writable(path: str | Path) -> Path:
-    """Return the path if a file can be written there. Call it before the work whose result the file will hold."""
+    """Return the path if a file can be written there. Call it before the work whose result the file will hold.
+
+    A file is written to a new name, or replaces a regular file. Folders, devices, pipes and sockets are refused. So are
+    symbolic links, wherever they lead: neither the link nor its target is replaced. Folders on the way may be links.
+    """
     path = Path(path)
+    if "\0" in str(path):
+        raise ValueError(f"cannot write {str(path)!r}: a name has no NUL character")
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
+    if path.name in ("", ".."):
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file")
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return path
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in FILE_KINDS if is_kind(mode)), "not a regular file")
+        advice = "name the file it leads to" if stat.S_ISLNK(mode) else "give the name of a file"
+        raise ValueError(f"cannot write {path}: it is {kind}; {advice}")
     return path
 
 
@@ -126,7 +159,7 @@ def read_json(path: Path, expected: str) -> dict[str, Any]:
         raise ValueError(f"{path.parent} has no {path.name}; {expected}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")

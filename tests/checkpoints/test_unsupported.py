@@ -1,8 +1,10 @@
 """What qkv does not support is refused by name: an architecture, a config key, a tensor, a file."""
 
 import json
+import socket
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from hf_models import make_hf_model
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import qkv
 from qkv.checkpoints import load_tokenizer, save_hf
+from qkv.checkpoints.loading import load_any
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +263,35 @@ def test_load_accepts_keys_of_older_files_that_change_nothing(name, older, folde
     changed, plain = qkv.load(copy(folders(name), tmp_path / "model", config=older)), qkv.load(folders(name))
     assert changed.config == plain.config
     assert all(torch.equal(tensor, changed.state_dict()[key]) for key, tensor in plain.state_dict().items())
+
+
+@pytest.fixture
+def network_calls(monkeypatch):
+    def refuse(*arguments, **_):
+        asked.append(arguments)
+        raise OSError("a test makes no network call")
+
+    asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return asked
+
+
+BACKBONES = {
+    "config of a backbone": {"backbone": "somebody/model", "use_timm_backbone": False},
+    "pretrained": {"backbone": "somebody/model", "use_timm_backbone": False, "use_pretrained_backbone": True},
+    "timm": {"backbone": "resnet18", "use_timm_backbone": True, "use_pretrained_backbone": True},
+}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.values(), ids=BACKBONES)
+def test_load_any_makes_no_network_call_for_a_local_folder(backbone, tmp_path, network_calls):
+    config = {"model_type": "detr", "architectures": ["DetrModel"], "backbone_config": None, **backbone}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError) as caught:
+        load_any(tmp_path)
+    assert network_calls == []
+    assert ("would be downloaded" in str(caught.value)) == bool(backbone.get("use_pretrained_backbone"))
+    assert not huggingface_hub.is_offline_mode()  # only around the call

@@ -1,6 +1,7 @@
 """The `qkv` command line: help, exit codes and one-sentence errors."""
 
 import importlib
+import io
 import json
 import math
 import os
@@ -194,3 +195,59 @@ def test_byhand_accepts_mask_causal(capsys):
         assert run(["byhand", "--x", "1 0; 0 1", *option, "--json"]) == 0
     first, second = capsys.readouterr().out.strip().split("\n}\n")
     assert json.loads(first + "}") == json.loads(second)
+
+
+def bad_inputs(folder):
+    """Command lines whose input is the mistake, and what the message says."""
+    deep, nested = folder / "deep.toml", "[" * 5000 + "]" * 5000
+    deep.write_text(f"a = {nested}\n")
+    (folder / "huge.toml").write_text(f"a = 1{'0' * 5000}\n")
+    config = folder / "model" / "config.json"
+    config.parent.mkdir()
+    config.write_text("[" * 200_000 + "]" * 200_000)
+    new = ["--folder", str(folder / "run"), "--steps", "2"]
+    return {
+        "nan temperature": (["use", "qkv:shakespeare", "a", "--temperature", "nan"], "temperature must be 0"),
+        "infinite temperature": (["use", "qkv:shakespeare", "a", "--temperature", "inf"], "temperature must be 0"),
+        "deep config": (["train", "--config", str(deep)], "is not TOML"),
+        "huge config": (["train", "--config", str(folder / "huge.toml")], "is not TOML"),
+        "deep value": (["train", "vit-digits", "--set", f"model.dim={nested}"], "cannot be read"),
+        "deep rubric": (["grade", str(deep), str(deep)], "not valid TOML"),
+        "huge rubric": (["grade", str(folder / "huge.toml"), str(deep)], "not valid TOML"),
+        "deep model": (["look", str(config.parent), "a"], "is not JSON"),
+        "no layers": (["train", "vit-digits", "--set", "model.layers=0", *new], "Muon needs matrices"),
+        "unknown metric": (
+            ["train", "vit-digits", "--set", "train.checkpoint.best_metric=f1", *new],
+            "train.checkpoint.best_metric must be one of loss, accuracy, got 'f1'",
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nan temperature", "infinite temperature", "deep config", "huge config", "deep value",
+        "deep rubric", "huge rubric", "deep model", "no layers", "unknown metric",
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_never_called_a_bug(name, tmp_path, capsys):
+    arguments, said = bad_inputs(tmp_path)[name]
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1]
+    assert "bug in qkv" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_print_json_and_errors_escape_a_lone_surrogate(monkeypatch):
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    monkeypatch.setattr("sys.stdout", streams[0])
+    monkeypatch.setattr("sys.stderr", streams[1])
+    print_json({"path": "a\udcff"})
+    assert run(["byhand", "a\udcff.toml"]) == 2
+    written = []
+    for stream in streams:
+        stream.flush()
+        written.append(stream.buffer.getvalue().decode())
+    assert json.loads(written[0]) == {"path": "a\udcff"}
+    assert written[1] == "qkv: no such file or folder: a\\udcff.toml\n"

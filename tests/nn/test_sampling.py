@@ -117,7 +117,7 @@ def test_sampling_probabilities_of_half_precision_are_float32(randn):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive, got -1.0"),
+        ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or positive and finite, got -1.0"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 0.0}, "top_p must be in \\(0, 1\\], got 0.0"),
         ({"top_p": 1.5}, "top_p must be in \\(0, 1\\], got 1.5"),

@@ -3,14 +3,25 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
 from qkv.studio.api.runs import RunsApi
+from qkv.studio.responses import get_route
 from qkv.studio.run_processes import LOG_FILE, PROCESS_FILE, RunProcesses
 from qkv.studio.server import Studio
 from qkv.training import open_run, run_recipe
+from qkv.training.lock import describe_process
+from qkv.training.recipes import get_recipe
+from qkv.training.runs import create_run
 
 STEPS = 200
 
@@ -57,3 +68,86 @@ def test_a_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_path, mo
     file = Path("model/model.safetensors")
     assert (place / file).read_bytes() == (whole.folder / file).read_bytes()
     assert open_run(place).result == whole.result
+
+
+def _make_run(folder: Path) -> Path:
+    task = get_recipe("vit-digits").build(get_recipe("vit-digits").resolve(model="mlp"))
+    create_run(folder, task)
+    return folder
+
+
+BAD_LOCKS = {
+    "group": {"pid": -1},
+    "own group": {"pid": 0},
+    "init": {"pid": 1},
+    "bool": {"pid": True},
+    "text": {"pid": "2"},
+    "float": {"pid": 2.5},
+    "huge": {"pid": 10**30},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("lock", BAD_LOCKS.values(), ids=BAD_LOCKS)
+def test_stop_signals_no_process_that_a_forged_lock_names(lock, tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)) if number else None)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda *given: sent.append(given))
+    forged = {**lock, "host": socket.gethostname(), "began": describe_process(1)["began"]}
+    with pytest.raises(ValueError):
+        RunProcesses(tmp_path).stop(tmp_path, forged)
+    assert sent == []
+
+
+def test_stop_checks_start_time_and_owner_of_a_process(tmp_path, monkeypatch):
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            real = describe_process(sleeper.pid)
+            processes = RunProcesses(tmp_path)
+            with pytest.raises(ValueError, match="not running"):
+                processes.stop(tmp_path, {**real, "began": "another start"})
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "geteuid", lambda: 12345)
+                with pytest.raises(ValueError, match="of another user"):
+                    processes.stop(tmp_path, real)
+            assert sleeper.poll() is None
+            processes.stop(tmp_path, real)
+            assert sleeper.wait(20) == -signal.SIGTERM
+        finally:
+            sleeper.kill()
+
+
+def test_one_damaged_run_folder_never_breaks_the_list_of_runs(tmp_path):
+    deep = "[" * 100_000 + "]" * 100_000
+    _make_run(tmp_path / "good")
+    damages = {
+        "recipe.toml": f"a = {'[' * 5000}{']' * 5000}",
+        "run.json": deep,
+        "lock": deep,
+        PROCESS_FILE: deep,
+        "metrics.jsonl": deep + "\n",
+    }
+    for number, (file, content) in enumerate(damages.items()):
+        (_make_run(tmp_path / f"deep-{number}") / file).write_text(content)
+        piped = _make_run(tmp_path / f"pipe-{number}") / file
+        piped.unlink(missing_ok=True)
+        os.mkfifo(piped)
+    os.mkfifo(_make_run(tmp_path / "pipe-log") / LOG_FILE)
+    for number, pid in enumerate((10**30, -1, True, "x")):
+        holder = json.dumps({"pid": pid, "host": socket.gethostname(), "began": ""})
+        for file in ("lock", PROCESS_FILE):
+            (_make_run(tmp_path / f"pid-{number}-{file.strip('.')}") / file).write_text(holder)
+    broken = _make_run(tmp_path / "link") / "recipe.toml"
+    broken.unlink()
+    broken.symlink_to("none")
+    _make_run(tmp_path / "name\udcff")
+    found: list[Any] = []
+    route = get_route("/", lambda request: RunsApi(Studio(runs=tmp_path)).list())
+    reader = threading.Thread(target=lambda: found.append(TestClient(Starlette(routes=[route])).get("/")), daemon=True)
+    reader.start()
+    reader.join(60)
+    assert found, "the list never came"
+    assert found[0].status_code == 200
+    states = {run["id"]: run["state"] for run in found[0].json()["runs"]}
+    assert states["good"] == "stopped" and "name\udcff" in states
+    assert {states["deep-0"], states["deep-1"]} == {"unreadable"}

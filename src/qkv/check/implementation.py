@@ -149,7 +149,7 @@ def randomize_weights(module: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            if not parameter.requires_grad or not parameter.is_floating_point():
+            if not parameter.requires_grad or not parameter.is_floating_point() or parameter.numel() == 0:
                 continue
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             if parameter.ndim > 1:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,8 @@ def _load_with_transformers(
     path: Path, config: dict[str, Any], refusal: ValueError
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Load with transformers' own class, from safetensors only and without code from the folder."""
+    if remote := _remote_part(config):
+        raise ValueError(f"{refusal}; it names {remote}, which would be downloaded: a local folder must be complete")
     try:
         import transformers
     except ImportError:
@@ -80,9 +84,10 @@ def _load_with_transformers(
     if not hasattr(kind, "from_pretrained"):
         raise ValueError(f"{refusal}; nor does transformers {transformers.__version__} know {names[0]!r}")
     try:
-        model, report = kind.from_pretrained(
-            path, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+        with _offline():
+            model, report = kind.from_pretrained(
+                path, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:  # whatever the library raises on a folder that it cannot read
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{refusal}; transformers does not read it either: {reason}") from None
@@ -90,6 +95,30 @@ def _load_with_transformers(
     if lost:
         raise ValueError(f"{path} lacks {len(lost)} tensors that {type(model).__name__} needs, first {lost[0]}")
     return model.eval(), (f"{type(model).__name__}, loaded by transformers",)
+
+
+def _remote_part(config: Any) -> str | None:
+    """The pretrained backbone that a config, or one inside it, asks to be downloaded; None if there is none."""
+    if isinstance(config, list):
+        return next((found for part in config if (found := _remote_part(part))), None)
+    if not isinstance(config, dict):
+        return None
+    if config.get("use_pretrained_backbone"):
+        return f"the pretrained backbone {config.get('backbone')!r}"
+    return next((found for part in config.values() if (found := _remote_part(part))), None)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep Hugging Face libraries from making requests inside the block; local_files_only does not reach all parts."""
+    import huggingface_hub.constants as constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def load_tokenizer(source: Model | str | Path) -> Tokenizer:

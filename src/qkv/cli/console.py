@@ -36,7 +36,12 @@ def _console(*, stderr: bool) -> Console:
 
 def print_json(result: object) -> None:
     """Print one JSON document to stdout."""
-    sys.stdout.write(json.dumps(json_safe(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(json_safe(result), indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, from a file name that is not UTF-8; or a terminal without UTF-8
+        text = json.dumps(json_safe(result), indent=2, allow_nan=False)
+    sys.stdout.write(text + "\n")
 
 
 def rich_table(table: "Table", width: int) -> RichTable:

@@ -65,17 +65,21 @@ def grade(
 
     hidden = [find_rubric(rubric).absolute().parent, *([csv.absolute().parent] if csv else [])]
     grades = grade_files(loaded, paths, seed=seed, jobs=jobs, isolated=not unsafe, hidden=hidden, progress=progress)
-    if csv is not None:
-        write_atomic(csv, grades_csv(grades, loaded))
-    if json:
-        print_json({"rubric": loaded.name, "seed": grades[0].seed, "grades": [grade.as_dict() for grade in grades]})
-    else:
-        out().print(grades_table(grades, loaded))
+    try:
+        if csv is not None:
+            write_atomic(csv, grades_csv(grades, loaded))
+    finally:  # a full disk must not cost the grades
+        if json:
+            print_json({"rubric": loaded.name, "seed": grades[0].seed, "grades": [grade.as_dict() for grade in grades]})
+        else:
+            out().print(grades_table(grades, loaded))
     err().print(f"seed {grades[0].seed}: --seed {grades[0].seed} gives the same grades again", markup=False)
     return 0
 
 
 def _check_arguments(rubric: "Rubric", paths: Sequence[Path], csv: Path | None, seed: int | None, jobs: int) -> None:
+    from qkv._files import check_writable
+
     if not paths:
         supplied = " ".join(rubric.interface.signature.split())
         raise ValueError(f"name the submissions: qkv grade {rubric.name} submissions/*.py. Students supply: {supplied}")
@@ -84,8 +88,8 @@ def _check_arguments(rubric: "Rubric", paths: Sequence[Path], csv: Path | None, 
             raise ValueError(f"there is no file {path}")
         if path.is_dir():
             raise ValueError(f"{path} is a directory; name the files in it: {path}/*.py")
-    if csv is not None and (not csv.absolute().parent.is_dir() or csv.is_dir()):
-        raise ValueError(f"cannot write the grades to {csv}: name a file in an existing directory")
+    if csv is not None:
+        check_writable(csv)
     if csv is not None and csv.absolute() in [path.absolute() for path in paths]:
         raise ValueError(f"{csv} is one of the submissions: name another file for the grades")
     if jobs < 1:

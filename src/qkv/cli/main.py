@@ -117,7 +117,8 @@ def _fail(sentence: str) -> int:
 
 
 def _print_error(sentence: str) -> None:
-    sys.stderr.write(f"qkv: {sentence}\n")
+    shown = sentence.encode(sys.stderr.encoding or "utf-8", "backslashreplace")  # names of files may be no text at all
+    sys.stderr.write(f"qkv: {shown.decode(sys.stderr.encoding or 'utf-8')}\n")
 
 
 def _explain(error: Exception, command: str) -> str:
@@ -131,6 +132,10 @@ def _explain(error: Exception, command: str) -> str:
         return str(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         return "out of memory: try a smaller batch, model or input"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply"
+    if isinstance(error, OverflowError) or "Overflow when unpacking long" in str(error):
+        return f"a number is too large or too small: {error}"
     return f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened"
 
 

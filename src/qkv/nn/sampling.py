@@ -3,6 +3,8 @@
 Axes: b batch · v vocabulary.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
@@ -15,6 +17,9 @@ def choose_greedy(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
     [1]
     """
     return logits.argmax(-1)
+
+
+LEAST_TEMPERATURE = 1e-30  # below it logits / temperature overflows in float32
 
 
 def sample(
@@ -33,10 +38,11 @@ def sample(
     >>> sample(torch.tensor([[0.0, 9.0, 1.0]]), top_k=1).tolist()
     [1]
     """
-    if temperature < 0:
-        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be 0 (greedy) or positive and finite, got {temperature}")
     if temperature == 0:
         return choose_greedy(logits)
+    temperature = max(temperature, LEAST_TEMPERATURE)
     probabilities = sampling_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     return torch.multinomial(probabilities, num_samples=1, generator=generator).squeeze(-1)
 

@@ -82,7 +82,12 @@ ERRORS = (NotFoundError, ValueError, KeyError, TypeError, OSError)
 
 
 def _to_response(result: Any) -> Response:
-    return result if isinstance(result, Response) else JSONResponse(result)
+    if isinstance(result, Response):
+        return result
+    try:
+        return JSONResponse(result)
+    except UnicodeEncodeError:  # a file name that is not UTF-8
+        return Response(json.dumps(result, allow_nan=False), media_type="application/json")
 
 
 def _error_response(problem: Exception) -> JSONResponse:

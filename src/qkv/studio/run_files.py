@@ -95,7 +95,10 @@ def read_samples(folder: Path) -> Rows:
     path = folder / SAMPLES_FILE
     if not path.is_file() or path.stat().st_size > MAX_SAMPLES_FILE:
         return []
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     return limit_rows(rows if isinstance(rows, list) else [])
 
 
@@ -143,7 +146,7 @@ def _parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
     for raw in text.splitlines():
         try:
             line = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             broken = [part for part in ("timing", "evaluation") if not isinstance(line.get(part, {}), dict)]

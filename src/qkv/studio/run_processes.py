@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qkv._files import write_atomic
-from qkv.training.lock import describe_process, is_alive
+from qkv._files import open_regular, write_atomic
+from qkv.training.lock import describe_process, is_alive, read_process, terminate
 from qkv.training.recipes import get_recipe
 from qkv.training.runs import RECIPE_FILE
 
@@ -69,7 +69,7 @@ class RunProcesses:
     def log_tail(self, folder: Path) -> str:
         """The last lines that a run's process printed."""
         try:
-            with (folder / LOG_FILE).open("rb") as file:
+            with open_regular(folder / LOG_FILE) as file:
                 file.seek(max(file.seek(0, 2) - LOG_TAIL, 0))
                 return file.read().decode("utf-8", "replace").strip()
         except OSError:
@@ -83,7 +83,7 @@ class RunProcesses:
         if process.get("host") != describe_process(os.getpid())["host"]:
             raise ValueError(f"{folder.name} runs on {process.get('host')}; stop it there")
         try:
-            os.kill(int(process["pid"]), signal.SIGTERM)
+            terminate(process)
         except ProcessLookupError:
             return  # it has ended meanwhile
         except PermissionError:
@@ -182,8 +182,4 @@ def _read_number(
 
 def _find_process(folder: Path) -> dict[str, Any] | None:
     """The live process that a page started for a run."""
-    try:
-        process = json.loads((folder / PROCESS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return process if isinstance(process, dict) and is_alive(process) else None
+    return read_process(folder / PROCESS_FILE)

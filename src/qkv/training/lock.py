@@ -3,13 +3,18 @@
 import fcntl
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+from qkv._files import open_regular
 
 LOCK_FILE = "lock"
+MAX_LOCK_BYTES = 4096
+MAX_PID = 2**22  # the kernel's own limit
 
 
 @contextmanager
@@ -37,12 +42,41 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def lock_holder(folder: Path) -> dict[str, Any] | None:
     """Return the live process that writes to a directory, or None."""
+    return read_process(folder / LOCK_FILE)
+
+
+def read_process(path: Path) -> dict[str, Any] | None:
+    """Return the live process that a file describes, or None; the file may hold anything."""
     try:
-        with (folder / LOCK_FILE).open("rb") as file:
-            holder = _read(file)
+        with open_regular(path) as file:
+            process = _read(file)
     except OSError:
         return None
-    return holder if holder and is_alive(holder) else None
+    return process if process and is_alive(process) else None
+
+
+def terminate(process: dict[str, Any]) -> None:
+    """Send SIGTERM to the process that a file describes, if it is one, still runs and belongs to this user.
+
+    Raises ProcessLookupError if it has ended, PermissionError if it is another user's, ValueError if its number is not
+    one that may be signaled: above 1, so that no group of processes is meant, and not our own.
+    """
+    pid = process.get("pid")
+    if not _is_pid(pid) or pid in (1, os.getpid()):
+        raise ValueError(f"{pid!r} is not the number of a training process")
+    handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None  # from here on the number cannot be reused
+    try:
+        if not is_alive(process):
+            raise ProcessLookupError(pid)
+        if os.path.exists(f"/proc/{pid}") and os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            raise PermissionError(pid)
+        if handle is None:
+            os.kill(pid, signal.SIGTERM)
+        else:
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def describe_process(pid: int) -> dict[str, Any]:
@@ -52,6 +86,8 @@ def describe_process(pid: int) -> dict[str, Any]:
 
 def is_alive(process: dict[str, Any]) -> bool:
     """Whether the process still runs; neither a zombie nor a process that reuses its number counts."""
+    if not _is_pid(process.get("pid")):
+        return False
     if process.get("host") != socket.gethostname():
         return True  # cannot be known from here
     try:
@@ -62,6 +98,10 @@ def is_alive(process: dict[str, Any]) -> bool:
         return False
     ended = _read_stat(int(process["pid"]))[:1] in (["Z"], ["X"])
     return not ended and _start_time(int(process["pid"])) == process.get("began")
+
+
+def _is_pid(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_PID
 
 
 def _start_time(pid: int) -> str:
@@ -85,8 +125,8 @@ def _read_stat(pid: int) -> list[str]:
 def _read(file: Any) -> dict[str, Any]:
     file.seek(0)
     try:
-        found = json.loads(file.read() or b"{}")
-    except ValueError:
+        found = json.loads(file.read(MAX_LOCK_BYTES) or b"{}")
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -20,6 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 import qkv
 from qkv import __version__
 from qkv._config import find_differences, read_toml, to_toml
@@ -34,6 +36,7 @@ from qkv.training.config import TrainConfig
 from qkv.training.distributed import World, single_process
 from qkv.training.loop import train
 from qkv.training.metrics import TrainCallback, TrainResult
+from qkv.training.optimizers import make_optimizers
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import PICKED_ON_TEST, RecipeConfig, Stage, Task, copy_to_device
 
@@ -130,6 +133,7 @@ def run_recipe(
     for text in task.notes:
         on_note(text)
     if not started:
+        _check_stages(task)
         try:
             task = time_budget.fit_to_length(task, minutes, steps, on_note, epochs)
         except time_budget.StoppedError as stopped:
@@ -155,6 +159,24 @@ def run_recipe(
         return run
     with single_process():  # the others have left
         return _finish(run, task, best, on_note, _describe_best(task, result))
+
+
+def _check_stages(task: Task) -> None:
+    """Raise on an optimizer or a metric that training would refuse later, before anything is written.
+
+    The metrics of a stage are known from an evaluation; it is made only if the config changes the recipe's best_metric.
+    """
+    usual = get_recipe(task.config.recipe).stages
+    for stage in task.stages:
+        config = task.config.stages[stage.name]
+        make_optimizers(task.model, config.optimizer)
+        name = config.checkpoint.best_metric
+        if not name or stage.validate is None or name == usual[stage.name].checkpoint.best_metric:
+            continue
+        with torch.random.fork_rng(), torch.no_grad():
+            metrics = stage.validate(copy_to_device(task.model).eval())
+        if name not in metrics:
+            raise ValueError(f"{stage.name}.checkpoint.best_metric must be one of {', '.join(metrics)}, got {name!r}")
 
 
 def create_run(run_folder: Path, task: Task, minutes: float | int | None = None, epochs: int | None = None) -> None:

@@ -1,5 +1,6 @@
 """grade_file takes points for exactly what is wrong in a submission."""
 
+import hmac
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from submissions import EXERCISES
 
 from qkv.check.grading import bundled_rubrics, load_rubric
 from qkv.check.grading import grade as grade_module
+from qkv.check.grading.client import SandboxUnavailableError, derive_seed
 
 QUICK = ("no scale", "mask inverted", "mask of −∞")
 SLOW = ("causal-self-attention", "multi-head-attention", "dense-synthesizer")
@@ -129,3 +131,122 @@ def test_the_same_seed_gives_the_same_evidence_and_another_seed_other_inputs(tmp
     first, again, other = (grade_source("rope", source, tmp_path, seed) for seed in (3, 3, 4))
     assert first == again
     assert first.properties[-1].findings[0].score != other.properties[-1].findings[0].score
+
+
+ADD_PARAMETER = "\n        self.added = nn.Parameter(torch.zeros({}))\n    def forward(self, x):"
+DEEP = """
+        for name in ("a." * 3000 + "b",):
+            self.named_parameters = lambda *a, **k: [(name, self.proj.weight)]
+    def forward(self, x):"""
+MANY = """
+        self.named_parameters = lambda *a, **k: [(f"p{n}", self.proj.bias) for n in range(5000)]
+    def forward(self, x):"""
+
+
+@pytest.mark.parametrize("shape", ["0, 4", "32, 0", "0"])
+def test_grade_file_grades_a_submission_with_an_empty_parameter(shape, tmp_path):
+    source = EXERCISES["causal-self-attention"][0].replace("\n    def forward(self, x):", ADD_PARAMETER.format(shape))
+    assert grade_source("causal-self-attention", source, tmp_path).total == 10
+
+
+@pytest.mark.parametrize(("change", "said"), [(DEEP, "3001 parts"), (MANY, "5000 parameters")])
+def test_grade_file_limits_the_number_and_depth_of_parameters(change, said, tmp_path):
+    source = EXERCISES["causal-self-attention"][0].replace("\n    def forward(self, x):", change)
+    grade = grade_source("causal-self-attention", source, tmp_path)
+    assert grade.total == 0
+    assert said in grade.remark
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("x"), RecursionError("x"), OSError("x")])
+def test_grade_files_grades_the_class_whatever_one_submission_causes(error, tmp_path, monkeypatch):
+    def run_checks(sandbox, rubric):
+        if "bad" in sandbox.source:
+            raise error
+        return original(sandbox, rubric)
+
+    original = grade_module.run_checks
+    monkeypatch.setattr(grade_module, "run_checks", run_checks)
+    paths = [tmp_path / "ada.py", tmp_path / "bad.py"]
+    for path in paths:
+        path.write_text(EXERCISES["span-corruption"][0] + f"\n# {path.stem}", encoding="utf-8")
+    grades = grade_module.grade_files(load_rubric("span-corruption"), paths, seed=1, jobs=1)
+    assert [grade.total for grade in grades] == [10, 0]
+    assert "cannot be graded" in grades[1].remark
+
+
+def test_grade_files_gives_the_other_grades_where_one_sandbox_fails(tmp_path, monkeypatch):
+    class Failing(LocalSandbox):
+        def __enter__(self):
+            if "bad" in self.source:
+                raise SandboxUnavailableError("no memory")
+            return self
+
+    monkeypatch.setattr(grade_module, "Sandbox", Failing)
+    paths = [tmp_path / "bad.py", tmp_path / "ada.py"]
+    for path in paths:
+        path.write_text(EXERCISES["span-corruption"][0] + f"\n# {path.stem}", encoding="utf-8")
+    rubric = load_rubric("span-corruption")
+    grades = grade_module.grade_files(rubric, paths, seed=1, jobs=1)
+    assert [grade.total for grade in grades] == [0, 10]
+    assert grades[0].remark == "not graded: its sandbox failed (no memory)"
+    with pytest.raises(ValueError, match="this system allows no sandbox"):
+        grade_module.grade_files(rubric, paths[:1], seed=1)
+
+
+CONSTANTS = {
+    "ones": "torch.ones(shape, dtype=x.dtype)",
+    "zeros with a gradient": "0 * x.sum() + torch.zeros(shape, dtype=x.dtype)",
+    "NaN": "torch.full(shape, float('nan'), dtype=x.dtype)",
+    "some NaN": "torch.randn(shape, dtype=x.dtype).clamp(min=0).log().log()",
+    "infinite": "torch.full(shape, float('inf'), dtype=x.dtype)",
+    "noise": "torch.randn(shape, dtype=x.dtype)",
+    "seeded noise": "(torch.manual_seed(0), torch.randn(shape, dtype=x.dtype))[1]",
+    "parameters only": "sum((p.sum() for p in parameters), torch.ones(shape, dtype=x.dtype))",
+}
+LAYER = """
+import torch
+from torch import nn
+class {name}(nn.Module):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+        for name in ("query", "key", "value", "proj", "q_proj", "k_proj", "v_proj", "out_proj", "w1"):
+            setattr(self, name, nn.Linear(32, 32))
+    def forward(self, x, *args, **kwargs):
+        shape, parameters = {shape}, list(self.parameters())
+        return {out}
+"""
+FUNCTION = """
+import torch
+def apply_rope(x, positions):
+    shape, parameters = x.shape, []
+    return {out}
+"""
+
+
+@pytest.mark.parametrize("out", CONSTANTS.values(), ids=CONSTANTS)
+@pytest.mark.parametrize(
+    "name", ["causal-self-attention", "multi-head-attention", "dense-synthesizer", "vit-patch-embedding", "rope"]
+)
+def test_constant_nan_and_forged_tensors_earn_nothing(name, out, tmp_path):
+    rubric = load_rubric(name)
+    settings = rubric.interface.settings
+    shape = "x.shape"
+    if name == "vit-patch-embedding":
+        shape = f"(x.shape[0], {(settings['image_size'] // settings['patch_size']) ** 2}, {settings['dim']})"
+    template = FUNCTION if name == "rope" else LAYER
+    grade = grade_source(name, template.format(name=rubric.interface.name, shape=shape, out=out), tmp_path)
+    assert grade.total == 0, grade.properties
+    assert any(said in grade.remark for said in ("NaN or infinite", "same for every input", "is noise"))
+
+
+def test_a_constant_text_earns_nothing(tmp_path):
+    grade = grade_source("span-corruption", "def corrupt(document, block_size, rng):\n    return 'x' * 64", tmp_path)
+    assert (grade.total, grade.remark) == (0, "the call failed: its text is the same for every document")
+
+
+def test_the_seeds_of_calls_are_derived_by_hmac_from_the_secret():
+    expected = hmac.new(b"5", b"call 3", "sha256").digest()
+    assert derive_seed(5, "call 3") == int.from_bytes(expected[:7], "little")
+    # one known seed of a call must not give the next one: the difference of neighbors is not the same for every secret
+    differences = {derive_seed(secret, "call 2") - derive_seed(secret, "call 1") for secret in range(50)}
+    assert len(differences) == 50

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from qkv.check.grading.client import Call, Sandbox, SubmissionError
 from qkv.check.implementation import randomize_weights
 
+MAX_PARAMETERS, MAX_DEPTH = 1000, 50  # of a submission; its names are split at the dots
+
 
 class _RemoteCall(torch.autograd.Function):
     """Forward: one call. Backward: the same call again, with the gradient of its output."""
@@ -90,11 +92,21 @@ def _make_call(
 def load_parameters(sandbox: Sandbox, seed: int) -> nn.Module:
     """Ask a submission for its parameters and draw the trainable ones anew: a module without its code."""
     values, trainable = sandbox.describe()
+    _check_parameters(values)
     try:
         module = _module_of(values, trainable)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SubmissionError("the names of its parameters do not form a module") from None
     return randomize_weights(module, seed)
+
+
+def _check_parameters(values: dict[str, Tensor]) -> None:
+    """Raise on parameters that no layer has: too many, or too deeply nested."""
+    if len(values) > MAX_PARAMETERS:
+        raise SubmissionError(f"it has {len(values)} parameters; {MAX_PARAMETERS} are allowed")
+    for name in values:
+        if name.count(".") >= MAX_DEPTH:
+            raise SubmissionError(f"the name of a parameter has {name.count('.') + 1} parts; {MAX_DEPTH} are allowed")
 
 
 def _module_of(values: dict[str, Tensor], trainable: dict[str, bool]) -> nn.Module:

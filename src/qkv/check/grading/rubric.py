@@ -92,7 +92,7 @@ def load_rubric(name: str) -> Rubric:
     path = find_rubric(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     return _parse_rubric(table, path.stem, str(path))
 

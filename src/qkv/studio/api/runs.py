@@ -34,7 +34,15 @@ from qkv.training.recipes import RECIPES, get_recipe
 from qkv.training.report import format_metric
 from qkv.training.runs import RECIPE_FILE, REPORT_FILE, STATUS_FILE
 
-READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError)  # from a damaged run folder
+READ_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RecursionError,
+)  # of damaged runs
 REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a report may be anything
 MAX_COMPARED = 12  # runs
 MAX_CHECKPOINTS = 24  # checkpoints of a run whose samples are remembered
@@ -70,7 +78,7 @@ class RunsApi:
         if not self.runs.is_dir():
             return {}
         found = (path.parent for path in self.runs.glob(f"*/{RECIPE_FILE}"))
-        order = sorted(found, key=lambda folder: (-(folder / RECIPE_FILE).stat().st_mtime, folder.name))
+        order = sorted(found, key=lambda folder: (-file_stamp(folder / RECIPE_FILE)[0][0], folder.name))
         return {folder.name: folder for folder in order if not folder.name.startswith(".")}
 
     def folder(self, name: str) -> Path:

@@ -19,7 +19,7 @@ from qkv.check.calling.functions import HEAD_DIM, HEADS, function_implementation
 from qkv.check.checks.attention_function import check_layout, check_masks, check_weights
 from qkv.check.contract import Contract
 from qkv.check.explain import explain_function
-from qkv.check.grading.client import Sandbox, SubmissionError
+from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
 from qkv.check.grading.exercises.common import (
     LAYER_CHECKS,
     PARAMETER_GRADIENTS,
@@ -153,7 +153,7 @@ def _unit_vectors(batch: int, length: int) -> Tensor:
 
 def parameter_seed(sandbox: Sandbox) -> int:
     """The seed of the parameters that the grader draws."""
-    return sandbox.seed % 2**31
+    return derive_seed(sandbox.seed, "parameters")
 
 
 def prepare_layer(sandbox: Sandbox, rubric: Rubric) -> GradedAttention:

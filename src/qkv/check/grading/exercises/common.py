@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,16 @@ from qkv.check.checks.causality import check_kind, check_truncation
 from qkv.check.checks.gradient import check_directional_derivative
 from qkv.check.checks.paths import check_grad_modes
 from qkv.check.contract import Contract
+from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding
 
 if TYPE_CHECKING:
-    from qkv.check.grading.client import Sandbox
     from qkv.check.grading.rubric import Rubric
 
 BATCH_CHECKS = ("batch (alone)", "batch (with others)", "batch (reordered)")
 RANDOM_FUNCTIONS = {torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal}
+MAX_NOISE = 0.8  # of a random output, compared with the effect of another input; dropout stays far below
 SALTED = 1 << 62  # seeds from here on come from `mix_seeds`
 
 
@@ -41,13 +41,45 @@ def _accept(rubric: Rubric, where: str) -> None:
     """Ask nothing more of a rubric."""
 
 
+def require_response_of_layer(layer: GradedLayer) -> None:
+    """Raise unless the layer computes something from its input."""
+    implementation, generator = layer.implementation, torch.Generator().manual_seed(39)
+    first, second = (implementation.random_input(2, implementation.length, generator) for _ in range(2))
+    require_response(implementation.run, first, second)
+
+
+def require_response(run: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> None:
+    """Raise unless outputs are finite and depend on the input. A call that fails is left to the checks.
+
+    A constant would pass every check of what must not change.
+    """
+    try:
+        with torch.no_grad():
+            out, again, other = run(first), run(first), run(second)
+    except SubmissionError as error:
+        if error.stage == "time":
+            raise
+        return
+    if not all(bool(each.isfinite().all()) for each in (out, again, other)):
+        raise SubmissionError("for ordinary inputs its output has NaN or infinite values")
+    effect, noise = float((out - other).abs().mean()), float((out - again).abs().mean())
+    if effect == 0:
+        raise SubmissionError("its output is the same for every input")
+    if noise > MAX_NOISE * effect:
+        raise SubmissionError("its output is noise: it differs as much for the same input as for another one")
+
+
 @dataclass(frozen=True)
 class Exercise:
-    """prepare: opens the submission; its result goes to the checks. validate: raises if the rubric does not fit."""
+    """prepare: opens the submission; its result goes to the checks. validate: raises if the rubric does not fit.
+
+    require_response: raises SubmissionError if the submission computes nothing from its input; then it earns nothing.
+    """
 
     prepare: Callable[[Sandbox, Rubric], Any]
     checks: tuple[GradedCheck, ...]
     validate: Callable[[Rubric, str], None] = _accept
+    require_response: Callable[[Any], None] = require_response_of_layer
 
     @property
     def check_names(self) -> tuple[str, ...]:
@@ -204,6 +236,5 @@ class SecretDraws(TorchFunctionMode):
 
 
 def mix_seeds(seed: int, other: int) -> int:
-    """Hash two seeds into one that reveals neither."""
-    digest = hashlib.sha256(f"{seed} {other}".encode()).digest()
-    return SALTED | int.from_bytes(digest[:7], "little")
+    """Derive a seed from the grading's own and that of a generator; it reveals neither."""
+    return SALTED | derive_seed(seed, f"generator {other}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.check.grading.client import Sandbox
-from qkv.check.grading.exercises.common import Exercise, GradedCheck, compare, no_grad, relative_error
+from qkv.check.grading.exercises.common import Exercise, GradedCheck, compare, no_grad, relative_error, require_response
 from qkv.check.grading.proxy import call_remote, check_shape
 from qkv.check.report import Finding
 
@@ -51,6 +51,11 @@ def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedRope:
     sandbox.describe()  # raises here if the file does not run
     settings = rubric.interface.settings
     return GradedRope(sandbox, float(settings["base"]), settings["pairing"])
+
+
+def require_response_of_rope(rope: GradedRope) -> None:
+    positions = torch.arange(LENGTH)
+    require_response(lambda x: rope(x, positions), _draw(57), _draw(58))
 
 
 def check_output_shape(rope: GradedRope) -> list[Finding]:
@@ -178,4 +183,5 @@ ROPE = Exercise(
         GradedCheck(("gradient",), check_gradient),
     ),
     validate,
+    require_response_of_rope,
 )

@@ -88,6 +88,11 @@ def _corrupt(sandbox: Sandbox, cases: list[tuple[str, int, int]]) -> list[str]:
     return [str(result) for result in results]
 
 
+def require_response_of_spans(spans: GradedSpans) -> None:
+    if len({result.text for result in spans.results}) == 1:
+        raise SubmissionError("its text is the same for every document")
+
+
 def check_length(spans: GradedSpans) -> list[Finding]:
     wrong = [result for result in spans.results if len(result.text) != result.block_size]
     hint = "pad with the padding character up to the block size, and never beyond"
@@ -224,4 +229,5 @@ SPAN_CORRUPTION = Exercise(
         GradedCheck(("randomness",), check_randomness),
     ),
     validate,
+    require_response_of_spans,
 )

@@ -39,7 +39,9 @@ def decode(message: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = json.loads(message[8 : 8 + length].decode("utf-8"))
         fields = json.loads(header["__metadata__"]["fields"])
         tensors = safetensors.torch.load(message)
-    except (Exception, RecursionError) as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust code is no Exception
         raise ValueError(f"the reply is not a valid message ({type(error).__name__})") from None
     if not isinstance(fields, dict) or any(tensor.dtype not in DTYPES for tensor in tensors.values()):
         raise ValueError("the reply is not a valid message (unexpected fields or dtypes)")
