@@ -49,7 +49,7 @@ def check_writable(path: str | Path) -> Path:
     if "\0" in str(path):
         raise ValueError(f"cannot write {str(path)!r}: a name has no NUL character")
     if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
+        raise ValueError(f"cannot write {path}: there is no folder {path.parent}; name a file in an existing directory")
     if path.name in ("", ".."):
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file")
     try:
