@@ -196,7 +196,7 @@ class ClaimResult:
     seconds: float = 0.0
     knobs: dict[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """The fields that other programs read."""
         return {
             "name": self.name,

@@ -84,7 +84,7 @@ def claims(
     if report is not None:
         _write_report(results, report)
     if json:
-        print_json([result.as_dict() for result in results])
+        print_json([result.to_dict() for result in results])
     else:
         _print_results(results)
     return 0 if all(result.verdict == result.expected for result in results) else 1

@@ -70,7 +70,7 @@ def grade(
             write_atomic(csv, grades_csv(grades, loaded))
     finally:  # a full disk must not cost the grades
         if json:
-            print_json({"rubric": loaded.name, "seed": grades[0].seed, "grades": [grade.as_dict() for grade in grades]})
+            print_json({"rubric": loaded.name, "seed": grades[0].seed, "grades": [grade.to_dict() for grade in grades]})
         else:
             out().print(grades_table(grades, loaded))
     err().print(f"seed {grades[0].seed}: --seed {grades[0].seed} gives the same grades again", markup=False)

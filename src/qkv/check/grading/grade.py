@@ -64,7 +64,7 @@ class Grade:
     def possible(self) -> float:
         return sum(part.possible for part in self.properties)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"total": self.total, "possible": self.possible, **asdict(self)}
 
 
