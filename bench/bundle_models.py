@@ -24,7 +24,6 @@ class BundledModel:
     license: str
     overrides: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
-    half: bool = False
     sample: str | None = None
 
     @property
@@ -57,14 +56,12 @@ MODELS = {
             "train.optimizer.name": "muon",
         },
         steps=2500,
-        half=True,
     ),
     "biographies": BundledModel(
         recipe="birthplaces",
         summary="A GPT trained on synthetic biographies that answers where people were born.",
         data="Synthetic biographies and questions made by qkv (src/qkv/data/text/biographies.py)",
         license="Apache-2.0, as qkv",
-        half=True,
     ),
     "spoken-digits": BundledModel(
         recipe="speech",
@@ -73,7 +70,6 @@ MODELS = {
         "strings are spoken by the synthetic voices bundled with qkv",
         license="CC BY-SA 4.0",
         overrides={"data.path": SPOKEN_DIGITS},
-        half=True,
         sample=f"{SPOKEN_DIGITS}/7_yweweler_3.wav",
     ),
 }
@@ -88,7 +84,7 @@ def main(name: str, folder: Path) -> None:
         sys.exit(f"{folder} was stopped before its end; run the same command to resume it")
     sample = None if model.sample is None else Path(model.sample)
     info = CardInfo(model.summary, model.command, model.data, model.license, sample)
-    card = bundle_run(folder, name, info, half=model.half)
+    card = bundle_run(folder, name, info)
     print(f"{card['name']}: {card['parameters']:,} parameters, {card['metrics']}")
 
 

@@ -4,6 +4,8 @@ Needs the programs espeak-ng, flite, festival (with its voice ked) and sox, and 
 other versions of these sound a little different.
 """
 
+import io
+import lzma
 import random
 import subprocess
 import tempfile
@@ -14,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from qkv.data.speech.recordings import SAMPLE_RATE, WORDS, mu_law_encode
+from qkv.data.speech.recordings import SAMPLE_RATE, WORDS
+from qkv.data.speech.transform_codec import encode
 from qkv.data.speech.wav import read_audio
 
-OUTPUT = Path("src/qkv/data/speech/synthetic_voices/voices.npz")
+OUTPUT = Path("src/qkv/data/speech/synthetic_voices/voices.npz.xz")
 TRIM = ["silence", "1", "0.02", "0.5%", "reverse"] * 2  # at both ends
 ENGLISH = ["en-gb", "en-us", "en-us", "en-gb-scotland", "en-gb-x-rp", "en-029", "en-gb-x-gbcwmd", "en-gb-x-gbclan"]
 VARIANTS = """
@@ -111,7 +116,7 @@ def pico_voices() -> Iterator[Utterance]:
 
 
 def main() -> None:
-    speakers, digits, pieces = [], [], []
+    speakers, digits, pieces = [], [], []  # of each utterance: group of voices, digit, samples
     with tempfile.TemporaryDirectory() as folder:
         raw, cut = f"{folder}/raw.wav", f"{folder}/cut.wav"
         for utterances in (espeak_voices(), espeak_accents(per_language=4), concatenative_voices(), pico_voices()):
@@ -119,14 +124,26 @@ def main() -> None:
                 speak(raw)
                 level = ["-r", str(SAMPLE_RATE), "-c", "1", "-b", "16", cut, *TRIM, "gain", "-n", "-3"]
                 subprocess.run(["sox", "-D", raw, *level], check=True, stderr=subprocess.DEVNULL)
-                pieces.append(mu_law_encode(read_audio(cut).samples).numpy())
+                pieces.append(read_audio(cut).samples)
                 speakers.append(speaker)
                 digits.append(digit)
-    lengths = np.array([len(piece) for piece in pieces], dtype=np.int32)
-    table = {"digits": np.array(digits, dtype=np.uint8), "speakers": np.array(speakers)}
-    np.savez_compressed(OUTPUT, sound=np.concatenate(pieces), lengths=lengths, **table)
-    seconds, megabytes = lengths.sum() / SAMPLE_RATE, OUTPUT.stat().st_size / 1e6
-    print(f"{len(pieces)} pieces, {seconds:.0f} seconds, {megabytes:.1f} MB in {OUTPUT}")
+    write_voices(pieces, digits, speakers, OUTPUT)
+    seconds = sum(len(piece) for piece in pieces) / SAMPLE_RATE
+    print(f"{len(pieces)} pieces, {seconds:.0f} seconds, {OUTPUT.stat().st_size / 1e6:.1f} MB in {OUTPUT}")
+
+
+def write_voices(pieces: list[Tensor], digits: list[int], speakers: list[str], output: Path) -> None:
+    """Encode the pieces and pack them: one frequency after the other, because neighbors in time are alike."""
+    content = io.BytesIO()
+    np.savez(
+        content,
+        codes=np.ascontiguousarray(torch.cat([encode(piece) for piece in pieces]).T.numpy()),
+        lengths=np.array([len(piece) for piece in pieces], dtype=np.int32),
+        digits=np.array(digits, dtype=np.uint8),
+        speakers=np.array(speakers),
+    )
+    bytes_of_one_kind = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 4, "lp": 0, "pb": 0}]
+    output.write_bytes(lzma.compress(content.getvalue(), filters=bytes_of_one_kind))
 
 
 if __name__ == "__main__":

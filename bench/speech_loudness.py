@@ -11,7 +11,7 @@ from qkv.data.speech.digit_strings import DigitStringBatches
 from qkv.data.speech.mel import FeatureNormalization, Mel
 from qkv.training import open_run
 from qkv.training.inference import load_predictor
-from qkv.training.recipes.speech import load_recordings, word_error_rate
+from qkv.training.recipes.speech import load_recordings, transcribe_strings, word_error_rate
 
 DECIBELS = (0, -10, -20)
 
@@ -33,7 +33,7 @@ def main(runs: list[str]) -> None:
             factor = 10 ** (decibels / 20)
             softer = [replace(each, samples=factor * each.samples) for each in load_recordings(data).unseen]
             strings = DigitStringBatches(softer, Mel(**purpose["mel"]), 50, **options)
-            rate = word_error_rate(predictor.model, strings)
+            rate = word_error_rate(transcribe_strings(predictor.model, strings))
             print(f"  {decibels:4d} dB  {100 * rate:5.1f} % of words", flush=True)
 
 

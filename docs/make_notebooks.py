@@ -1,7 +1,8 @@
-"""Write the notebooks of docs/tutorials from the markdown pages: python docs/make_notebooks.py
+"""Write the notebooks of the docs: python docs/make_notebooks.py
 
-Prose becomes markdown cells, a command after `$ ` a call of `shell`, and Python after `>>>` its source. Outputs are
-left out.
+Those of docs/tutorials come from markdown pages: prose becomes markdown cells, a command after `$ ` a call of `shell`,
+and Python after `>>>` its source. docs/courses/nyu-hw4.ipynb comes from a script whose cells begin with `# %%`. Outputs
+are left out.
 """
 
 import doctest
@@ -12,13 +13,18 @@ from typing import Any
 
 TUTORIALS = Path(__file__).parent / "tutorials"
 NAMES = ("researcher", "student")
+COURSES = Path(__file__).parent / "courses"
+SCRIPTS = {"vit_cifar100.py": "nyu-hw4.ipynb"}
+CELL = re.compile(r"^# %%( \[markdown\])?\n", re.MULTILINE)
 BLOCK = re.compile(r"^(<!-- long -->\n)?```(console|python)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 SETUP = '''\
 import os, shutil, subprocess, sys
 from pathlib import Path
 
-while not Path("pyproject.toml").exists():  # run the commands from the project's folder
-    os.chdir("..")
+FOLDER = Path("qkv-tutorial").resolve()  # the commands write files
+if Path.cwd().name != FOLDER.name:
+    FOLDER.mkdir(exist_ok=True)
+    os.chdir(FOLDER)
 if shutil.which("qkv") is None:  # use this Python's own
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -44,6 +50,22 @@ def notebook(page: str) -> str:
         )
         place = block.end()
     cells += _markdown_cells(page[place:])
+    return _describe(cells)
+
+
+def notebook_of_script(script: str) -> str:
+    """The notebook of a script, as JSON; what stands before its first cell is left out."""
+    parts, cells = CELL.split(script), []
+    for markdown, text in zip(parts[1::2], parts[2::2], strict=True):
+        if markdown:
+            prose = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.strip().splitlines())
+            cells += _markdown_cells(prose)
+        else:
+            cells.append(_code_cell(text))
+    return _describe(cells)
+
+
+def _describe(cells: list[dict[str, Any]]) -> str:
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
@@ -93,6 +115,9 @@ def main() -> None:
     for name in NAMES:
         page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
         (TUTORIALS / f"{name}.ipynb").write_text(notebook(page), encoding="utf-8")
+    for script, name in SCRIPTS.items():
+        text = (COURSES / script).read_text(encoding="utf-8")
+        (COURSES / name).write_text(notebook_of_script(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

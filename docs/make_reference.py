@@ -1,4 +1,4 @@
-"""Write docs/reference.md from signatures and docstrings: python docs/make_reference.py
+"""The API reference of the documentation site, made from signatures and docstrings, one page per module.
 
 The source is parsed, not imported: a name is followed through `from … import` to the file that defines it.
 """
@@ -19,34 +19,41 @@ MODULES = (
 INTRODUCTION = """\
 # Reference
 
-Every public name with its signature and description. `python docs/make_reference.py` writes this page from the source,
-and a test checks that it is up to date. `help(qkv.attention)` also shows the examples; [data.md](data.md) describes
-`qkv.data`, whose modules are imported by their own names.
+Every public name with its signature, description and example. `help(qkv.attention)` shows the same in Python;
+[data](../data.md) describes `qkv.data`, whose modules are imported by their own names.
 """
 MAX_WIDTH = 110
 TYPED_DEFAULT = re.compile(r"^(\w+: [^=]*[^= ])=(?=\S)")  # a default after a type is written between spaces
 ARGUMENT = re.compile(r"\w+((, | and )\w+)*: ")
 SECTION = re.compile(r"(Args|Returns|Raises|Shapes|Yields):$")
+EXAMPLE = re.compile(r"^ *>>> (?:.+\n)+", re.MULTILINE)
+EXAMPLE_OPTION = re.compile(r" *# doctest: .*$", re.MULTILINE)
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
-def reference() -> str:
-    """The whole page."""
-    return INTRODUCTION + "".join(_module_section(module) for module in MODULES)
+def pages() -> dict[str, str]:
+    """The pages by file name: an overview, and one page for each module."""
+    overview = INTRODUCTION
+    found = {}
+    for module in MODULES:
+        tree = _parse(module)
+        summary = _one_line((ast.get_docstring(tree) or "").split("\n\n")[0])
+        names = sorted((name for name in _public_names(tree) if not _is_submodule(module, name)), key=str.lower)
+        found[f"{module}.md"] = f"# {module}\n\n{summary}\n" + "".join(_entry(module, name) for name in names)
+        links = ", ".join(f"[{name}]({module}.md#{_anchor(module, name)})" for name in names)
+        overview += f"\n## [{module}]({module}.md)\n\n{summary}\n\n{links}\n"
+    return {"index.md": overview, **found}
 
 
-def _module_section(module: str) -> str:
-    tree = _parse(module)
-    summary = _one_line((ast.get_docstring(tree) or "").split("\n\n")[0])
-    names = sorted((name for name in _public_names(tree) if not _is_submodule(module, name)), key=str.lower)
-    return f"\n## {module}\n\n{summary}\n" + "".join(_entry(module, name) for name in names)
+def _anchor(module: str, name: str) -> str:
+    return f"{module}{name}".replace(".", "").lower()
 
 
 def _entry(module: str, name: str) -> str:
     definition = _find_definition(module, name)
     if definition is None:
         raise ValueError(f"{module} has {name} in __all__, but does not define or import it")
-    heading = f"\n### {module}.{name}\n\n"
+    heading = f"\n## {module}.{name}\n\n"
     if isinstance(definition, ast.FunctionDef):
         return f"{heading}```python\n{_function_signature(definition, name)}\n```\n\n{_description(definition)}"
     if isinstance(definition, ast.ClassDef):
@@ -59,9 +66,12 @@ def _entry(module: str, name: str) -> str:
 
 
 def _description(definition: ast.FunctionDef | ast.ClassDef) -> str:
-    """A docstring up to its examples, as markdown."""
-    text = re.split(r"\n*^(?:>>>|Examples?:)", ast.get_docstring(definition) or "", maxsplit=1, flags=re.MULTILINE)[0]
-    return "\n\n".join(map(_format_paragraph, text.rstrip().split("\n\n"))) + "\n" if text else ""
+    """A docstring as markdown, its examples as code."""
+    docstring = ast.get_docstring(definition) or ""
+    text, *_ = re.split(r"\n*^(?:>>>|Examples?:)", docstring, maxsplit=1, flags=re.MULTILINE)
+    formatted = "\n\n".join(map(_format_paragraph, text.rstrip().split("\n\n"))) + "\n" if text else ""
+    examples = [EXAMPLE_OPTION.sub("", each.strip("\n")) for each in EXAMPLE.findall(docstring + "\n")]
+    return formatted + "".join(f"\n```pycon\n{each}\n```\n" for each in examples)
 
 
 def _format_paragraph(paragraph: str) -> str:
@@ -201,11 +211,3 @@ def _find_definition(module: str, name: str) -> Definition | None:
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
     for each in tree.body:
         yield from each.body if isinstance(each, ast.If) else [each]  # if TYPE_CHECKING
-
-
-def main() -> None:
-    (DOCS / "reference.md").write_text(reference(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

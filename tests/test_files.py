@@ -6,8 +6,9 @@ import stat
 
 import pytest
 
-from qkv._files import check_writable, write_atomic
+from qkv._files import check_writable, read_json, read_limited, write_atomic
 from qkv._html import page, table
+from qkv._panics import panics_as_errors
 
 
 def test_write_atomic_writes_the_whole_file_or_nothing(tmp_path):
@@ -93,3 +94,34 @@ def test_html_page_escapes_text():
     shown = page("<script>", table(["<b>"], [["<i>"], [b"<em>kept</em>"]]))
     assert "<script>" not in shown and "<b>" not in shown and "<i>" not in shown
     assert "<em>kept</em>" in shown
+
+
+def test_read_limited_refuses_what_is_too_large_or_no_regular_file(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1}')
+    assert read_limited(path, 8) == b'{"a": 1}' and read_json(path, "a") == {"a": 1}
+    with pytest.raises(ValueError, match=r"a\.json has 8 bytes; such a file has at most 7"):
+        read_limited(path, 7)
+    (tmp_path / "link").symlink_to(path)
+    assert read_limited(tmp_path / "link") == b'{"a": 1}'
+    with pytest.raises(OSError, match="is a symbolic link"):
+        read_limited(tmp_path / "link", follow_link=False)
+    os.truncate(path, 2**40)
+    with pytest.raises(ValueError, match="has at most"):
+        read_json(path, "a")
+
+
+def test_a_panic_becomes_one_sentence_and_other_messages_are_kept(capfd):
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(text: bytes, error: BaseException) -> None:
+        with panics_as_errors("the list"), panics_as_errors("the file"):
+            os.write(2, text)
+            raise error
+
+    with pytest.raises(ValueError, match="the file cannot be used: index out of bounds"):
+        fail(b"thread panicked", panic("index out\nof bounds"))
+    assert capfd.readouterr().err == ""
+    with pytest.raises(KeyError):
+        fail(b"kept", KeyError())
+    assert capfd.readouterr().err == "kept"

@@ -1,4 +1,4 @@
-"""Train a small model to repeat, in seconds, and find its induction heads: python docs/examples/induction.py [FOLDER]
+"""Train a small model to repeat, in seconds, and find its induction heads: python induction.py [FOLDER]
 
 The texts are random tokens repeated with a period that changes from text to text. Distance tells nothing, so the model
 must find its current token earlier in the text, and what came after it there. That takes two heads in sequence.

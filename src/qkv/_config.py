@@ -28,10 +28,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from qkv._files import read_limited
+
 Config = TypeVar("Config")
 Class = TypeVar("Class", bound=type)
 Table = dict[str, Any]
 
+MAX_TOML_BYTES = 4 * 2**20
+RECIPE_FILE = "recipe.toml"  # the config of a run, in its directory
 VARIANTS: dict[str, type] = {}  # classes that share a field: as plain data each carries its name under "kind"
 
 
@@ -293,13 +297,14 @@ def find_differences(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]
 # TOML.
 
 
-def read_toml(path: str | Path) -> Table:
-    """Read a TOML file."""
+def read_toml(path: str | Path, *, follow_link: bool = True) -> Table:
+    """Read a TOML file of at most 4 MB. follow_link: whether it may be a symbolic link."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}; expected a TOML file with config values")
+    raw = read_limited(path, MAX_TOML_BYTES, follow_link=follow_link)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 

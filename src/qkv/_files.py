@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+MAX_TEXT_BYTES = 64 * 2**20  # of a JSON or TOML file; those of qkv are far smaller
 FILE_KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISLNK, "a symbolic link"),
@@ -30,13 +31,30 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read it; anything else, such as a pipe, which would block, raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular(path: Path, *, follow_link: bool = True) -> BinaryIO:
+    """Open a regular file to read it; anything else, such as a pipe, which would block, raises OSError.
+
+    follow_link: also open the file that a symbolic link leads to. Folders on the way may be links in any case.
+    """
+    if not follow_link and path.is_symlink():
+        raise OSError(f"{path} is a symbolic link; expected a regular file")
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_link else os.O_NOFOLLOW)
+    handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(f"{path} is not a regular file")
     return os.fdopen(handle, "rb")
+
+
+def read_limited(path: Path, max_bytes: int = MAX_TEXT_BYTES, *, follow_link: bool = True) -> bytes:
+    """Read a regular file. A larger one raises a ValueError before anything is read: a sparse file costs its sender
+    nothing, and its reader all memory."""
+    with open_regular(path, follow_link=follow_link) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > max_bytes else file.read(max_bytes + 1)  # it may have grown meanwhile
+    if max(size, len(content)) > max_bytes:
+        raise ValueError(f"{path} has {max(size, len(content)):,} bytes; such a file has at most {max_bytes:,}")
+    return content
 
 
 def check_writable(path: str | Path) -> Path:
@@ -147,18 +165,22 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path, expected: str) -> dict[str, Any]:
+def read_json(
+    path: Path, expected: str, *, max_bytes: int = MAX_TEXT_BYTES, follow_link: bool = True
+) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Args:
         expected: what the file's folder should be, for error messages: "a model is a folder with config.json …".
+        max_bytes: a larger file is refused before it is read. follow_link: whether the file may be a symbolic link.
     """
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is not a folder; {expected}")
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}; {expected}")
+    raw = read_limited(path, max_bytes, follow_link=follow_link)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):

@@ -2,6 +2,9 @@
 
 import html
 
+# Nine steps of a perceptually uniform scale from dark blue to yellow that color-blind readers can tell apart.
+COLOR_SCALE = ("#00204d", "#16386b", "#414d6b", "#62636f", "#7f7c75", "#a09877", "#c2b36b", "#e5cf52", "#ffea46")
+
 STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1b1f24; --soft: #5b636d; --line: #d9dde2; --card: #f6f7f8;
   --queries: #0067a3; --keys: #a34a00; --values: #007257; --output: #96397a;

@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, textbook, encoder"
     )
+    group.addoption(
+        "--qkv-allow", default=None, metavar="FILE", help="a TOML file of known failures, as of qkv check --allow"
+    )
     group.addoption("--qkv-args", default=None, metavar="JSON", help="arguments of a class, as a JSON object")
 
 
@@ -43,6 +46,8 @@ class TargetCollector(pytest.Collector):
 
     def collect(self) -> list[pytest.Item]:
         from qkv.check import run
+        from qkv.check.allow_list import apply_allow_list, read_allow_list
+        from qkv.check.catalog import find_case
 
         target = self.name.removeprefix("qkv ")
         try:
@@ -51,13 +56,36 @@ class TargetCollector(pytest.Collector):
             if arguments is not None and not isinstance(arguments, dict):
                 raise ValueError("--qkv-args must be a JSON object such as '{\"dim\": 64}'")
             report = run(target, self.config.getoption("--qkv-contract"), arguments=arguments)
+            allow = self.config.getoption("--qkv-allow")
+            if allow is not None:
+                report, _ = apply_allow_list(report, target, read_allow_list(allow))
         except (ValueError, OSError) as error:
             raise pytest.UsageError(f"--qkv {target}: {error}") from None
-        return [FindingItem.from_parent(self, name=finding.check, finding=finding) for finding in report.findings]
+        items: list[pytest.Item] = [
+            FindingItem.from_parent(self, name=find_case(f.check), finding=f) for f in report.findings
+        ]
+        return items + [PromiseItem.from_parent(self, name="promise", missing=missing) for missing in report.unproven]
+
+
+class PromiseItem(pytest.Item):
+    """A promise that no check could test: it fails."""
+
+    def __init__(self, *, missing: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.missing = missing
+
+    def runtest(self) -> None:
+        raise FindingError(f"not tested: {self.missing}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        return str(excinfo.value)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return "qkv", None, f"{self.parent.name if self.parent else 'qkv'}: {self.name}"
 
 
 class FindingItem(pytest.Item):
-    """One finding as a test: a fail fails; what does not apply or is inconclusive is skipped with its reason."""
+    """One finding as a test, named by its id: a fail fails; what does not apply or is inconclusive is skipped."""
 
     def __init__(self, *, finding: Any, **rest: Any) -> None:
         super().__init__(**rest)

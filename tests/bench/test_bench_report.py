@@ -173,4 +173,5 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_docs_benchmarks_page_is_what_is_drawn_from_its_json():
     report = BenchmarkReport.from_dict(json.loads((DOCS / "benchmarks.json").read_text(encoding="utf-8")))
     assert (DOCS / "benchmarks.md").read_text(encoding="utf-8") == markdown_page(report)
-    assert [result.name for result in report.results] == list(bench.BENCHMARKS)
+    # "engines" needs packages of its own and is measured separately
+    assert [result.name for result in report.results] == [name for name in bench.BENCHMARKS if name != "engines"]

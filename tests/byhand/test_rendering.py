@@ -19,6 +19,35 @@ def test_terminal_lines_fit_80_characters(name, convention):
     assert max(map(len, lines)) <= 80
 
 
+LOSSES = [{"loss": "sum"}, {"loss": "squared-error", "target": "1 0; 0 1"}, {"loss": "cross-entropy", "target": "2 -"}]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_backward_pass_is_written_out_in_terminal_latex_and_html(loss, convention):
+    solution = solve_problem(example("two-heads", convention=convention, causal=True, **loss))
+    lines = [line.plain for line in terminal_lines(solution)]
+    assert max(map(len, lines)) <= 80
+    text, latex, page = "\n".join(lines), latex_document(solution), html_page(solution)
+    product = "dQ1 = K1 dS1" if convention == "columns" else "dQ1 = dS1 K1"
+    assert product in text
+    assert "Gradient of W_Q" in text and "dZ2[1,1] = " in text
+    assert latex.count("{") == latex.count("}") and latex.count(r"\left(") == latex.count(r"\right)")
+    assert r"\mathrm{d}Z^{(2)}_{1,1} &= " in latex
+    ids = set(re.findall(r'<td id="([^"]+)"', page))
+    sources = {one for found in re.findall(r'data-from="([^"]*)"', page) for one in found.split()}
+    assert sources <= ids, sources - ids
+    assert "dW_Q-1-1" in ids and "dX-1-1" in ids
+
+
+def test_backward_pass_names_each_number_of_the_softmax_gradient():
+    text = "\n".join(line.plain for line in terminal_lines(solve("1 0; 0 1", scale=1, upstream="1 0; 0 0")))
+    assert "dA[1,1] = 1·1 + 0·0 = 1" in text
+    assert "r[1,1] = 0.7311·1 + 0.2689·0 ≈ 0.7311" in text
+    assert "dS[1,2] = 0.2689·(0 − 0.7311) ≈ -0.1966" in text
+    assert "dX = dQ + dK + dV" in text
+
+
 def test_terminal_lines_of_a_wide_problem_fit_80_characters():
     solution = solve(
         [[f"{i - j}/7" for j in range(12)] for i in range(3)], positions="sinusoidal", heads=3, causal=True

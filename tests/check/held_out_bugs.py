@@ -224,8 +224,8 @@ def rope(x, pos, base=10000.0):
     d = x.shape[-1]
     inv = 1.0 / (base ** (torch.arange(0, d, 2).double() / d))
     emb = torch.outer(pos.double(), inv)
-    emb = torch.cat((emb, emb), dim=-1).to(x)
-    return x * emb.cos() + rotate_half(x) * emb.sin()
+    emb = torch.cat((emb, emb), dim=-1)
+    return x * emb.cos().to(x) + rotate_half(x) * emb.sin().to(x)
 
 
 class LlamaStyle(nn.Module):

@@ -329,7 +329,9 @@ def test_run_follows_a_declared_call():
     assert text in report.how
 
     def strange(nothing, keys, values, queries, forbidden):
-        return None, with_integers(queries, keys, values, None if forbidden is None else 1 - forbidden.long(), 8)[0]
+        return None, with_integers(
+            queries, keys, values, None if forbidden is None else 1 - forbidden.long(), queries.shape[-1]
+        )[0]
 
     report = run(strange, Contract(kind="causal", scale="head"), call="f(None, k, v, q, blocked)[1]")
     assert report.kind == "causal"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # minutes in all
+
 PAGE = Path(__file__).parents[2] / "docs" / "found.md"
 SCRIPTS = sorted((PAGE.parent / "found").glob("*.py"))
 

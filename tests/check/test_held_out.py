@@ -5,6 +5,8 @@ from held_out_bugs import HELD_OUT, SOUND
 
 from qkv.check import run
 
+pytestmark = pytest.mark.long  # minutes in all
+
 
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_run_catches_and_names_a_bug_in_another_style(name):

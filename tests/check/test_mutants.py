@@ -11,16 +11,26 @@ import torch
 import qkv
 from qkv.check import TEXTBOOK, Contract, run
 from qkv.check.contract import NO_PROMISES
-from qkv.check.mutants import MUTANTS, check_mutant
+from qkv.check.mutants import MUTANTS, check_mutant, generate_mutants, sample_mutants
 from qkv.check.mutants.attention import TextbookAttention
-from qkv.check.mutants.fused import FusedLayer
+from qkv.check.mutants.generated import BUGS, SIZES, contract_for, load_source
 from qkv.check.mutants.layers import TextbookLayer
 from qkv.check.mutants.models import PlainModel
 from qkv.check.mutants.positions import GroupedLayer, RotaryLayer, SinkLayer, SlopedLayer
-from qkv.check.mutants.suite import as_markdown, is_diagnosed
+from qkv.check.mutants.styles import STYLES
+from qkv.check.mutants.suite import as_markdown, is_diagnosed, wrong_names
 from qkv.check.mutants.training import accumulate, next_token_loss, split
 from qkv.cli.main import run as run_command
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
+
+# one mutant of each family in every run; all of them in the long tests, which take minutes
+SAMPLE = {mutant.family: name for name, mutant in reversed(MUTANTS.items())}
+
+
+def sampled(names, sample):
+    """Parameters of a test: those outside of the sample are long."""
+    return [name if name in sample else pytest.param(name, marks=pytest.mark.long) for name in names]
+
 
 CAUSAL = Contract(kind="causal", cache=True, padding=True)
 
@@ -30,7 +40,7 @@ def check_once(name):
     return check_mutant(MUTANTS[name])
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", sampled(MUTANTS, SAMPLE.values()))
 def test_check_mutant_catches_the_mutant(name):
     report = check_once(name)
     assert not report.ok, [(finding.check, finding.evidence) for finding in report.findings]
@@ -74,18 +84,25 @@ DIAGNOSES = {
 }
 
 
-@pytest.mark.parametrize("name", DIAGNOSES)
+@pytest.mark.parametrize("name", sampled(DIAGNOSES, SAMPLE.values()))
 def test_check_mutant_names_the_mistake(name):
     hints = " ".join(finding.hint or "" for finding in check_once(name).failed)
     assert DIAGNOSES[name] in hints
 
 
+def test_check_mutant_names_one_mutant_of_each_family():
+    unnamed = [name for name in SAMPLE.values() if not is_diagnosed(MUTANTS[name], check_once(name))]
+    assert len(unnamed) <= 0.1 * len(SAMPLE), unnamed
+
+
+@pytest.mark.long
 def test_the_suite_has_at_least_eighty_mutants_and_nine_in_ten_get_the_right_diagnosis():
     diagnosed = sum(is_diagnosed(mutant, check_once(name)) for name, mutant in MUTANTS.items())
     assert len(MUTANTS) >= 80
     assert diagnosed >= 0.9 * len(MUTANTS)
 
 
+@pytest.mark.long
 def test_docs_mutants_md_is_what_the_command_prints():
     page = Path(__file__).parents[2] / "docs" / "mutants.md"
     assert page.read_text(encoding="utf-8") == as_markdown(
@@ -94,7 +111,6 @@ def test_docs_mutants_md_is_what_the_command_prints():
 
 
 SOUND = {
-    "fused layer": (FusedLayer, TEXTBOOK),
     "rotary layer": (RotaryLayer, replace(TEXTBOOK, position="rotary")),
     "sloped layer": (SlopedLayer, replace(TEXTBOOK, position="alibi")),
     "sink layer": (SinkLayer, replace(TEXTBOOK, softmax=None)),
@@ -138,7 +154,7 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", sampled(SOUND, ("textbook layer", "grouped layer", "torch's kernel", "plain model")))
 def test_check_passes_a_right_implementation(name):
     target, contract = SOUND[name]
     if isinstance(target, type(lambda: 0)) and target.__name__ == "<lambda>":
@@ -151,13 +167,55 @@ def test_check_passes_a_right_implementation(name):
     assert not [f for f in report.findings if f.verdict == "inconclusive"]
 
 
+# a few of the generated mutants in every run, all of them in the long tests
+GENERATED = generate_mutants()
+SOME = GENERATED[::60]
+
+
+def catches_and_names(mutant):
+    report = check_mutant(mutant)
+    assert not report.ok, mutant.code
+    assert mutant not in [wrong for wrong, _ in wrong_names([(mutant, report)])], report.diagnosis
+    return is_diagnosed(mutant, report)
+
+
+def test_generate_mutants_combines_bugs_styles_and_sizes():
+    assert len(GENERATED) >= 500
+    assert {mutant.style for mutant in GENERATED} == {style.name for style in STYLES}
+    assert {mutant.size for mutant in GENERATED} == set(SIZES)
+    assert len({mutant.code for mutant in GENERATED}) == len(GENERATED)
+    assert {(m.bug.name, m.style) for m in sample_mutants()} == {(m.bug.name, m.style) for m in GENERATED}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+def test_check_passes_every_style_of_the_generated_mutants_without_a_bug(style):
+    found = getattr(load_source(style.source()), style.target)
+    report = run(found() if isinstance(found, type) else found, contract_for(BUGS[0], style))
+    assert report.ok, [(finding.check, finding.evidence) for finding in report.failed]
+
+
+def test_check_mutant_catches_generated_mutants_and_names_most():
+    named = [catches_and_names(mutant) for mutant in SOME]
+    assert sum(named) >= 0.85 * len(named)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_check_mutant_names_three_quarters_of_all_generated_mutants_and_none_exactly_wrong(bug):
+    reports = [(mutant, check_mutant(mutant)) for mutant in GENERATED if mutant.bug == bug]
+    assert sum(not report.ok for _, report in reports) >= 0.9 * len(reports)
+    assert sum(is_diagnosed(mutant, report) for mutant, report in reports) >= 0.75 * len(reports)
+    assert wrong_names(reports) == []
+
+
 def test_qkv_mutants_shows_one_mutant_with_its_code_and_findings(capsys):
     assert run_command(["mutants", "mask", "strict"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "mask strict" in shown and "attention.py:" in shown
     assert "class Strict(TextbookAttention)" in shown and "tril(s - t - 1)" in shown
     assert "family “mask off by one”: a query sees keys up to and including itself" in shown
-    assert "✗ past reachable" in shown and "NOT SOUND" in shown
+    assert "✗ mistake a query does not see itself" in shown and "NOT SOUND" in shown
 
 
 def test_qkv_mutants_json_has_the_source_and_the_report(capsys):

@@ -9,6 +9,8 @@ import qkv
 from qkv import models
 from qkv.check import TEXTBOOK, Contract, run
 
+pytestmark = pytest.mark.long  # minutes in all
+
 CAUSAL = Contract(kind="causal")
 # true findings about PyTorch: a fully padded row is NaN, and so is a causal layer's left padding, which reaches other
 # tokens in the next layer on one of its two paths

@@ -38,7 +38,7 @@ def test_plugin_makes_each_finding_a_test_and_failures_show_their_evidence(folde
     assert code == 1
     assert "qkv student.py:attention::scale FAILED" in said
     assert "the scale is missing" in said
-    assert "qkv student.py:attention::deterministic in eval PASSED" in said
+    assert "qkv student.py:attention::deterministic-in-eval PASSED" in said
     assert "Traceback" not in said
 
 

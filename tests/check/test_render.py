@@ -3,14 +3,17 @@
 import re
 from html.parser import HTMLParser
 from io import StringIO
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from rich.console import Console
 
+from qkv._html import COLOR_SCALE
 from qkv.check import Contract, Finding, Report, run
-from qkv.check.render import COLORS, effect_color, html_page, junit_xml, terminal_report
+from qkv.check.ci import junit_xml
+from qkv.check.render import effect_color, html_page, terminal_report
 from qkv.cli.main import run as command
 
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)> & \"'"
@@ -75,7 +78,28 @@ def test_svg_influence_has_a_cell_per_pair_and_no_color_without_influence(report
     assert len(cells) == 4
     assert sum('class="none"' in cell for cell in cells) == 1
     assert effect_color(1e-7) is None
-    assert [effect_color(10.0**-n) for n in (0, 3)] == [COLORS[-1], COLORS[4]]
+
+
+def test_effect_color_is_the_color_scale_of_the_local_web_app():
+    code = (Path(__file__).parents[2] / "web" / "src" / "viewer" / "colors.ts").read_text(encoding="utf-8")
+    stops = re.findall(r'"(#[0-9a-f]{6})"', code.partition("STOPS = [")[2].partition("]")[0])
+    assert list(COLOR_SCALE) == stops
+    assert effect_color(1.0) == stops[-1] and effect_color(1e-6) is None
+    assert effect_color(1e-3) == "#807c75"  # index 128 of 256: round(255 · 0.5), as influenceColor in influence.ts
+
+
+def test_terminal_report_begins_with_mistake_fix_and_evidence_and_ends_with_what_passed():
+    def attention(q, k, v, is_causal=False):
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+    text = StringIO()
+    Console(width=200, file=text).print(terminal_report(run(attention, "textbook")))
+    lines = [line.strip() for line in text.getvalue().splitlines() if line.strip()]
+    assert lines[0].startswith("NOT SOUND: ")
+    assert lines[1].startswith("✗ mistake") and "there is no causal mask on this path" in lines[1]
+    assert lines[2].startswith("fix") and "add the causal mask" in lines[2]
+    assert any(line.startswith("evidence") and "changes when token" in line for line in lines[3:7])
+    assert any(line.startswith("passed: ") for line in lines) and lines[-1].startswith("NOT SOUND: ")
 
 
 def test_check_writes_the_html_file_atomically(tmp_path, capsys):

@@ -33,7 +33,12 @@ def attention(q, k, v, mask=None):
 
 
 def unreadable(a):
-    return a
+    return "nothing"
+
+
+class Odd(torch.nn.Module):
+    def __init__(self, recipe):
+        super().__init__()
 
 
 number = 3
@@ -100,7 +105,7 @@ def test_check_reports_that_torch_gives_nan_for_a_fully_padded_row(capsys):
         (["no.such.package:X"], "could not be imported"),
         (["torch.nn"], "a target is file.py:Name or package.module:Name"),
         (["torch.nn:Nothing"], "torch.nn has no 'Nothing'"),
-        (["torch.nn:Conv2d"], "needs 'out_channels', which could not be guessed"),
+        (["{student}:Odd"], "needs 'recipe', which could not be guessed"),
         (["torch.nn:MultiheadAttention", "--args", "{dim: 3}"], "--args must be a JSON object"),
         (["torch.nn:MultiheadAttention", "--args", '{"num_heads": 5}'], "failed: "),
         (["torch.nn:MultiheadAttention", "--args", '{"embed_dims": 8}'], "takes no argument 'embed_dims'; did"),
@@ -108,7 +113,7 @@ def test_check_reports_that_torch_gives_nan_for_a_fully_padded_row(capsys):
         (["torch.nn:MultiheadAttention", "--scale", "wide"], '--scale must be "head" or a number'),
         (["torch.nn:MultiheadAttention", "--fresh"], "need the target hf:all"),
         (["{student}:number"], "neither a function of q, k, v nor a torch.nn.Module"),
-        (["{student}:unreadable"], "neither a function of q, k, v nor a torch.nn.Module"),
+        (["{student}:unreadable"], "could not be called"),
     ],
 )
 def test_check_refuses_what_cannot_be_checked_with_one_sentence_and_exit_code_2(arguments, message, student, capsys):

@@ -16,6 +16,8 @@ from qkv.check.calling.hugging_face import architectures, family_contract
 from qkv.check.sweep import SweepRow, installed_versions, sweep
 from qkv.cli.main import run as command
 
+pytestmark = pytest.mark.long  # minutes in all
+
 SAMPLE = {"GPT2LMHeadModel": "causal", "BertForMaskedLM": "masked", "NoSuchModel": "causal"}
 
 

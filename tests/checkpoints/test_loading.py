@@ -90,7 +90,8 @@ def test_load_reports_a_failed_fetch_in_one_line(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(
         ValueError,
-        match=r"^there is no folder org/name, and it could not be fetched from the hub: the repository is gated$",
+        match=r"^there is no folder org/name, and it could not be fetched from the hub: the repository is gated; "
+        "bundled models start with qkv:$",
     ):
         qkv.load("org/name")
 

@@ -9,6 +9,7 @@ import pytest
 
 from qkv import claims
 from qkv._figures import Bars, Heatmap, Histogram, Lines, draw_svg
+from qkv.claims import courses
 from qkv.claims.explanations import REASONS
 from qkv.claims.questions import QUESTIONS, as_markdown
 from qkv.claims.report import render_page
@@ -20,12 +21,15 @@ def test_the_list_names_every_claim_in_80_columns(capsys):
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in claims.claim_names())
     assert max(len(line) for line in shown.splitlines()) <= 80
+    words = " ".join(shown.split())
+    assert "copy When does attention copy one value? instant" in words  # a claim is titled by its question
 
 
 def test_the_list_as_json_has_family_cost_and_knobs(capsys):
     assert run(["claims", "--json"]) == 0
     found = {claim["name"]: claim for claim in json.loads(capsys.readouterr().out)}
     assert found["copy"]["knobs"]["beta"] == 50
+    assert all(claim["question"].endswith("?") for claim in found.values())
     assert found["pretraining"]["cost"] == "minutes"
 
 
@@ -64,7 +68,7 @@ def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
         (["claims", "run"], "name the claims to run, or use --all"),
         (["claims", "run", "copy", "--all"], "name the claims to run, or use --all"),
         (["claims", "copy"], "to run one: qkv claims run copy"),
-        (["claims", "run", "copy", "--set", "gamma=3"], "copy has no knob 'gamma'"),
+        (["claims", "run", "copy", "--set", "gamma=3"], "copy has no setting 'gamma'"),
         (["claims", "run", "copy", "--wrong", "unmasked"], "--wrong for copy must be one of uniform"),
         (["claims", "run", "equivariance", "--set", "n=1"], "n (tokens) must be an integer from 2 to 128"),
         (["claims", "run", "copy", "--set", "beta=nan"], "must be a number from 0 to 1,000, such as 50; got nan"),
@@ -107,6 +111,7 @@ def test_the_report_is_one_page_without_network(tmp_path, capsys):
     capsys.readouterr()
     text = target.read_text()
     assert text.count("<article") == 2 and text.count("<svg") == 2
+    assert "<h3>How does attention average two values?</h3>" in text
     assert text.index("holds") < text.index("<svg")
     links = re.findall(r"""(?:src|href)=["']([^"']*)["']""", text)
     assert all(link.startswith("#") for link in links)
@@ -144,7 +149,27 @@ def test_qkv_questions_finds_a_question_by_its_words(capsys):
     assert run(["questions", "average", "pooling", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["claim"] == "diffuse" and found["command"] == "qkv claims run diffuse"
-    assert run(["questions", "diffuse"]) == 0
-    assert "usual mistake" not in capsys.readouterr().out  # this question has none
-    assert run(["questions", "no", "such", "words"]) == 2
-    assert "no question contains 'no such words'" in capsys.readouterr().err
+    assert run(["questions", "average", "pooling"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "it makes it the mean of the values" in shown and "qkv questions N1d" in shown
+    assert run(["questions", "zebra", "attention"]) == 2
+    assert "no question contains 'zebra attention'" in capsys.readouterr().err
+
+
+def test_qkv_questions_prints_the_model_answer_to_an_item(capsys):
+    assert run(["questions", "n1c"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("N1c When a value vector is preserved (NYU Deep Learning, homework 4)")
+    assert "Usual mistake" in shown and "exp(−margin)" in shown and "<!--" not in shown
+    assert run(["questions", "P3b", "C2a", "--json"]) == 0
+    assert [entry["items"] for entry in json.loads(capsys.readouterr().out)] == [["P3a", "P3b"], ["C2a", "C2b"]]
+
+
+def test_the_model_answers_are_those_of_the_pages():
+    folder = Path(__file__).parents[2] / "docs" / "courses"
+    assert courses.FILE.read_text("utf-8") == courses.courses_text(folder), "python -m qkv.claims.courses"
+    assert len(courses.read_answers()) == 59
+
+
+def test_every_question_names_a_usual_mistake():
+    assert all(entry.mistake for entry in QUESTIONS)

@@ -1,8 +1,14 @@
 """claims.run: the condition and the caption follow from what was measured with the knobs as set."""
 
+import math
+
+import numpy as np
 import pytest
+import torch
 
 from qkv import claims
+from qkv.claims.knowledge import confidence_overlap
+from qkv.studio.api.claims import BREAKS
 
 
 def value(result: claims.ClaimResult, part: str) -> float:
@@ -21,6 +27,46 @@ def test_identity_states_its_condition_as_a_margin_and_needs_no_n_below_d():
     assert "8.85" in usual.figure and "9.61" in claims.run("identity", n=16, d=16).figure  # log 999(n − 1)
 
 
+@pytest.mark.parametrize("name", [name for name in BREAKS if claims.find_claim(name).cost == "instant"])
+def test_a_knob_across_the_condition_changes_verdict_condition_and_caption(name):
+    usual = claims.run(name)
+    for knob, value_, _ in BREAKS[name]:
+        broken = claims.run(name, **{knob: value_})
+        assert broken.verdict != usual.verdict
+        assert broken.condition and broken.condition != usual.condition
+        assert broken.figure != usual.figure and f"{knob} = {value_:g}" in broken.figure
+
+
+def test_a_claim_that_holds_without_its_condition_says_so():
+    found = claims.run("similar-to-rnn", tokens=4)
+    assert found.verdict == "holds" and found.condition.startswith("beyond its condition, too: the state of softmax")
+
+
+def test_similar_to_rnn_names_the_sizes_of_the_states():
+    short, wide = claims.run("similar-to-rnn", tokens=16), claims.run("similar-to-rnn", dim=16)
+    assert "has 256 numbers" in short.condition and "linear attention 72" in short.condition
+    assert "has 768 numbers" in wide.condition and "linear attention 272" in wide.condition  # 16² + 16
+
+
+def test_made_up_measures_how_right_and_invented_answers_overlap():
+    same = torch.linspace(0.1, 0.9, 50)
+    assert confidence_overlap(same, same) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert confidence_overlap(same + 1, same) == (1.0, 0.0)
+    assert all(math.isnan(number) for number in confidence_overlap(same, same[:0]))
+
+
+def test_run_takes_data_only_where_a_claim_says_so(tmp_path):
+    with pytest.raises(ValueError, match=r"copy makes its own data; data='x' is for data-regimes-real"):
+        claims.run("copy", data="x")
+    random = np.random.default_rng(0)
+    arrays = {f"{part}_x": random.integers(0, 256, (24, 32, 32, 3), np.uint8) for part in ("train", "test")}
+    np.savez(tmp_path / "photos.npz", **arrays, train_y=np.arange(24) % 12, test_y=np.arange(24) % 12)
+    found = claims.run("data-regimes-real", data=str(tmp_path / "photos.npz"), steps=1, seeds=1, most=100)
+    assert "at 1, 4, 18 images" in found.condition  # the first ten of twelve classes, without two held out
+    with pytest.raises(ValueError, match=r"there is nothing at no\.npz"):
+        claims.run("data-regimes-real", data="no.npz")
+
+
 def test_residual_norm_judges_gradients_by_their_ratio_to_a_stack_with_both():
     found = claims.run("residual-norm", seeds=2)
     assert found.verdict == "holds-if"
@@ -28,7 +74,7 @@ def test_residual_norm_judges_gradients_by_their_ratio_to_a_stack_with_both():
     assert value(found, "no norm: gradient relative") > 1e3
     assert 0.01 < value(found, "both, post-norm: gradient relative") < 100
     assert "the stack is deep" in found.condition and "after 64 layers" in found.condition
-    assert claims.run("residual-norm", depth=48, seeds=1).figure.endswith("after 48.")
+    assert "after 48." in claims.run("residual-norm", depth=48, seeds=1).figure
     assert claims.run("residual-norm", depth=4, seeds=1).verdict == "fails"
 
 
@@ -38,6 +84,29 @@ def test_path_length_is_one_over_n_for_uniform_attention_and_level_for_a_sharp_h
     assert value(found, "sharp head: exponent") == pytest.approx(0, abs=0.01)
     assert value(found, "sharp head: weight") == pytest.approx(0.5, abs=0.01)
     assert "n = 128" in " ".join(found.numbers)
+
+
+def test_path_length_tells_an_lstm_with_open_forget_gates_from_one_without():
+    found = claims.run("path-length", seeds=1, longest=128)
+    assert value(found, "LSTM: factor") < 0.9 < 0.97 < value(found, "forget bias 5: factor")
+    assert "with a forget bias of 5" in found.figure
+
+
+def test_versus_rnn_mlp_counts_the_matrices_of_all_gates():
+    found = claims.run("versus-rnn-mlp")
+    assert [value(found, f"of {cell} layer") for cell in ("a simple RNN", "a GRU", "an LSTM")] == [2, 6, 8]
+
+
+def test_feed_forward_says_that_a_layer_norm_separates_xor_too():
+    found = claims.run("feed-forward", seeds=1)
+    assert found.verdict == "holds-if" and value(found, "by a layer norm") == 1
+    assert "1 with a layer norm in its place" in found.condition
+
+
+def test_positions_measures_that_a_shift_changes_absolute_schemes():
+    found = claims.run("positions", steps=0)
+    assert value(found, "sinusoid, added") > 0.01 and value(found, "learned table, added") > 0.01
+    assert claims.run("positions", steps=0, shift=0).verdict == "undecided"  # nothing is shifted
 
 
 def test_run_gives_no_range_for_a_single_run():

@@ -14,6 +14,8 @@ TINY: dict[str, Any] = {
     "position-maps": {"steps": 2, "count": 50, "seeds": 1},
     "class-token": {"steps": 2, "count": 50, "seeds": 1},
     "data-regimes": {"steps": 2, "seeds": 1, "most": 64},
+    "data-regimes-real": {"steps": 2, "seeds": 1, "most": 64},
+    "warm-up": {"steps": 2, "seeds": 1, "layers": 2},
     "pretraining": {"people": 20, "steps": 4, "seeds": 1},
     "made-up": {"people": 20, "steps": 4, "seeds": 1},
     "two-uses": {"steps": 4},
@@ -28,7 +30,7 @@ def test_a_claim_of_seconds_has_its_verdict(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", [*TRAINED, *SECONDS])
 def test_a_trained_claim_has_its_verdict_for_every_seed(name, seed):
     result = claims.run(name, seed)

@@ -194,3 +194,26 @@ def test_docs_byhand_page_shows_what_the_command_prints(qkv, tmp_path, monkeypat
     for part in re.split(r"^\.\.\.\n", without_rounding(expected), flags=re.MULTILINE):
         place = printed.find(part, place)
         assert place >= 0, f"not printed:\n{part}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["--example", "three-tokens", "--loss", "sum"], {"torch", "numpy", "matplotlib"}),
+        (["--example", "two-heads", "--json"], {"torch", "numpy", "matplotlib"}),
+        (["--verify", "docs/examples/answer.toml"], {"torch", "matplotlib"}),
+    ],
+)
+def test_byhand_does_not_import_torch(arguments, unwanted):
+    code = (
+        "import sys; from qkv.cli.main import run; run(['byhand', *sys.argv[1:]]); print(*sys.modules, file=sys.stderr)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    modules = {*shown.stderr.split()}
+    assert "qkv.byhand" in modules and not unwanted & modules
+
+
+def test_byhand_says_scale_1_where_one_over_the_root_is_one(capsys):
+    assert run(["byhand", "--x", "1; 2"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "one token a row · 1 head of dimension 1 · scale 1"

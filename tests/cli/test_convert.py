@@ -52,6 +52,14 @@ def test_convert_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, fold
     assert sorted(path.name for path in folder.iterdir()) == ["ours", "picture"]
 
 
+def test_convert_refuses_a_link_as_target(folder, capsys):
+    (folder / "real").mkdir()
+    (folder / "link").symlink_to("real")
+    assert run(["convert", f"{folder}/ours", f"{folder}/link", "--to", "qkv"]) == 2
+    assert "link: it is a symbolic link; name the folder it leads to" in capsys.readouterr().err
+    assert list((folder / "real").iterdir()) == [] and (folder / "link").is_symlink()
+
+
 def test_convert_help_has_examples(capsys):
     assert run(["convert", "--help"]) == 0
     assert "qkv convert openai-community/gpt2" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """`qkv look`, as it is typed."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import qkv
+from qkv.cli import console
 from qkv.cli.main import run
 
 TEXT = "the cat sat on the mat and the dog"
@@ -86,6 +88,33 @@ def test_look_runs_the_model_once_on_the_input_and_once_on_all_probes(folders, c
     finally:
         handle.remove()
     assert code == 0 and len(calls) == runs
+
+
+def test_look_head_counts_from_the_end_if_negative(folders, capsys):
+    last = run_look(capsys, folders / "gpt", TEXT, "--layer", 1, "--head", 3)
+    assert run_look(capsys, folders / "gpt", TEXT, "--layer", -1, "--head", -1) == last and last[0] == 0
+
+
+def test_look_says_that_a_masked_edge_changes_nothing(folders, capsys):
+    code, _, err = run_look(capsys, folders / "gpt", TEXT, "--mask-edge", "0.0:1:3", "--mask-edge", "0.0:3:1")
+    notes = [line for line in err.splitlines() if "changes nothing" in line]
+    assert code == 0
+    assert notes == ["--mask-edge 0.0:1:3 changes nothing: query 1 does not attend to key 3 anyway"]
+
+
+def test_look_prints_heads_with_their_scores_in_80_columns(folders, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    console.out.cache_clear()
+    _, out, _ = run_look(capsys, folders / "gpt", TEXT)
+    console.out.cache_clear()
+    assert re.search(r"^\S+ +(attends|spreads)", out, re.MULTILINE)
+    assert re.search(r"^ +heads? \d\.\d \(\d\.\d\d\)(, \d\.\d \(\d\.\d\d\))*", out, re.MULTILINE)
+    assert max(len(line) for line in out.splitlines() if str(folders) not in line) <= 80
+
+
+def test_look_leaves_the_cells_of_masked_keys_empty(folders, capsys):
+    _, out, _ = run_look(capsys, folders / "gpt", TEXT, "--layer", 0, "--head", 0)
+    assert re.search(r"^the @@ *$", out, re.MULTILINE)  # the first token sees itself only
 
 
 def test_look_needs_no_quotes_around_words(folders, capsys):
@@ -176,7 +205,7 @@ def test_look_shows_an_image_by_its_patches(folders, capsys):
         (["gpt"], "no input was given"),
         (["gpt", "the " * 40], "give at most 24"),
         (["gpt", TEXT, "--layer", "7"], "there are 2 layers"),
-        (["gpt", TEXT, "--head", "9"], "there are 4 heads"),
+        (["gpt", TEXT, "--head", "9"], "has 4 heads, 0 to 3; got --head 9"),
         (["gpt", TEXT, "--ablate", "two"], "such as 3.1"),
         (["gpt", TEXT, "--ablate", "0.9"], "has 4 heads"),
         (["gpt", TEXT, "--scale", "hot"], "--scale must be a number"),
@@ -190,6 +219,11 @@ def test_look_shows_an_image_by_its_patches(folders, capsys):
         (["vit", "no-such.png"], "there is no file"),
         (["cnn", "red.png"], "has no attention"),
         (["missing.bin", TEXT], "there is nothing at"),
+        (["gpt", TEXT, "--head", "-5"], "has 4 heads, 0 to 3; got --head -5"),
+        (["gpt", TEXT, "--png", "heads.jpg"], "--png writes a PNG image: name a file that ends in .png"),
+        (["gpt", TEXT, "--mask-edge", "0:1:9"], "--mask-edge 0:1:9: there is no key 9; they are 0 to 8"),
+        (["gpt", TEXT, "--mask-edge", "0:9:1"], "--mask-edge 0:9:1: there is no query 9; they are 0 to 8"),
+        (["gpt", TEXT, "--compare", "bird"], "There is no checkpoint 'bird', so --compare read it as a text"),
     ],
 )
 def test_look_answers_wrong_use_with_one_sentence(folders, capsys, monkeypatch, unchecked, arguments, words):

@@ -9,11 +9,17 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw
 
+from qkv.check.grading import bundled_rubrics
+from qkv.cli import console
 from qkv.cli.console import print_json
 from qkv.cli.main import COMMANDS, run
+from qkv.cli.use import _print_prediction
+from qkv.training.inference import Prediction
 
 
 def test_help_lists_every_command_quickly_and_without_importing_torch():
@@ -25,10 +31,58 @@ def test_help_lists_every_command_quickly_and_without_importing_torch():
     assert all(f"│ {name} " in shown.stdout for name in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["claims", "claims show copy", "claims --json", "questions", "questions average", "runs", "byhand --examples"],
+)
+def test_commands_that_only_read_do_not_import_torch(command, tmp_path):
+    run_folder = tmp_path / "runs" / "one"
+    run_folder.mkdir(parents=True)
+    (run_folder / "recipe.toml").write_text(
+        'recipe = "vit-digits"\nseed = 3\n[model]\nkind = "vit"\n[train]\nsteps = 5\n'
+    )
+    (run_folder / "run.json").write_text('{"finished": true, "result": {"test": {"accuracy": 0.5}}}')
+    code = "import sys; from qkv.cli.main import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout
+    if command == "runs":
+        assert "vit-digits" in shown.stdout and "50.00%" in shown.stdout
+
+
+HEAVY = ("torch._dynamo", "transformers", "matplotlib", "pandas", "scipy", "starlette")
+
+
+@pytest.mark.parametrize("command", ["use qkv:shakespeare Hello --max-new-tokens 8", "check LAYER"])
+def test_commands_that_compute_import_torch_but_no_other_heavy_module(command):
+    layer = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'student.py'}:CausalSelfAttention"
+    code = "import sys; from qkv.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    arguments = [layer if word == "LAYER" else word for word in command.split()]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    imported = done.stderr.split()
+    assert "torch" in imported and done.stdout
+    assert [name for name in HEAVY if name in imported] == []
+
+
 def test_commands_are_those_of_the_design():
     assert list(COMMANDS) == [
-        *("tour", "byhand", "claims", "questions", "check", "grade", "mutants", "train", "runs", "eval", "use"),
-        *("look", "studio", "convert", "bench", "reproduce", "doctor"),
+        *(
+            "tour",
+            "examples",
+            "byhand",
+            "claims",
+            "questions",
+            "check",
+            "grade",
+            "mutants",
+            "train",
+            "runs",
+            "eval",
+            "use",
+        ),
+        *("look", "studio", "convert", "bench", "reproduce", "doctor", "completion"),
     ]
 
 
@@ -62,20 +116,41 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["doctor", "--jsn"], "Unknown option"),
-        (["tour", "--steps", "many"], "many"),
+        (["doctor", "--jsn"], "qkv: unknown option --jsn; did you mean --json? Try: qkv doctor --help"),
+        (["doctor", "--nothing-like-it"], "qkv: unknown option --nothing-like-it. Try: qkv doctor --help"),
+        (["--nope"], "qkv: unknown option --nope. Try: qkv --help"),
+        (["tour", "extra"], "qkv: unexpected argument 'extra'; qkv tour takes fewer arguments. Try: qkv tour --help"),
+        (["tour", "--steps", "many"], "qkv: --steps must be a whole number, got 'many'. Try: qkv tour --help"),
+        (["tour", "--steps", "nan"], "qkv: --steps must be a whole number, got 'nan'."),
+        (["train", "vit-digits", "--minutes", "x"], "qkv: --minutes must be a number, got 'x'."),
+        (["eval"], "qkv: RUN is missing. Try: qkv eval --help"),
+        (["convert", "a", "b"], "qkv: --to is missing. Try: qkv convert --help"),
+        (["byhand", ""], "the first argument is empty; expected a name"),
+        (["check", ""], "the first argument is empty; expected a name"),
+        (["eval", ""], "the first argument is empty; expected a name"),
+        (["look", "", "x"], "the first argument is empty; expected a name"),
+        (["convert", "", "x", "--to", "hf"], "the first argument is empty; expected a name"),
+        (["tour", "--steps", "0", "--folder", ""], "--folder is empty; expected the name of a file or folder"),
+        (["tour", "--steps", "0", "--folder", "x"], "--steps 0 trains nothing, so there is no run for --folder"),
         (["tour", "--steps", "-1"], "--steps must be at least 0, got -1"),
         (["doctor", "--device", "abacus"], "no device 'abacus' on this machine"),
-        (["check", "layer.py:Layer", "--seed", "3"], "Unknown option: --seed"),
+        (["check", "layer.py:Layer", "--sed", "3"], "unknown option --sed; did you mean --seed?"),
         (["mutants", "mask", "strickt"], "there is no mutant 'mask strickt'; did you mean mask strict"),
         (["mutants", "nothing of the kind"], "`qkv mutants` lists them"),
         (["mutants", "--markdown", "mask strict"], "omit the name"),
         (["check", "layer.py:Layer", "--family", "causal"], "need the target hf:all"),
         (["check", "layer.py:Layer", "--kind", "window"], "--kind window --window 128"),
-        (["grade", "rope"], "name the submissions"),
+        (["grade", "rope", "--seed", "3"], "name the submissions"),
+        (["grade", "rope", "a.py", "--seconds", "0"], "--seconds must be at least 1, got 0"),
         (["use", "runs/gpt-text-1", "a text", "--max-new-tokens", "0"], "must be at least 1, got 0"),
         (["use", "qkv:digits", "a.png", "--top", "0"], "--top must be at least 1, got 0"),
         (["use", "qkv:biographies", "Who?", "--threshold", "nan"], "--threshold must be in [0, 1], got nan"),
+        (["use", "qkv:shakespeare", "To be", "--seed", "-1"], "--seed must be from 0 to 2^63 - 1, got -1"),
+        (["use", "qkv:digits", "tests"], "tests: this is a folder; this model classifies image files"),
+        (["use", "README.md", "x"], "README.md is not a model"),
+        (["studio", "tests"], "tests has no config.json; a model is a folder with config.json and model.safetensors"),
+        (["studio", "--port", "-1"], "--port must be from 0 to 65535, got -1"),
+        (["claims", "run", "copy", "--set", "nope=1"], "copy has no setting 'nope'; its settings: "),
         (["byhand", "--example", "nothing"], "expected one of three-tokens"),
         (["byhand", "tests"], "tests is a folder; expected a file"),
         (["check", "torch.nn:MultiheadAttentoin"], "did you mean MultiheadAttention?"),
@@ -86,16 +161,18 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
         (["train", "vit-digits", "--steps", "9" * 20], "at most 1,000,000,000,000"),
         (["train", "vit-digits", "--set", f"train.steps={'9' * 400}"], "steps must be at most"),
         (["train", "vit-digits", "--minutes", "nan"], "minutes must be above 0"),
-        (["train", "vit-digits", "--set", "model.dim=99999999999"], "out of memory: try a smaller batch"),
+        (["train", "vit-digits", "--set", "model.dim=99999999996"], "a size is too large for any tensor"),
+        (["train", "vit-digits", "--set", "model.dim=99999999999"], "is not divisible by heads"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(arguments, said, capsys):
     assert run(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("qkv: ")
-    assert said in shown.err
-    assert shown.err.count("\n") == 1
+    err = shown.err.removeprefix("reading the data …\n")  # `qkv train` begins before it can see some mistakes
+    assert err.startswith("qkv: ")
+    assert said in err
+    assert err.count("\n") == 1
     assert "Traceback" not in shown.err
 
 
@@ -137,9 +214,115 @@ def test_train_show_prints_toml_in_a_narrow_terminal(capsys, monkeypatch):
     assert tomllib.loads(capsys.readouterr().out)["model"]["position"]["kind"] == "Rope"
 
 
-def test_debug_raises_the_error():
-    with pytest.raises(ValueError, match="--steps must be at least 0"):
-        run(["tour", "--steps", "-1", "--debug"])
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(capsys):
+    assert run(["tour", "--steps", "-1", "--debug"]) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.endswith("qkv: --steps must be at least 0, got -1\n")
+
+
+def test_claims_run_answers_a_wrong_setting_without_importing_torch():
+    code = "import sys; from qkv.cli.main import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "claims", "run", "copy", "--set", "nope=1"]
+    shown = subprocess.run(line, capture_output=True, text=True)
+    assert (shown.returncode, shown.stderr.startswith("qkv: copy has no setting 'nope'")) == (0, True)
+
+
+def test_train_says_at_once_that_it_reads_the_data(capsys, tmp_path, monkeypatch):
+    def build(config):
+        raise ValueError(f"notes so far: {capsys.readouterr().err}")
+
+    monkeypatch.setattr("qkv.training.runs._build_task", build)
+    assert run(["train", "vit-digits", "--folder", str(tmp_path / "run")]) == 2
+    assert "notes so far: reading the data …" in capsys.readouterr().err
+
+
+def test_runs_compares_settings_and_names_the_test_metrics(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, dim in (("one", 32), ("two", 64)):
+        place = tmp_path / "runs" / name
+        place.mkdir(parents=True)
+        assert run(["train", "vit-digits", "--set", f"model.dim={dim}", "--show"]) == 0
+        (place / "recipe.toml").write_text(capsys.readouterr().out)
+        (place / "run.json").write_text('{"finished": true, "parameters": 1, "result": {"test": {"accuracy": 0.5}}}')
+    assert run(["runs", "runs/one", "runs/two"]) == 0
+    shown = capsys.readouterr().out
+    assert "test: accuracy" in " ".join(shown.split()) and " setting " in shown
+    assert "field" not in shown
+
+
+def test_use_prints_notes_once_marks_unsure_classes_and_gives_no_class_for_a_blank_image(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one.png", "two.png"):
+        drawn = Image.new("L", (64, 64), 255)
+        ImageDraw.Draw(drawn).line((32, 8, 32, 56), fill=0, width=6)
+        drawn.save(name)
+    Image.new("L", (64, 64), 255).save("blank.png")
+    assert run(["use", "qkv:digits", "one.png", "two.png", "blank.png"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("cropped, centered and resized") == 1 and "(2 of 3 inputs)" in " ".join(shown.err.split())
+    assert "blank.png: the image is probably no digit" in shown.err
+    assert shown.out.splitlines()[2].split() == ["blank.png", "no", "digit"]
+    assert run(["use", "qkv:digits", "blank.png", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["confidence"] is None
+
+
+@pytest.mark.parametrize(("confidence", "unsure"), [(0.59, True), (0.61, False)])
+def test_use_marks_a_class_below_60_percent_as_unsure(confidence, unsure, capsys):
+    prediction = Prediction("classify", "six.png", "0", confidence, {"classes": {"0": confidence}})
+    _print_prediction(prediction, single=True)
+    assert capsys.readouterr().out.rstrip().endswith("unsure") is unsure
+
+
+def test_grade_lists_one_line_for_each_rubric(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    console.out.cache_clear()
+    assert run(["grade"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(bundled_rubrics()) + 2 and max(map(len, lines)) <= 80
+    for name, line in zip(bundled_rubrics(), lines[1:], strict=False):
+        assert line.startswith(f"{name} ")
+
+
+def test_grade_with_a_rubric_alone_prints_its_interface_and_points(capsys):
+    assert run(["grade", "causal-self-attention"]) == 0
+    shown = capsys.readouterr().out
+    assert "CausalSelfAttention(config) with config.n_embd" in shown
+    assert "     1  deterministic, independent rows" in shown
+
+
+def test_grade_fails_if_nothing_could_be_graded(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert run(["grade", "rope", str(tmp_path / "empty")]) == 2
+    assert "has no .py, .ipynb or .zip file to grade" in capsys.readouterr().err
+    (tmp_path / "broken.zip").write_bytes(b"no archive")
+    assert run(["grade", "rope", str(tmp_path / "broken.zip"), "--seed", "1"]) == 1
+    assert "none of the submissions could be graded" in capsys.readouterr().err
+
+
+def test_help_names_the_first_command_and_lists_debug(capsys):
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Start with: qkv tour" in shown
+    assert "│ --debug " in shown
+
+
+SLOW = """
+import sys, time
+from qkv.cli import main
+def slow(arguments):
+    if "early" in arguments:
+        print("a result")
+    time.sleep(1.6)
+    return 0
+main.run = slow
+main.main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [([], "loading PyTorch …\n"), (["early"], ""), (["--quiet"], "")])
+def test_main_says_that_it_is_loading_if_nothing_was_printed_for_a_second(arguments, shown):
+    done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr == shown
 
 
 def test_tour_json_has_the_example_the_training_and_the_check(capsys, unchecked):
@@ -251,3 +434,44 @@ def test_print_json_and_errors_escape_a_lone_surrogate(monkeypatch):
         written.append(stream.buffer.getvalue().decode())
     assert json.loads(written[0]) == {"path": "a\udcff"}
     assert written[1] == "qkv: no such file or folder: a\\udcff.toml\n"
+
+
+def test_claims_run_all_writes_the_report_of_what_was_run_when_interrupted(tmp_path, monkeypatch, capsys):
+    import qkv.claims
+
+    one = qkv.claims.run("copy")
+    results = iter([one])
+
+    def run_or_stop(name, *_, **__):
+        for result in results:
+            return result
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(qkv.claims, "run", run_or_stop)
+    page = tmp_path / "claims.html"
+    assert run(["claims", "run", "--all", "--report", str(page)]) == 130
+    assert one.statement[:30] in page.read_text(encoding="utf-8")
+    assert "interrupted: 1 of" in capsys.readouterr().err
+
+
+def test_a_piped_bench_shows_its_progress_and_keeps_what_was_measured_when_interrupted(monkeypatch, capsys):
+    from qkv import bench
+    from qkv.bench.report import BenchmarkResult
+
+    def load(name):
+        def measure(quick, on_note):
+            on_note("round 1")
+            if name != names[0]:
+                raise KeyboardInterrupt
+            return BenchmarkResult(name, "a measurement", ())
+
+        return measure
+
+    names = list(bench.BENCHMARKS)[:2]
+    monkeypatch.setattr(bench, "load_benchmark", load)
+    monkeypatch.setattr("qkv.cli.console.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("qkv.bench.machine.describe_for_report", dict)
+    assert run(["bench", *names, "--json"]) == 130
+    printed = capsys.readouterr()
+    assert f"{names[0]}: round 1" in printed.err and f"interrupted: {names[1]} not measured" in printed.err
+    assert '"a measurement"' in printed.out

@@ -1,6 +1,7 @@
 """WAV files, log-mel features against the formula written out, streams against whole recordings, digit strings."""
 
 import cmath
+import json
 import math
 import pickle
 import wave
@@ -208,7 +209,7 @@ def test_digit_strings_are_whole_recordings_of_one_speaker_with_pauses():
     strings = DigitStringBatches(recordings(), SMALL, 4, num_strings=30, digits=(2, 5), pause=(0.05, 0.2), noise=0.0)
     lengths, speakers = set(), set()
     for number in range(30):
-        samples, digits = strings.string(0, number)
+        samples, digits, _ = strings.string(0, number)
         runs = torch.unique_consecutive(samples, return_counts=True)
         assert runs[0][::2].eq(0).all() and ((runs[1][::2] >= 40) & (runs[1][::2] <= 160)).all()
         heard = runs[0][1::2]
@@ -230,7 +231,7 @@ def test_digit_string_batches_are_functions_of_epoch_and_index():
         b, t, f = batch["features"].shape
         assert f == 5 and int(batch["lengths"].max()) == t and b == (2 if index == 2 else 4)
         for row in range(b):
-            samples, digits = build.string(1, 4 * index + row)
+            samples, digits, _ = build.string(1, 4 * index + row)
             assert batch["labels"][row][: batch["label_lengths"][row]].tolist() == [d + 1 for d in digits]
             assert batch["labels"][row][batch["label_lengths"][row] :].eq(0).all()
             expected = build.normalization(SMALL(samples))
@@ -252,3 +253,53 @@ def test_load_spoken_digits_splits_by_take_and_speaker():
         assert not find_overlap(train, [s.samples for s in other]).indices
     batch = DigitStringBatches(parts.train, Mel(parts.sample_rate), 4, num_strings=20).batch(0, 0)
     assert torch.isfinite(batch["features"]).all() and (batch["lengths"] > 2 * batch["label_lengths"]).all()
+
+
+def write_speakers(folder, accents, takes=6):
+    """A folder of short recordings and the JSON file beside it; every third speaker is female."""
+    folder.mkdir(parents=True)
+    about = {}
+    for number, accent in enumerate(accents):
+        name = f"p{number:02d}"
+        about[name] = {"gender": "Female" if number % 3 == 0 else "male", "accent": accent}
+        for take in range(takes):
+            for digit in (0, 7):
+                samples = torch.rand(300, generator=torch.Generator().manual_seed(number * 100 + take * 10 + digit))
+                write_wav(folder / f"{digit}_{name}_{take}.wav", Audio(samples - 0.5, 8000))
+    folder.with_name(f"{folder.name}.json").write_text(json.dumps(about))
+
+
+def test_load_spoken_digits_splits_many_speakers_by_speaker_gender_and_accent(tmp_path):
+    write_speakers(tmp_path / "many", ["German", "Danish"] * 12)
+    parts = load_spoken_digits(tmp_path)  # the folder around it
+    people = {part: {r.speaker for r in getattr(parts, part)} for part in ("train", "validation", "seen", "unseen")}
+    assert people["seen"] == people["train"]
+    assert not people["train"] & people["validation"]
+    assert not (people["train"] | people["validation"]) & people["unseen"]
+    assert [len(people[part]) for part in ("unseen", "validation", "train")] == [6, 3, 15]
+    for part, women, danes in (("unseen", 2, (3, 3)), ("validation", 1, (1, 2)), ("train", 5, (7, 8))):
+        about = [parts.speakers[name] for name in people[part]]
+        assert sum(speaker.gender == "female" for speaker in about) == women
+        assert danes[0] <= sum(speaker.accent == "Danish" for speaker in about) <= danes[1]
+    assert {r.take for r in parts.seen} == {0} and {r.take for r in parts.train} == {1, 2, 3, 4, 5}
+    assert "test: 6 speakers (2 female, 4 male)" in parts.notes[-1]
+    again = load_spoken_digits(tmp_path / "many", held_out_speakers=("p05",))
+    assert {r.speaker for r in again.unseen} == {"p05"} and len({r.speaker for r in again.validation}) == 3
+
+
+def test_load_spoken_digits_names_a_damaged_file_about_speakers(tmp_path):
+    write_speakers(tmp_path / "many", ["German"] * 16, takes=2)
+    (tmp_path / "many.json").write_text('["ann"]')
+    with pytest.raises(ValueError, match=r"many\.json: expected \{.*gender"):
+        load_spoken_digits(tmp_path / "many")
+
+
+def test_load_spoken_digits_tests_audiomnist_on_unseen_speakers_of_both_genders():
+    shared("spoken-digits")
+    parts = load_spoken_digits(shared("audiomnist").parent)
+    unseen = {r.speaker for r in parts.unseen}
+    assert len(unseen) >= 10 and not unseen & {r.speaker for r in [*parts.train, *parts.validation]}
+    assert {parts.speakers[name].gender for name in unseen} >= {"female", "male"}
+    train = [r.samples for r in parts.train]
+    for other in (parts.validation, parts.seen, parts.unseen):
+        assert not find_overlap(train, [r.samples for r in other]).indices

@@ -135,7 +135,7 @@ def test_augmented_batches_are_functions_of_epoch_and_index_and_have_equal_lengt
 
 def test_speech_augment_by_default_changes_nothing():
     plain = DigitStringBatches(recordings(), Mel(), 4, num_strings=8, noise=0.0)
-    samples, _ = plain.string(0, 0)
+    samples = plain.string(0, 0).samples
     expected = plain.normalization(plain.mel(samples))
     assert torch.allclose(plain.batch(0, 0)["features"][0, : len(expected)], expected, atol=1e-4)
 

@@ -247,3 +247,10 @@ def test_classify_heads_gives_the_same_scores_from_one_batch_as_from_separate_ru
             other.type,
             other.offset,
         )
+
+
+def test_an_attention_sink_in_a_short_text_is_no_offset_head():
+    tokens = torch.tensor([3, 1, 4, 1, 5, 9])
+    (head,) = interp.score_heads(make_patterned_trace("attention-sink", tokens), tokens[None]).heads
+    assert head.type == "attention-sink"
+    assert not head.scores.get("offset")  # at distance 5 the first token is the only key

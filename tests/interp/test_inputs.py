@@ -173,7 +173,7 @@ class TestOthers:
         with pytest.raises(ValueError, match=r"lacks 1 tensors .* first gpt_neox.layers.1.attention.dense.weight"):
             prepare_input(tmp_path / "neox", "2 3 4")
         (tmp_path / "neox" / "model.safetensors").write_bytes(b"nothing of the kind")
-        with pytest.raises(ValueError, match="transformers does not read it either"):
+        with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
             prepare_input(tmp_path / "neox", "2 3 4")
 
     def test_prepare_input_refuses_a_transformers_audio_model_with_what_is_possible(self):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers_models import TRANSFORMERS_MODELS, build, call
 
+import qkv
 from qkv.interp import intervene, record
 from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig
 from qkv.nn import Additive, DenseSynthesizer, LocationAware
@@ -337,3 +338,28 @@ def test_scores_that_are_not_a_product_have_no_scale():
     model = qkv_model("additive")
     with pytest.raises(ValueError, match="has no scale to change"), intervene(model, scale=2.0):
         model(TOKENS)
+
+
+def test_intervene_refuses_edges_that_are_not_there_and_heads_that_are_no_pairs(unchecked):
+    model = qkv.models.GPT(qkv.models.GPTConfig(vocab_size=9, dim=16, layers=1, heads=2)).eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    wrong = [
+        (
+            {"mask_edges": [(0, 0, 9, 9)]},
+            "query 9 to key 9 in layer 0, which ran with 3 queries and 3 keys",
+        ),
+        ({"mask_edges": [(0, 0, 2, 1), (0, 0, 2, -1)]}, "no edge from query 2 to key -1"),
+        (
+            {"ablate_heads": (0, 1)},
+            r"must be a list of \(layer, head\), such as \[\(0, 1\)\]; got 0 in it",
+        ),
+        ({"ablate_heads": ["0.1"]}, r"got '0.1' in it"),
+    ]
+    for edits, message in wrong:
+        with pytest.raises(ValueError, match=message), qkv.interp.intervene(model, **edits):
+            model(tokens)
+
+
+def test_trace_says_how_to_load_a_model_given_by_name(unchecked):
+    with pytest.raises(ValueError, match=r"load it first: qkv.load\('qkv:shakespeare'\)"):
+        qkv.interp.trace("qkv:shakespeare", "To be")

@@ -10,7 +10,7 @@ from model_cases import EVERY_MODEL, GPTS, IMAGE, LLAMA, TWO_STACKS, inputs, mak
 from safetensors.torch import load_file, save_file
 
 import qkv
-from qkv.models import CNNConfig, GPTConfig, Seq2SeqConfig, build
+from qkv.models import GPT, CNNConfig, GPTConfig, Seq2SeqConfig, build
 from qkv.models import folder as folders
 from qkv.positions import LinearScaling, NtkScaling, Rope
 
@@ -101,7 +101,7 @@ def test_save_behind_a_symbolic_link_keeps_the_link(folder, device):
 
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize(
-    "failing", ["models.folder.save_file", "_files.fsync", "_files._replace_folder", "_files.json.dumps"]
+    "failing", ["models.folder.safetensors_pieces", "_files.fsync", "_files._replace_folder", "_files.json.dumps"]
 )
 def test_save_that_fails_keeps_the_old_model(failing, exists, tmp_path, device, monkeypatch):
     before, after = make_random_model(GPTS["rope"], device), make_random_model(GPTS["rope"], device)
@@ -110,11 +110,13 @@ def test_save_that_fails_keeps_the_old_model(failing, exists, tmp_path, device, 
         before.save(target)
 
     def fail(*arguments, **options):
-        if failing == "models.folder.save_file":
-            arguments[1].write_bytes(b"half of a fi")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(f"qkv.{failing}", fail)
+    def fail_halfway(*arguments):
+        yield b"half of a fi"
+        fail()
+
+    monkeypatch.setattr(f"qkv.{failing}", fail_halfway if failing.endswith("pieces") else fail)
     with pytest.raises(OSError, match="no space"):
         after.save(target)
     monkeypatch.undo()
@@ -127,7 +129,7 @@ def test_save_that_is_interrupted_keeps_the_old_model(folder, device, monkeypatc
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folders, "save_file", interrupt)
+    monkeypatch.setattr(folders, "safetensors_pieces", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_random_model(GPTS["alibi"], device).save(folder)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
@@ -267,3 +269,53 @@ def test_load_says_that_a_folder_is_missing(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"file is 0 bytes long; a llama2\.c file begins"):
         qkv.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.99])
+def test_load_refuses_a_changed_byte_zeroed_or_swapped_pages(place, tmp_path):
+    torch.manual_seed(0)
+    GPT(GPTConfig(vocab_size=50, dim=64, layers=2)).save(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    at = int(place * len(whole)) // 4096 * 4096
+    at = min(at, len(whole) - 3 * 4096)
+    pages = [whole[at + i * 4096 : at + (i + 1) * 4096] for i in range(2)]
+    flipped = bytes([pages[0][0] ^ 1]) + pages[0][1:] + pages[1]
+    for damaged in (flipped, bytes(4096) + pages[1], pages[1] + pages[0]):
+        weights.write_bytes(whole[:at] + damaged + whole[at + 2 * 4096 :])
+        with pytest.raises(ValueError, match="changed after saving: its checksum"):
+            qkv.load(tmp_path / "model")
+    weights.write_bytes(whole)
+    qkv.load(tmp_path / "model")
+
+
+def test_load_verifies_the_sha256_of_a_folder_without_a_checksum(tmp_path):
+    GPT(GPTConfig(vocab_size=50, dim=64, layers=2)).save(tmp_path / "model")
+    config, weights = tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"
+    content = json.loads(config.read_text())
+    del content["checksum"]
+    config.write_text(json.dumps(content))
+    qkv.load(tmp_path / "model")
+    whole = bytearray(weights.read_bytes())
+    whole[-5000] ^= 1
+    weights.write_bytes(whole)
+    with pytest.raises(ValueError, match="its SHA-256 differs"):
+        qkv.load(tmp_path / "model")
+
+
+def test_load_maps_aligned_weights_and_training_them_leaves_the_file(tmp_path):
+    GPT(GPTConfig(vocab_size=50, dim=64, layers=2, tie_embeddings=True)).save(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    before, model = weights.read_bytes(), qkv.load(tmp_path / "model")
+    assert isinstance(model, GPT) and all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters())
+    assert model.head.weight is model.tokens.weight
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert weights.read_bytes() == before
+
+
+def test_load_draws_no_random_numbers(tmp_path):
+    GPT(GPTConfig(vocab_size=50, dim=64, layers=2)).save(tmp_path / "model")
+    before = torch.get_rng_state()
+    qkv.load(tmp_path / "model")
+    assert torch.equal(torch.get_rng_state(), before)

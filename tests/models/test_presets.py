@@ -20,6 +20,7 @@ from qkv.nn import DenseSynthesizer
 @pytest.mark.parametrize(
     ("name", "size"),
     [
+        ("transformer-base", 63_082_496),  # 37,000 shared tokens; the paper rounds to 65 million
         ("nyu-hw4-vit", 3_217_764),
         ("cs224n-a5-gpt", 3_323_392),
         ("cs224n-a5-gpt-synthesizer", 3_076_988),
@@ -43,6 +44,9 @@ def test_presets_read_the_inputs_of_their_course(device):
         if name == "nyu-hw4-vit":
             assert model(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 100)
             assert model.hidden_states(torch.zeros(1, 3, 32, 32, device=device)).shape == (1, 65, 256)
+        elif name == "transformer-base":
+            tokens = torch.zeros(1, 5, dtype=torch.long, device=device)
+            assert model(tokens, tokens[:, :3]).shape == (1, 3, 37_000)
         else:
             assert model(torch.zeros(1, 127, dtype=torch.long, device=device)).shape == (1, 127, 256)
 

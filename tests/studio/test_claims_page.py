@@ -8,7 +8,8 @@ import pytest
 from qkv import claims
 from qkv.claims.mutants import wrong_implementation
 from qkv.claims.report import VERDICTS, format_number
-from qkv.studio.api.claims import BREAKS, MUTANTS
+from qkv.studio.api.claims import BREAKS, MUTANTS, _claim_json
+from qkv.studio.tasks import run_claim
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 SOON = 180_000  # milliseconds: the worker process imports torch first, perhaps on a busy machine
@@ -108,6 +109,16 @@ def test_every_offered_condition_breaks_its_claim(name):
     for knob, value, _ in BREAKS[name]:
         knobs: dict[str, Any] = {knob: value}
         assert claims.run(name, **knobs).verdict != claims.find_claim(name).expected
+
+
+def test_the_claims_api_gives_the_question_and_the_caption_of_the_run():
+    assert _claim_json(claims.find_claim("identity"))["question"] == "Can self-attention be the identity?"
+    sent: dict[str, Any] = {}
+    run_claim(
+        {"name": "identity", "seed": 0, "knobs": {"n": 16, "d": 16}, "mutant": ""}, lambda **parts: sent.update(parts)
+    )
+    assert sent["result"]["caption"] == claims.run("identity", n=16, d=16).figure
+    assert sent["result"]["caption"] != claims.find_claim("identity").figure
 
 
 def test_every_mutant_has_a_description():

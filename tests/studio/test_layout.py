@@ -67,7 +67,7 @@ def test_page_has_no_overflow_and_every_control_is_named_and_reached_by_tab(plac
     page.evaluate(AUDIT)
     if name == "playground, exact":
         page.get_by_role("button", name="exact").click()
-    for width in (1600, 1280):
+    for width in (1600, 1280, 768, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert _wait_for_no_problems(page) == [], width
     page.locator("nav a").first.focus()
@@ -132,7 +132,7 @@ def test_the_built_page_is_small_enough():
 def test_the_theme_is_remembered_and_an_unknown_page_says_so(place, visit):
     page = visit(place, color_scheme="light").go("nowhere")
     page.get_by_text("There is no page “nowhere”").wait_for()
-    page.get_by_role("button", name="Use the dark theme").click()
+    page.get_by_role("button", name="Switch to the dark theme").click()
     page.reload()
     page.wait_for_selector("nav")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"

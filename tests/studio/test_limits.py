@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -57,11 +58,37 @@ def test_before_login_only_small_bodies_are_read(place):
     assert send(place, "/api/about", "POST", body=b"x" * 100_000, Origin=place.address).status == 401
 
 
+def test_a_body_that_never_comes_prints_nothing(place, small, monkeypatch):
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handle", logged.append)
+    login = "POST /login HTTP/1.1\r\nOrigin: null"
+    echo = f"POST /api/echo HTTP/1.1\r\nOrigin: {small.address}\r\nCookie: {cookie(small)}"
+    for server, head in ((place, login), (small, echo)):
+        host = server.address.removeprefix("http://")
+        with socket.create_connection(("127.0.0.1", int(host.partition(":")[2]))) as connection:
+            connection.sendall(f"{head}\r\nHost: {host}\r\nContent-Length: 400\r\n\r\nx".encode())
+            time.sleep(0.5)
+        time.sleep(1)
+        assert send(server, "/api/about", session=new_session(server)).status == 200
+    assert logged == []
+
+
+def cookie(server: OpenServer) -> str:
+    return f"qkv-{server.address.rpartition(':')[2]}={new_session(server)}"
+
+
 def test_a_body_that_is_not_json_is_refused_with_a_sentence(small):
     session = new_session(small)
-    for body in (b"{", b"[1]", b"\xff"):
+    for body in (b"{", b"[1]", b"\xff", b"[" * 999):
         answer = send(small, "/api/echo", "POST", body=body, session=session, Origin=small.address)
         assert (answer.status, "JSON" in json.loads(answer.text)["error"]) == (400, True)
+
+
+def test_a_deeply_nested_body_is_refused_with_a_sentence(place):
+    answer = send(
+        place, "/api/playground/numbers", "POST", body=b"[" * 200_000, session=new_session(place), Origin=place.address
+    )
+    assert (answer.status, json.loads(answer.text)) == (400, {"error": "the request body is not JSON"})
 
 
 def test_a_full_disk_is_reported_with_a_sentence(small):

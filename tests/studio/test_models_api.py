@@ -7,6 +7,7 @@ import shlex
 import shutil
 import struct
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from qkv.data.images.load import load_digits
 from qkv.interp import intervene, measure_effect, prepare_input
 from qkv.models import GPT, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 from qkv.studio.api import models
+from qkv.studio.models.inputs import list_samples
 from qkv.studio.models.looks import LookStore, map_window
 from qkv.studio.models.store import MAX_LOADED, ModelStore
 from qkv.studio.models.views import head_types_json, look_json, reproduce
@@ -334,3 +336,14 @@ def test_a_sweep_lets_other_requests_use_the_model_between_two_heads(looks, monk
     with job.changed:
         job.changed.wait_for(lambda: job.state != "running", 60)
     assert job.error == "others had their turn"
+
+
+def test_sample_texts_of_biographies_are_all_different():
+    found = ModelStore(Path("no-runs"), ()).get("qkv:biographies")
+    texts = list_samples(found)["texts"]
+    assert len(set(texts)) == len(texts) == 4
+
+
+def test_models_are_listed_with_the_kind_of_their_input():
+    kinds = {source.id: source.facts.get("kind") for source in ModelStore(Path("no-runs"), ()).sources()}
+    assert kinds["qkv:spoken-digits"] == "audio" and kinds["qkv:biographies"] == kinds["qkv:shakespeare"] == "text"

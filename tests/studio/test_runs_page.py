@@ -19,7 +19,7 @@ from qkv.studio.run_files import read_series
 from qkv.studio.run_processes import PROCESS_FILE, train_options
 from qkv.studio.server import Studio
 from qkv.training import open_run
-from qkv.training.lock import describe_process
+from qkv.training.lock import describe_process, lock_folder
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.images import png_data_uri
 from qkv.training.report import format_metric
@@ -198,13 +198,13 @@ def test_train_options_turns_a_form_into_options_or_a_sentence():
 
 def test_only_one_run_is_started_at_a_time(tmp_path):
     place = make_run(tmp_path / "vit-digits-1", finished=False)
-    (place / PROCESS_FILE).write_text(json.dumps(describe_process(os.getpid())))  # as if this process trained it
     api = RunsApi(Studio(runs=tmp_path))
-    assert api.summary(place)["state"] == "running"
-    with pytest.raises(ValueError, match="vit-digits-1 is training; the studio runs one at a time"):
-        api.processes.start({"recipe": "vit-digits"})
-    with pytest.raises(ValueError, match="vit-digits-1 is running"):
-        api.resume({"run": "vit-digits-1"})
+    with lock_folder(place):  # as if this process trained it
+        assert api.summary(place)["state"] == "training"
+        with pytest.raises(ValueError, match="vit-digits-1 is training; the studio runs one at a time"):
+            api.processes.start({"recipe": "vit-digits"})
+        with pytest.raises(ValueError, match="vit-digits-1 is training; only a stopped or failed run"):
+            api.resume({"run": "vit-digits-1"})
     (place / PROCESS_FILE).write_text(json.dumps({**describe_process(os.getpid()), "began": "another boot"}))
     assert api.summary(place)["state"] == "stopped"  # the pid belongs to another process now
     with pytest.raises(ValueError, match="is not running"):
@@ -241,18 +241,17 @@ def test_runs_page_shows_the_results_of_a_run(serving, visit, runs):
 
 def test_curves_grow_while_a_run_trains_and_start_over_when_it_goes_back(serving, visit, tmp_path):
     place = make_run(tmp_path / "vit-digits-1", finished=False, lines=5)
-    (place / PROCESS_FILE).write_text(json.dumps(describe_process(os.getpid())))
-    page = visit(serving(runs=tmp_path)).go("runs")
-    path = page.locator("[data-panel=loss] path[data-run='vit-digits-1']")
-    _shows(page, path, 5)
-    with (place / "metrics.jsonl").open("a") as file:
-        file.write(json_lines(line(60), line(70)) + '{"step": 80')
-        file.flush()
-        _shows(page, path, 7)
-    (place / "metrics.jsonl").write_text(json_lines(line(10), line(20)))
-    _shows(page, path, 2)
-    assert page.get_by_role("button", name="Stop").is_enabled()
-    assert page.get_by_role("button", name="Start", exact=True).is_disabled()  # one at a time
+    with lock_folder(place):
+        page = visit(serving(runs=tmp_path)).go("runs")
+        path = page.locator("[data-panel=loss] path[data-run='vit-digits-1']")
+        _shows(page, path, 5)
+        with (place / "metrics.jsonl").open("a") as file:
+            file.write(json_lines(line(60), line(70)) + '{"step": 80')
+            file.flush()
+            _shows(page, path, 7)
+        (place / "metrics.jsonl").write_text(json_lines(line(10), line(20)))
+        _shows(page, path, 2)
+        assert page.get_by_role("button", name="Stop").is_enabled()
 
 
 def _shows(page: Any, path: Any, points: int) -> None:

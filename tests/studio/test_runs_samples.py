@@ -10,12 +10,11 @@ import pytest
 from qkv._workers import Worker
 from qkv.studio.api.runs import MAX_CHECKPOINTS, CheckpointSampler, _run_key
 from qkv.studio.run_files import newest_checkpoint
-from qkv.studio.run_processes import PROCESS_FILE
 from qkv.studio.server import Studio
 from qkv.studio.tasks import sample_checkpoint
 from qkv.training import load_checkpoint, open_run, run_recipe
 from qkv.training.checkpointing import CheckpointStore
-from qkv.training.lock import describe_process
+from qkv.training.lock import lock_folder
 from qkv.training.recipes import get_recipe
 
 
@@ -76,11 +75,11 @@ def test_runs_page_shows_samples_of_new_checkpoints(serving, visit, run, monkeyp
         yield {"stage": "train", "step": now, "samples": [{"begins": "to", "goes on": words}]}
 
     monkeypatch.setattr(Worker, "request", request)
-    (run / PROCESS_FILE).write_text(json.dumps(describe_process(os.getpid())))  # as if this process trained it
-    page = visit(serving(runs=run.parent)).go("runs?show=vit-digits-1")
-    page.locator("dd", has_text="<b>early</b>").wait_for()  # text, never HTML
-    (run / "checkpoints" / f"step-{step + 7:08d}").mkdir()
-    page.locator("dd", has_text="later").wait_for()
-    page.get_by_label("Checkpoint").select_option(f"train {step}")
-    page.locator("dd", has_text="<b>early</b>").wait_for()
-    assert f"after {step + 7} steps" in page.get_by_test_id("samples").inner_text()
+    with lock_folder(run):  # as if this process trained it
+        page = visit(serving(runs=run.parent)).go("runs?show=vit-digits-1")
+        page.locator("dd", has_text="<b>early</b>").wait_for()  # text, never HTML
+        (run / "checkpoints" / f"step-{step + 7:08d}").mkdir()
+        page.locator("dd", has_text="later").wait_for()
+        page.get_by_label("Checkpoint").select_option(f"train {step}")
+        page.locator("dd", has_text="<b>early</b>").wait_for()
+        assert f"after {step + 7} steps" in page.get_by_test_id("samples").inner_text()

@@ -115,7 +115,7 @@ def test_ctc_uses_the_frame_count_of_a_transcriber():
     assert score.total.item() == pytest.approx(first.total.item() + alone.total.item(), abs=1e-4)
 
 
-def test_train_names_wrong_data_and_objectives(tmp_path):
+def test_train_names_wrong_data_and_objectives(tmp_path, unchecked):
     empty = Letters()
     empty.num_batches = lambda _: 0
     with pytest.raises(ValueError, match="epoch 0 of the data has no batches"):
@@ -123,8 +123,8 @@ def test_train_names_wrong_data_and_objectives(tmp_path):
     for model in (nn.Linear(3, 3).requires_grad_(False), nn.Identity()):
         with pytest.raises(ValueError, match="has no trainable parameters: all are frozen, or there are none"):
             training.train(model, Letters(), training.language_model(), CONFIG, tmp_path / "c")
-    with pytest.raises(ValueError, match="an objective must return a LossSum, got Tensor"):
-        training.train(gpt(), Letters(), lambda model, batch: model(batch["tokens"]).sum(), CONFIG, tmp_path / "b")
+    with pytest.raises(ValueError, match=r"an objective must return the mean loss, .* got a list"):
+        training.train(gpt(), Letters(), lambda model, batch: [model(batch["tokens"])], CONFIG, tmp_path / "b")
 
 
 def test_supervised_is_the_mean_of_a_loss_function():

@@ -4,8 +4,10 @@ import contextlib
 import signal
 
 import pytest
+import torch
 
 from qkv.training import CheckpointConfig, ScheduleConfig, TrainConfig, run_recipe, time_budget
+from qkv.training.recipes import get_recipe
 
 
 def test_rescale_steps_keeps_the_shape_of_the_schedule():
@@ -50,3 +52,22 @@ def test_measure_speed_uses_many_steps_and_skips_the_first(monkeypatch, unchecke
     for _ in range(1000):
         patient.on_log(None)
     assert len(patient.times) == 1000  # with several processes, none stops before the others
+
+
+def test_a_run_of_few_steps_is_evaluated_on_a_sample_and_says_so(tmp_path, unchecked):
+    notes = []
+    run = run_recipe("vit-digits", steps=10, folder=tmp_path / "trial", on_note=notes.append)
+    assert any("trial run of 10 steps" in note for note in notes)
+    assert any("trial run" in note for note in run.notes)
+    longer = run_recipe("vit-digits", {"model.layers": 1}, steps=50, folder=tmp_path / "run", on_note=notes.append)
+    sample, everything = (torch.tensor(each.result["test"]["confusion"]).sum() for each in (run, longer))
+    assert sample == 256 < everything
+
+
+def test_minutes_state_the_minimum_of_ten_steps(monkeypatch, unchecked):
+    monkeypatch.setattr(time_budget, "measure_speed", lambda *_, **__: (20.0, 1.0))
+    notes = []
+    recipe = get_recipe("vit-digits")
+    task = time_budget.fit_to_length(recipe.build(recipe.resolve(), None), 1, None, notes.append)
+    assert task.config.stages["train"].steps == 10
+    assert "minimum of 10 is made in about 200 s" in notes[0]

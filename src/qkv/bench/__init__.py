@@ -20,6 +20,7 @@ BENCHMARKS = {
     "train": "qkv.bench.training_loop:benchmark_training_loop",
     "look": "qkv.bench.look:benchmark_look",
     "studio": "qkv.bench.studio:benchmark_studio",
+    "engines": "qkv.bench.engines:benchmark_engines",
 }
 
 
@@ -36,7 +37,10 @@ def select_benchmarks(names: Sequence[str]) -> list[str]:
 def run_benchmarks(
     names: Sequence[str] = (), *, quick: bool = False, on_note: OnNote = lambda _: None
 ) -> BenchmarkReport:
-    """Measure the machine, then run benchmarks one after another. quick: fewer rounds and sizes."""
+    """Measure the machine, then run benchmarks one after another; Ctrl-C keeps those that are done.
+
+    quick: fewer rounds and sizes.
+    """
     from qkv.bench import machine
 
     names = select_benchmarks(names)
@@ -44,7 +48,12 @@ def run_benchmarks(
     about, results = machine.describe_for_report(), []
     for name in names:
         start = time.perf_counter()
-        result = load_benchmark(name)(quick, lambda what, name=name: on_note(f"{name}: {what}"))
+        try:
+            result = load_benchmark(name)(quick, lambda what, name=name: on_note(f"{name}: {what}"))
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            return BenchmarkReport(about, quick, tuple(results), tuple(names[len(results) :]))
         results.append(replace(result, seconds=round(time.perf_counter() - start, 1)))
     return BenchmarkReport(about, quick, tuple(results))
 

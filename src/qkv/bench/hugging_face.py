@@ -118,9 +118,9 @@ def bytes_read_per_step(model: GPT) -> int:
 def benchmark_load(quick: bool, on_note: OnNote) -> BenchmarkResult:
     layers, dim, heads, rounds = (6, 384, 6, 5) if quick else (12, 768, 12, 7)
     about = (
-        f"A GPT-2 of {layers} layers × {dim} with 50,257 tokens, float32, from a folder in the page cache. qkv copies "
-        "the weights out of the file and compares those of its own folder with their SHA-256; transformers maps the "
-        "file."
+        f"A GPT-2 of {layers} layers × {dim} with 50,257 tokens, float32, from a folder in the page cache. qkv maps "
+        "the weights of its own folder and verifies their checksum, and copies those of other folders; transformers "
+        "maps the file."
     )
     try:
         import transformers

@@ -4,20 +4,25 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
+ROUNDS, FASTER = 5, 1.2
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
 class MatrixSpeed:
-    """The speed of matrix products in one dtype: 10⁹ operations a second, best of several, for square matrices."""
+    """The speed of matrix products in one dtype: 10⁹ operations a second, best of several, for square matrices.
+
+    rounds: the speed in each round. The dtypes take turns, so that other work on the machine slows all of them.
+    """
 
     dtype: str
     gigaflops: float
     size: int
+    rounds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,22 +40,38 @@ class Machine:
 
     @property
     def best_dtype(self) -> str:
-        """The dtype to train in: bfloat16 if it is at least 20 % faster than float32."""
-        known = {speed.dtype: speed.gigaflops for speed in self.speeds}
-        return "bfloat16" if known.get("bfloat16", 0.0) > 1.2 * known.get("float32", 0.0) else "float32"
+        """The dtype to train in: bfloat16 if in every round it is 20 % faster than the fastest round of float32."""
+        return "bfloat16" if self._compare()[0] > FASTER else "float32"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all rounds agree on `best_dtype`."""
+        lowest, highest = self._compare()
+        return lowest > FASTER or highest <= FASTER
+
+    def _compare(self) -> tuple[float, float]:
+        """The speed of bfloat16 divided by that of float32: the lowest and the highest that the rounds allow."""
+        known = {speed.dtype: speed.rounds or (speed.gigaflops,) for speed in self.speeds}
+        fast, usual = known.get("bfloat16", (0.0,)), known.get("float32", (1.0,))
+        return min(fast) / max(usual), max(fast) / min(usual)
 
     def to_dict(self) -> dict[str, object]:
-        return {**asdict(self), "best_dtype": self.best_dtype}
+        return {**asdict(self), "best_dtype": self.best_dtype, "is_certain": self.is_certain}
 
 
 def measure_machine(device: torch.device, on_note: Callable[[str], None] = lambda _: None) -> Machine:
     """Describe the machine and measure its speed; `on_note` gets a line about what is being measured."""
-    speeds = []
-    for name in DTYPES:
-        on_note(f"measuring {name}")
-        speed = matrix_speed(getattr(torch, name), device)
-        if speed is not None:
-            speeds.append(speed)
+    rounds: dict[str, list[MatrixSpeed]] = {}
+    for index in range(ROUNDS):
+        for name in DTYPES:
+            on_note(f"measuring {name}, round {index + 1} of {ROUNDS}")
+            speed = matrix_speed(getattr(torch, name), device, seconds=0.4 / ROUNDS)
+            if speed is not None:
+                rounds.setdefault(name, []).append(speed)
+    speeds = [
+        replace(max(each, key=lambda speed: speed.gigaflops), rounds=tuple(speed.gigaflops for speed in each))
+        for each in rounds.values()
+    ]
     return Machine(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -67,6 +88,7 @@ def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0
     """The speed of a matrix product large enough to time; None if the device does not support the dtype."""
     size, best = 64, 0.0
     try:
+        _time_product(size, dtype, device)  # the first call loads the library
         while True:
             took = _time_product(size, dtype, device)
             if took > seconds / 20 or size >= 4096:
@@ -78,7 +100,7 @@ def matrix_speed(dtype: torch.dtype, device: torch.device, *, seconds: float = 0
         best = 2 * size**3 / took / 1e9
     except (RuntimeError, TypeError):  # this device has no kernel for the dtype
         return None
-    return MatrixSpeed(str(dtype).removeprefix("torch."), round(best, 1), size)
+    return MatrixSpeed(str(dtype).removeprefix("torch."), max(round(best, 1), 0.1), size)
 
 
 def default_device() -> torch.device:

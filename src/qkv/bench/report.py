@@ -74,11 +74,12 @@ class BenchmarkResult:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """A whole run: the machine, and the result of every benchmark."""
+    """A whole run: the machine, and the result of every benchmark. interrupted: benchmarks that were not measured."""
 
     machine: dict[str, Any]
     quick: bool
     results: tuple[BenchmarkResult, ...] = field(default=())
+    interrupted: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -3,11 +3,15 @@
 `solve` returns every step exactly; `verify` finds the first wrong number of an answer. The command is `qkv byhand`.
 """
 
+from typing import TYPE_CHECKING
+
 from qkv.byhand.examples import EXAMPLES, example
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.problem import Problem, make_problem
 from qkv.byhand.solution import Solution, solve, solve_problem
-from qkv.byhand.verification import Verification, verify
+
+if TYPE_CHECKING:
+    from qkv.byhand.verification import Verification, verify
 
 __all__ = [
     "EXAMPLES",
@@ -21,3 +25,16 @@ __all__ = [
     "solve_problem",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the search for slips, which needs numpy, on first use."""
+    if name not in ("Verification", "verify"):
+        raise AttributeError(f"module 'qkv.byhand' has no attribute {name!r}")
+    from qkv.byhand import verification
+
+    return getattr(verification, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

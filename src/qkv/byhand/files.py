@@ -2,12 +2,13 @@
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from qkv.byhand.examples import example_settings
-from qkv.byhand.problem import MATRICES, SETTINGS
+from qkv.byhand.problem import LABELS, MATRICES, SETTINGS
 
 MAX_BYTES = 1_000_000
 STEP_NAMES = {  # a step, and other names under which an answer may give it
@@ -19,6 +20,21 @@ STEP_NAMES = {  # a step, and other names under which an answer may give it
     "weights": ("a", "map", "attention"),
     "concatenated": ("concat", "joined"),
     "output": ("h", "o", "out"),
+    "probabilities": ("p",),
+    "dO": ("doutput", "doutputs"),
+    "dH": ("dconcatenated", "dconcat"),  # without W_O the same as dO
+    "dA": ("dweights",),
+    "r": ("delta", "rowdots"),
+    "dZ": ("dscaled",),
+    "dS": ("dscores",),
+    "dQ": ("dqueries",),
+    "dK": ("dkeys",),
+    "dV": ("dvalues",),
+    "dW_O": ("dwo",),
+    "dW_Q": ("dwq",),
+    "dW_K": ("dwk",),
+    "dW_V": ("dwv",),
+    "dX": ("dinputs",),
 }
 SETTING_NAMES = {"beta": "scale", "β": "scale"}  # the scale's symbol in textbooks
 
@@ -52,16 +68,27 @@ def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], di
     for key, value in content.items():
         if key in ("q", "k", "v") and qkv_are_steps:
             steps[_find_step(key, name)] = value
-        elif key in MATRICES or key in SETTINGS:
+        elif key in MATRICES or key in SETTINGS or key in LABELS:
             settings[key] = value
         else:
             steps[_find_step(key, name)] = value
+    steps = {step: value for step, value in steps.items() if not _is_blank(value)}
+    if "dH" in steps and "wo" not in settings:
+        steps.setdefault("dO", steps.pop("dH"))
     return settings, steps
 
 
+def _is_blank(value: Any) -> bool:
+    """Whether a step of a sheet was not filled in: every cell is still ?."""
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return "?" in text and not re.search(r"[^\s?;,\"\[\]]", text)
+
+
 def _find_step(key: str, name: str) -> str:
+    wanted = key.lower().replace("∂", "d").removeprefix("grad_")
+    wanted = wanted if wanted == key.lower().replace("∂", "d") else f"d{wanted}"
     for step, others in STEP_NAMES.items():
-        if key.lower() in (step, *others):
+        if wanted in (step.lower(), *others):
             return step
     known = ", ".join((*MATRICES, *SETTINGS, "example"))
     raise ValueError(f"{name}: no setting or step {key!r}; settings are {known}; steps are {', '.join(STEP_NAMES)}")
@@ -124,7 +151,7 @@ def _parse_csv(text: str) -> dict[str, Any]:
 
 def _is_name(cell: str) -> bool:
     """Whether a cell is a name such as wq, not a number such as e^2 or sqrt(2)."""
-    return cell[0].isalpha() and cell.lower() not in ("e", "sqrt") and "(" not in cell and "^" not in cell
+    return cell[:1].isalpha() and cell.lower() not in ("e", "sqrt") and "(" not in cell and "^" not in cell
 
 
 _PARSERS = {".toml": _parse_toml, ".json": _parse_json, ".csv": _parse_csv}

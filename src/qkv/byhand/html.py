@@ -10,9 +10,11 @@ from qkv._html import document
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.numbers import Number, format_decimal, to_text
 from qkv.byhand.solution import Solution
-from qkv.byhand.steps import SolutionStep, StepCell, describe_agreement, describe_setting, explain_steps, given_matrices
+from qkv.byhand.steps import SolutionStep, StepCell, explain_steps
+from qkv.byhand.symbols import NAMES, describe_agreement, describe_setting, given_matrices
 
 MAX_EXACT = 12  # characters of an exact number that fits well into a cell
+MAX_CHARACTERS = 21  # of a matrix that fits one of three columns of the page
 
 
 def html_page(solution: Solution, places: int = 4) -> str:
@@ -25,6 +27,31 @@ def html_page(solution: Solution, places: int = 4) -> str:
     setting = f'<p class="setting">{escape(describe_setting(solution))}</p>'
     main = f"<main>\n<h1>{escape(title)}</h1>\n{setting}\n{body}\n</main>"
     return document(title, main, style=style, script=script)
+
+
+def html_sheet(solution: Solution, asked: Sequence[str], places: int = 4) -> str:
+    """A problem sheet to print: the given matrices, and empty cells for each step."""
+    style = Path(__file__).with_name("page.css").read_text("utf-8")
+    problem = solution.problem
+    parts = [f'<p class="setting">{escape(describe_setting(solution))}</p>']
+    given = "".join(
+        _plain_matrix(key, symbol, color, matrix, places) for key, symbol, color, matrix in given_matrices(solution)
+    )
+    parts.append(f'<section><h2>Given</h2><div class="row">{given}</div></section><div class="steps">')
+    if problem.mask is not None:
+        mask = [[str(int(flag)) for flag in row] for row in problem.mask]
+        mask = [list(row) for row in zip(*mask, strict=True)] if problem.convention == "columns" else mask
+        cells = [[f"<td>{cell}</td>" for cell in row] for row in mask]
+        parts.append(f"<section><h2>Mask (1 = may attend)</h2>{_figure('M', '', cells)}</section>")
+    for name in asked:
+        symbol, title, color = NAMES["concatenated" if name == "output" and problem.wo is None else name]
+        rows, columns = solution.matrix(name).shape
+        cells = [['<td class="room"></td>'] * columns for _ in range(rows)]
+        width = " full" if columns > 4 else " wide" if columns > 2 else ""
+        figure = _figure(symbol, color, cells)
+        parts.append(f'<section class="{color}{width}"><h2><span>{typeset(title)}</span></h2>{figure}</section>')
+    body = "\n".join([f"<main><h1>{escape(problem.title)}</h1>", *parts, "</div></main>"])
+    return document(problem.title, body, style=style)
 
 
 def _body(solution: Solution, places: int) -> Iterator[str]:
@@ -65,12 +92,14 @@ def _section(number: int, step: SolutionStep, places: int) -> str:
     written = "".join(f"<li>{_equation(cell, places)}</li>" for row in step.cells for cell in row)
     details = f'<details><summary>written out</summary><ul class="written">{written}</ul></details>'
     columns = len(cells[0]) + bool(sums and not step.columns)
+    digits = max(len(format_decimal(cell.number.decimal, places)) for row in step.cells for cell in row)
     width = ""
-    if columns > 3:
+    if columns > 3 or columns * digits + len(step.symbol) > MAX_CHARACTERS:
         width = " full" if columns > 6 else " wide"
     return (
         f'<section class="{step.color}{width}"><h2><span class="number">{number}</span> '
-        f'{typeset(step.title)} <span class="formula">{typeset(f"{step.symbol} = {step.formula}")}</span></h2>'
+        f"<span>{typeset(step.title)}</span> "
+        f'<span class="formula">{typeset(f"{step.symbol} = {step.formula}")}</span></h2>'
         f"{_figure(step.symbol, step.color, cells, sums, below=step.columns)}"
         f"{'' if step.given else details}</section>"
     )
@@ -97,7 +126,7 @@ def _figure(symbol: str, color: str, cells: list[list[str]], sums: Sequence[str]
 def _cell(key: str, kind: str, cell: StepCell, places: int) -> str:
     weight = f' style="--weight:{float(cell.number.decimal):.4f}"' if kind == "weights" else ""
     classes = " ".join(name for name, used in (("masked", cell.masked), ("weight", bool(weight))) if used)
-    shown = "masked" if cell.masked and kind != "weights" else _number(cell.number, places)
+    shown = "masked" if cell.masked and kind in ("scaled", "exponentials") else _number(cell.number, places)
     return (
         f'<td id="{key}" class="{classes}" tabindex="0" aria-describedby="how-{key}" '
         f'data-from="{" ".join(cell.sources)}"{weight}>{shown}'
@@ -135,4 +164,4 @@ def typeset(text: str) -> str:
     text = re.sub(r"\^\(([^()]*(?:\([^()]*\)[^()]*)*)\)", r"<sup>\1</sup>", text)
     text = re.sub(r"\^(\w+)", r"<sup>\1</sup>", text)
     text = re.sub(r"(\d)e(−?\d+)", r"\1·10<sup>\2</sup>", text)
-    return re.sub(r"\b([WSZEAHQKV])_?([QKVO]\b|\d+(?=ᵀ|\b))", r"\1<sub>\2</sub>", text)
+    return re.sub(r"\b(d?[WSZEAHQKVO]|r)_?([QKVO]\b|\d+(?=ᵀ|\b))", r"\1<sub>\2</sub>", text)

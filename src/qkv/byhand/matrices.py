@@ -1,6 +1,6 @@
-"""Matrices of exact numbers, as tuples of rows: product, transpose, concatenation."""
+"""Matrices of exact numbers, as tuples of rows: product, sum, transpose."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -54,24 +54,6 @@ def add(left: Rows, right: Rows) -> Rows:
 
 def transpose(rows: Sequence[Sequence[Entry]]) -> tuple[tuple[Entry, ...], ...]:
     return tuple(zip(*rows, strict=True))
-
-
-def map_entries(rows: Rows, function: Callable[[Number], Number]) -> Rows:
-    return tuple(tuple(function(number) for number in row) for row in rows)
-
-
-def split_heads(rows: Rows, heads: int) -> list[Rows]:
-    """The columns of each head."""
-    dim = len(rows[0]) // heads
-    return [tuple(row[head * dim : (head + 1) * dim] for row in rows) for head in range(heads)]
-
-
-def concat_columns(parts: Sequence[Rows]) -> Rows:
-    return tuple(tuple(number for row in rows for number in row) for rows in zip(*parts, strict=True))
-
-
-def concat_rows(parts: Sequence[Rows]) -> Rows:
-    return tuple(row for part in parts for row in part)
 
 
 def to_decimals(rows: Rows) -> list[list[Decimal]]:

@@ -8,7 +8,7 @@ replaced by one atom of 60 digits and is then written with ≈.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, Overflow, localcontext
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import cached_property
 from math import gcd
@@ -16,6 +16,8 @@ from math import gcd
 CONTEXT = Context(prec=60, Emax=MAX_EMAX, Emin=MIN_EMIN)
 MAX_TERMS = 32  # a sum with more terms becomes one atom
 MAX_PRODUCTS = 64  # so does a product of two sums with more pairs of terms
+MAX_POWER = 100_000  # of e; a number with more digits takes too long to compare and to write
+READABLE_TERMS = 8  # a sum with more terms is likely to be longer than MAX_TEXT
 MAX_TEXT = 96  # characters; a longer number is written as ≈ and 20 digits
 
 
@@ -23,12 +25,16 @@ MAX_TEXT = 96  # characters; a longer number is written as ≈ and 20 digits
 class NamedFactor:
     """A named factor: `text` says what it is, `value` is its value to 60 digits."""
 
-    text: str
+    text: str = field(compare=False)
     latex: str = field(compare=False)
     value: Decimal = field(compare=False)
     inverse: bool = False  # the atom is 1/text
     readable: bool = True
     denominator: "Number | None" = field(default=None, compare=False)  # of an inverse
+    key: str = ""  # the text, whatever the order of its terms: e+1 and 1+e are equal
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.text)
 
 
 Monomial = tuple[int, tuple[NamedFactor, ...]]  # the square-free integer under the root, and the atoms multiplied
@@ -92,7 +98,7 @@ class Number:
                 root = first_root * second_root // common**2
                 atoms = first_atoms + second_atoms
                 if first_atoms and second_atoms:
-                    atoms = tuple(sorted(atoms, key=lambda atom: (atom.inverse, atom.text)))
+                    atoms = tuple(sorted(atoms, key=lambda atom: (atom.inverse, atom.key)))
                 _add_term(terms, (root, atoms), first * second * common)
         return _limit_terms(terms)
 
@@ -106,10 +112,11 @@ class Number:
                 return Number({(radicand, ()): 1 / (fraction * radicand)})
         with localcontext(CONTEXT):
             value = 1 / self.decimal
-        return _from_factor(NamedFactor(to_text(self), to_latex(self), value, True, is_readable(self), self))
+        key = to_text(Number(dict(sorted(self.terms.items(), key=lambda term: _text_term(*term)))))
+        return _from_factor(NamedFactor(to_text(self), to_latex(self), value, True, is_readable(self), self, key))
 
     def reduce(self) -> "Number":
-        """The same number with fractions of equal sums reduced: (2e+4)/(e+2) becomes 2."""
+        """The same number with fractions of equal sums reduced: (2e+4)/(e+2) becomes 2. A long one becomes digits."""
         terms: dict[Monomial, Fraction] = {}
         for denominators, numerator in _group_by_denominator(self).items():
             below = denominators[0].denominator if len(denominators) == 1 else None
@@ -120,6 +127,8 @@ class Number:
                     continue
             for (radicand, atoms), fraction in numerator.items():
                 _add_term(terms, (radicand, atoms + denominators), fraction)
+        if len(terms) > READABLE_TERMS and not is_readable(Number(terms)):
+            return approximate(self.decimal)
         return Number(terms)
 
 
@@ -198,13 +207,36 @@ def exponential(power: Number) -> Number:
     if not power.terms:
         return Number.of(1)
     text = to_text(power)
-    try:
-        value = CONTEXT.exp(power.decimal)
-    except Overflow:
-        raise ValueError(f"e^({text}) is too large to compute: use smaller inputs or a smaller scale") from None
+    if abs(power.decimal) > MAX_POWER:
+        size = "large" if power.decimal > 0 else "small"
+        raise ValueError(f"e^({text}) is too {size} to compute: use smaller inputs or a smaller scale")
+    value = CONTEXT.exp(power.decimal)
     name = f"e^{text}" if text.isdigit() else f"e^({text})"
     name = "e" if text == "1" else name
-    return _from_factor(NamedFactor(name, f"e^{{{to_latex(power)}}}", value, readable=is_readable(power)))
+    return _from_factor(
+        NamedFactor(name, "e" if text == "1" else f"e^{{{to_latex(power)}}}", value, readable=is_readable(power))
+    )
+
+
+def logarithm(number: Number) -> Number:
+    """ln of a positive number.
+
+    >>> to_text(logarithm(Number.of(Fraction(1, 2)))), to_text(logarithm(exponential(Number.of(2))))
+    ('-ln(2)', '2')
+    """
+    with localcontext(CONTEXT):
+        value = number.decimal.ln()
+    fraction = number.fraction
+    if fraction == 1:
+        return Number.of(0)
+    if fraction is not None and fraction < 1:
+        return -logarithm(Number.of(1 / fraction))
+    whole = value.to_integral_value()
+    if abs(value - whole) < Decimal("1e-50"):
+        return Number.of(int(whole))
+    if not is_readable(number):
+        return approximate(value)
+    return named_number(f"ln({to_text(number)})", rf"\ln\left({to_latex(number)}\right)", value)
 
 
 def to_text(number: Number) -> str:
@@ -284,7 +316,7 @@ def format_decimal(value: Decimal, places: int = 4) -> str:
     >>> format_decimal(Decimal("-1.99315")), format_decimal(Decimal("2.5")), format_decimal(Decimal("0.00000000022"))
     ('-1.9932', '2.5', '2.2e-10')
     """
-    if not value or abs(value) < Decimal("1e-40"):
+    if not value or value.copy_abs() < Decimal("1e-40"):
         return "0"
     with localcontext(CONTEXT):
         if abs(value) >= 10**9:
@@ -309,24 +341,26 @@ def _strip_zeros(text: str) -> str:
 def _write(
     number: Number,
     write_term: Callable[[Monomial, Fraction], str],
-    write_fraction: Callable[[str, NamedFactor, bool], str],
+    write_fraction: Callable[[str, NamedFactor, int, bool], str],
 ) -> str:
     """All terms; those with the same denominator share one fraction bar."""
     parts = []
     for denominators, terms in _group_by_denominator(number).items():
         text = _join(write_term(monomial, fraction) for monomial, fraction in terms.items())
-        for atom in denominators:
-            text = write_fraction(text, atom, len(terms) > 1)
+        for atom, count in Counter(denominators).items():
+            text = write_fraction(text, atom, count, len(terms) > 1)
         parts.append(text)
     return _join(parts) or "0"
 
 
-def _text_fraction(top: str, below: NamedFactor, is_sum: bool) -> str:
-    return f"({top})/({below.text})" if is_sum else f"{top}/({below.text})"
+def _text_fraction(top: str, below: NamedFactor, power: int, is_sum: bool) -> str:
+    bottom = f"({below.text})^{power}" if power > 1 else f"({below.text})"
+    return f"({top})/{bottom}" if is_sum else f"{top}/{bottom}"
 
 
-def _latex_fraction(top: str, below: NamedFactor, is_sum: bool) -> str:
-    return rf"\frac{{{top}}}{{{below.latex}}}"
+def _latex_fraction(top: str, below: NamedFactor, power: int, is_sum: bool) -> str:
+    bottom = rf"\left({below.latex}\right)^{{{power}}}" if power > 1 else below.latex
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def _join(parts: Iterable[str]) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
+from qkv.byhand.loss import Loss, read_loss
 from qkv.byhand.matrices import add, multiply, shape_text, transpose
 from qkv.byhand.numbers import CONTEXT, Number, named_number, square_root
 from qkv.byhand.parsing import MatrixLike, Rows, cell_text, parse_matrix, parse_number, split_cells
@@ -16,7 +18,8 @@ from qkv.byhand.parsing import MatrixLike, Rows, cell_text, parse_matrix, parse_
 Convention = Literal["rows", "columns"]
 BoolRows = tuple[tuple[bool, ...], ...]
 MATRICES = ("x", "wq", "wk", "wv", "wo", "q", "k", "v")
-SETTINGS = ("title", "positions", "heads", "scale", "causal", "mask", "convention")
+SETTINGS = ("title", "positions", "heads", "scale", "causal", "mask", "convention", "loss", "target", "upstream")
+LABELS = ("student", "sheet")  # of an answer to a sheet; they change nothing
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,19 @@ class Problem:
     scale: Number  # β
     default_scale: bool  # the scale is 1/√d because none was given
     mask: BoolRows | None  # True = may attend
+    loss: Loss | None = None  # of the backward pass
 
-    @property
+    @cached_property
     def inputs(self) -> Rows | None:
         """x with the positions added."""
         return self.x if self.x is None or self.positions is None else add(self.x, self.positions)
 
     def project(self) -> tuple[Rows, Rows, Rows]:
         """Q, K and V of all heads together."""
+        return self._projected
+
+    @cached_property
+    def _projected(self) -> tuple[Rows, Rows, Rows]:
         if self.direct_qkv is not None:
             return self.direct_qkv
         inputs = self.inputs
@@ -82,6 +90,7 @@ def make_problem(settings: Mapping[str, Any]) -> Problem:
         problem,
         scale=square_root(len(q[0]) // problem.heads).inverse() if scale is None else parse_number(scale, "scale"),
         mask=_read_mask(settings.get("mask"), settings.get("causal"), len(q), len(k), convention),
+        loss=read_loss(settings, len(q), len((problem.wo or v)[0]), convention),
     )
 
 

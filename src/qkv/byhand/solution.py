@@ -1,54 +1,20 @@
 """Solve attention exactly: projections, scores, scale, mask, softmax, output; `solve` returns a `Solution`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cached_property
-from sys import float_info
 from typing import Any
 
-from qkv.byhand.matrices import (
-    ZERO,
-    Matrix,
-    concat_columns,
-    concat_rows,
-    map_entries,
-    multiply,
-    split_heads,
-    to_decimals,
-    transpose,
-)
-from qkv.byhand.numbers import Number, exponential
+from qkv.byhand.float_check import Agreement, compare_gradients, compare_output, solve_in_floats
+from qkv.byhand.graph import GRADIENT_OF, Arithmetic, StepGraph
+from qkv.byhand.loss import Loss
+from qkv.byhand.matrices import ZERO, Matrix, transpose
+from qkv.byhand.numbers import Number, exponential, logarithm
 from qkv.byhand.parsing import Cell, MatrixLike, Rows
-from qkv.byhand.problem import BoolRows, Convention, Problem, make_problem
+from qkv.byhand.problem import Convention, Problem, make_problem
 
 STEPS = ("queries", "keys", "values", "scores", "scaled", "weights", "output")
-TOLERANCE = 1e-12
-
-
-@dataclass(frozen=True)
-class HeadSolution:
-    """The steps of one head, one token a row."""
-
-    queries: Rows
-    keys: Rows
-    values: Rows
-    scores: Rows
-    scaled: Rows
-    exponentials: Rows  # 0 where masked
-    sums: tuple[Number, ...]  # of each query's exponentials
-    weights: Rows
-    output: Rows
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The largest difference between the exact output and qkv's float64 attention, and the tolerance for it."""
-
-    difference: float
-    tolerance: float
-
-    @property
-    def agrees(self) -> bool:
-        return self.difference <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -56,45 +22,68 @@ class Solution:
     """All steps of a problem in its convention: queries, keys, values, scores, scaled, weights and output.
 
     Each is a `Matrix` with `exact` and `decimal`. With several heads `scores`, `scaled` and `weights` hold the heads'
-    matrices one after another.
+    matrices one after another. `gradients` has those of the backward pass by name (dO, dQ, dW_Q …), if there is a loss.
     """
 
     problem: Problem
-    heads: tuple[HeadSolution, ...]
-    concatenated: Rows  # the heads' outputs, before W_O; one token a row
-    result: Rows  # one token a row
-    agreement: Agreement
+    graph: StepGraph
+    tables: Mapping[str, Rows]  # every step by name, one token a row
+    agreement: Agreement  # of the output
+    gradient_agreement: Agreement | None
+    loss: Number | None  # its value
     unscaled: Matrix | None  # the output for a scale of 1, if the scale was 1/√d by default
 
     @cached_property
     def queries(self) -> Matrix:
-        return self._orient(concat_columns([head.queries for head in self.heads]))
+        return self.matrix("queries")
 
     @cached_property
     def keys(self) -> Matrix:
-        return self._orient(concat_columns([head.keys for head in self.heads]))
+        return self.matrix("keys")
 
     @cached_property
     def values(self) -> Matrix:
-        return self._orient(concat_columns([head.values for head in self.heads]))
+        return self.matrix("values")
 
     @cached_property
     def scores(self) -> Matrix:
-        return self._orient(concat_rows([head.scores for head in self.heads]))
+        return self.matrix("scores")
 
     @cached_property
     def scaled(self) -> Matrix:
-        return self._orient(concat_rows([head.scaled for head in self.heads]))
+        return self.matrix("scaled")
 
     @cached_property
     def weights(self) -> Matrix:
-        return self._orient(concat_rows([head.weights for head in self.heads]))
+        return self.matrix("weights")
 
     @cached_property
     def output(self) -> Matrix:
-        return self._orient(self.result)
+        return self.matrix("output")
 
-    def _orient(self, rows: Rows) -> Matrix:
+    @property
+    def agrees(self) -> bool:
+        """Whether output and gradients agree with the separate computation in floats."""
+        return self.agreement.agrees and (self.gradient_agreement is None or self.gradient_agreement.agrees)
+
+    @property
+    def concatenated(self) -> Rows:
+        """The heads' outputs before W_O, one token a row."""
+        return self.tables["concatenated"]
+
+    @property
+    def result(self) -> Rows:
+        """The output, one token a row."""
+        return self.tables["output"]
+
+    @cached_property
+    def gradients(self) -> dict[str, Matrix]:
+        """The gradients by name, in the shapes of what they belong to; empty without a loss."""
+        return {name: self.matrix(name) for name in self.tables if name in GRADIENT_OF}
+
+    def matrix(self, step: str) -> Matrix:
+        """A step in the problem's convention."""
+        rows = self.tables[step]
         return Matrix(transpose(rows) if self.problem.convention == "columns" else rows)
 
     def to_dict(self) -> dict[str, object]:
@@ -110,6 +99,7 @@ class Solution:
             "scale": Matrix(((problem.scale,),)).exact[0][0],
             "mask": None if mask is None else [list(row) for row in mask],
             **{step: getattr(self, step).to_dict() for step in STEPS},
+            **self._backward_dict(),
             "unscaled_output": None if self.unscaled is None else self.unscaled.to_dict(),
             "float64": {
                 "difference": self.agreement.difference,
@@ -117,6 +107,15 @@ class Solution:
                 "agrees": self.agreement.agrees,
             },
         }
+
+    def _backward_dict(self) -> dict[str, object]:
+        if self.loss is None or self.gradient_agreement is None or self.problem.loss is None:
+            return {}
+        gradients = {name: matrix.to_dict() for name, matrix in self.gradients.items()}
+        value = Matrix(((self.loss,),))
+        agreement = {**asdict(self.gradient_agreement), "agrees": self.gradient_agreement.agrees}
+        loss = {"name": self.problem.loss.name, "exact": value.exact[0][0], "decimal": value.decimal[0][0]}
+        return {"loss": loss, "gradients": gradients, "gradients_float64": agreement}
 
 
 def solve(
@@ -135,6 +134,9 @@ def solve(
     mask: MatrixLike | None = None,
     positions: MatrixLike | None = None,
     convention: Convention = "rows",
+    loss: str | None = None,
+    target: Any = None,
+    upstream: MatrixLike | None = None,
 ) -> Solution:
     """Solve attention in exact numbers, softmax(β Q Kᵀ) V, with every step as on paper.
 
@@ -144,6 +146,8 @@ def solve(
     mask: 1 where a query may attend to a key.
     positions: "sinusoidal" or a matrix; added to x.
     convention: "columns" takes and returns one token a column, H = V softargmax(KᵀQ).
+    loss: adds the backward pass: sum, mean, upstream, squared-error, half-squared-error, mean-squared-error,
+        cross-entropy or cross-entropy-sum; with target (a matrix, or a class from 1 for each token) or upstream (dO).
 
     >>> solution = solve(q="1 0", k="1 0; 0 1", v="4; 8", scale="1")
     >>> solution.scores.exact, solution.weights.exact
@@ -166,81 +170,90 @@ def solve(
         "mask": mask,
         "positions": positions,
         "convention": convention,
+        "loss": loss,
+        "target": target,
+        "upstream": upstream,
     }
     return solve_problem(make_problem(settings))
 
 
 def solve_problem(problem: Problem) -> Solution:
-    """Solve a problem exactly and compare the output with qkv's float64 attention."""
-    heads, concatenated, result = _solve_heads(problem, problem.scale)
-    unscaled = None
+    """Solve a problem exactly and compare it with a separate computation in floats."""
+    graph = StepGraph(problem)
+    tables = _compute_tables(graph)
+    floats = solve_in_floats(problem)
+    unscaled = gradient_agreement = None
     if problem.default_scale and problem.scale != Number.of(1):
-        output = _solve_heads(problem, Number.of(1))[2]
+        output = _compute_tables(StepGraph(replace(problem, scale=Number.of(1), loss=None)))["output"]
         unscaled = Matrix(transpose(output) if problem.convention == "columns" else output)
-    return Solution(problem, heads, concatenated, result, compare_with_float64(problem, result), unscaled)
+    if problem.loss is not None:
+        gradients = {of: tables[name] for name, of in GRADIENT_OF.items() if name in tables}
+        gradient_agreement = compare_gradients(gradients, floats)
+    agreement = compare_output(tables["output"], floats)
+    loss = _loss_value(problem.loss, tables) if problem.loss is not None else None
+    return Solution(problem, graph, tables, agreement, gradient_agreement, loss, unscaled)
 
 
-def _solve_heads(problem: Problem, scale: Number) -> tuple[tuple[HeadSolution, ...], Rows, Rows]:
-    """Every head, their outputs concatenated, and the result after W_O."""
-    parts = [split_heads(matrix, problem.heads) for matrix in problem.project()]
-    heads = tuple(_solve_head(q, k, v, scale, problem.mask) for q, k, v in zip(*parts, strict=True))
-    concatenated = concat_columns([head.output for head in heads])
-    if problem.wo is None:
-        return heads, concatenated, concatenated
-    return heads, concatenated, map_entries(multiply(concatenated, problem.wo), Number.reduce)
+def _compute_tables(graph: StepGraph) -> dict[str, Rows]:
+    """Every step, and queries, keys and values if they were given."""
+    tables = graph.given_tables(EXACT)
+    for name, step in graph.steps.items():
+        rows = graph.compute(name, tables, EXACT)
+        long = step.operation in ("sum", "row-dot", "difference") and name not in (
+            "inputs",
+            "queries",
+            "keys",
+            "values",
+            "scores",
+        )
+        tables[name] = tuple(tuple(number.reduce() if long else number for number in row) for row in rows)
+    wanted = [name for name in ("queries", "keys", "values") if name not in graph.steps]
+    return {name: tuple(map(tuple, tables[name])) for name in (*wanted, *graph.steps)}
 
 
-def _solve_head(queries: Rows, keys: Rows, values: Rows, scale: Number, mask: BoolRows | None) -> HeadSolution:
-    scores = multiply(queries, transpose(keys))
-    scaled = map_entries(scores, lambda score: scale * score)
-    flags = mask or tuple((True,) * len(keys) for _ in queries)
-    exponentials = tuple(
-        tuple(exponential(score) if flag else ZERO for score, flag in zip(*pair, strict=True))
-        for pair in zip(scaled, flags, strict=True)
-    )
-    sums = tuple(sum(row, start=ZERO) for row in exponentials)
-    weights = tuple(_normalize(row, total) for row, total in zip(exponentials, sums, strict=True))
-    output = map_entries(multiply(weights, values), Number.reduce)
-    return HeadSolution(queries, keys, values, scores, scaled, exponentials, sums, weights, output)
+def exponentials(row: Sequence[Number], flags: Sequence[bool]) -> tuple[Number, ...]:
+    """e to each number of a row, 0 where a flag is False."""
+    return tuple(exponential(number) if flag else ZERO for number, flag in zip(row, flags, strict=True))
 
 
-def _normalize(row: tuple[Number, ...], total: Number) -> tuple[Number, ...]:
-    """Each number over the total: all 0 in a fully masked row, plain fractions where the exponentials are equal."""
+def _softmax(row: Sequence[Number], flags: Sequence[bool]) -> tuple[Number, ...]:
+    """The exponentials over their sum: all 0 in a fully masked row, plain fractions where they are equal."""
+    powers = exponentials(row, flags)
+    total = sum(powers, start=ZERO)
     if not total.terms:
-        return row
+        return powers
     if len(total.terms) == 1:
         (monomial, count) = next(iter(total.terms.items()))
-        return tuple(Number.of(number.terms.get(monomial, 0) / count) for number in row)
+        return tuple(Number.of(number.terms.get(monomial, 0) / count) for number in powers)
     inverse = total.inverse()
-    return tuple(number * inverse for number in row)
+    return tuple(number * inverse for number in powers)
 
 
-def compare_with_float64(problem: Problem, exact: Rows) -> Agreement:
-    """Compute the same problem in float64 with `qkv.nn.attention` and compare the outputs."""
-    import torch
-    from torch import Tensor
+def _softmax_gradient(weights: Sequence[Number], gradient: Sequence[Number], row_dot: Number) -> tuple[Number, ...]:
+    """A∘(dA − r), r = Σ A∘dA, as A_j Σ_k A_k (dA_j − dA_k): the same because the weights add up to 1, and shorter."""
+    return tuple(
+        (a * sum((b * (g - h) for b, h in zip(weights, gradient, strict=True)), start=ZERO)).reduce()
+        for a, g in zip(weights, gradient, strict=True)
+    )
 
-    from qkv.nn.attention import attention
 
-    def tensor(rows: Rows) -> Tensor:
-        return torch.tensor([[float(cell) for cell in row] for row in to_decimals(rows)], dtype=torch.float64)
+EXACT: Arithmetic[Number] = Arithmetic(ZERO, lambda number: number, _softmax, _softmax_gradient)
 
-    inputs = problem.inputs
-    if inputs is not None:
-        x = tensor(inputs)
-        q, k, v = (x if weight is None else x @ tensor(weight) for weight in problem.projections)
-    else:
-        q, k, v = (tensor(rows) for rows in problem.project())
-    split = [m.unflatten(-1, (problem.heads, -1)).transpose(0, 1)[None] for m in (q, k, v)]
-    mask = None if problem.mask is None else torch.tensor(problem.mask)
-    scale = float(problem.scale.decimal)
-    output = attention(*split, mask=mask, scale=scale)[0].transpose(0, 1).flatten(1)
-    growth = 1.0  # of the values by W_O
-    if problem.wo is not None:
-        output = output @ tensor(problem.wo)
-        growth = float(tensor(problem.wo).abs().sum(0).max())
-    difference = float((output - tensor(exact)).abs().max())
-    # float64 rounds a score s by about s·ε, which changes a weight by that share of itself
-    largest = float((q.abs() @ k.abs().T).max()) * abs(scale)
-    spread = float(v.abs().max()) * growth
-    return Agreement(difference, max(TOLERANCE, 8 * float_info.epsilon * (largest + len(k)) * spread))
+
+def _loss_value(loss: Loss, tables: Mapping[str, Rows]) -> Number:
+    total, output = ZERO, tables["output"]
+    if loss.upstream is not None:
+        for row, gradients in zip(output, loss.upstream, strict=True):
+            total = total + sum((a * b for a, b in zip(row, gradients, strict=True)), start=ZERO)
+        return total.reduce()
+    assert loss.target is not None
+    for i, factor in enumerate(loss.factors):
+        if loss.cross_entropy:
+            right = loss.classes[i]
+            if right is not None:
+                total = total - factor * logarithm(tables["probabilities"][i][right])
+            continue
+        errors = [a - b for a, b in zip(output[i], loss.target[i], strict=True)]
+        squares = sum((error * error for error in errors), start=ZERO)
+        total = total + factor * Number.of(Fraction(1, 2)) * squares
+    return total.reduce()

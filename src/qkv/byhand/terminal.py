@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from qkv.byhand.graph import GRADIENT_OF
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.numbers import format_decimal, to_text
 from qkv.byhand.solution import Solution
-from qkv.byhand.steps import SolutionStep, StepCell, describe_agreement, describe_setting, explain_steps, given_matrices
+from qkv.byhand.steps import SolutionStep, StepCell, explain_steps
+from qkv.byhand.symbols import describe_agreement, describe_setting, given_matrices
 
 WIDTH = 80
 COLORS = {"queries": "#4a90d9", "keys": "#d98200", "values": "#00a078", "output": "#c46fa3", "": ""}
@@ -29,7 +31,7 @@ def terminal_lines(solution: Solution, places: int = 4) -> Iterator[Text]:
         yield Text()
         yield from _step_lines(number, step, places)
     yield Text()
-    yield from _wrap(describe_agreement(solution), style="" if solution.agreement.agrees else "bold red")
+    yield from _wrap(describe_agreement(solution), style="" if solution.agrees else "bold red")
     if solution.unscaled is not None:
         yield Text()
         yield Text("Without the scale (β = 1) the output would be", "dim")
@@ -87,7 +89,8 @@ def _result_blocks(step: SolutionStep, places: int) -> list[Block]:
 
 
 def _is_output(step: SolutionStep) -> bool:
-    return step.key.split("-")[0] in ("output", "mixed")
+    """A number that is shown in decimals, after the numbers it was computed from."""
+    return step.key.split("-")[0] in ("output", "mixed", "loss", "probabilities", *GRADIENT_OF, "r")
 
 
 def _is_long(step: SolutionStep) -> bool:

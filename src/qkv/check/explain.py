@@ -1,6 +1,7 @@
-"""Explain failed checks: name the likely bug, by hypotheses that fit exactly and by what was recorded inside.
+"""Explain failed checks: the simplest hypothesis that explains the outputs exactly, else what was recorded inside.
 
-Axes: b batch · h heads · t queries · s keys · d head dim.
+A cause is called exact only if a hypothesis gives the observed outputs at several shapes (`qkv.check.hypotheses`). What
+is recorded inside or named by a failing check is a likely cause. Without either, the bug is "not identified".
 """
 
 from __future__ import annotations
@@ -9,29 +10,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from qkv.check.calling.functions import HEAD_DIM, HEADS, random_qkv
-from qkv.check.checks.cache import find_cache_bug, piece_sizes
+from qkv.check.checks.cache import failing_pieces, find_cache_bug
 from qkv.check.checks.padding import find_padding_bug
 from qkv.check.contract import Contract
+from qkv.check.hypotheses.identify import Identified, identify
 from qkv.check.implementation import Implementation
-from qkv.check.report import Diagnosis, Finding
-from qkv.check.tracing.readings import OPERANDS, Reading, find_length_bug
-from qkv.check.tracing.recorder import ProjectionRecord, Recording, record_attention
+from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
+from qkv.check.tracing.lines import find_line
+from qkv.check.tracing.readings import Reading, find_length_bug
 
 VISIBILITY = (
     "causal", "past reachable", "kind", "truncation", "layers", "rows sum to one", "softmax", "formula", "order",
 )  # fmt: skip
-HEADS_TOO = (
-    *VISIBILITY, "heads", "head independence", "scale", "batch (alone)", "batch (with others)", "batch (reordered)",
-)  # fmt: skip
+HEADS_TOO = (*VISIBILITY, "heads", "head independence", "scale", "batch")
 POSITIONS = (
-    "relative positions", "long positions", "positions in scores only", "rotary", "padding removed (left)", "alibi",
+    "relative positions", "long positions", "positions in scores only", "rotary", "padding removed", "alibi",
 )  # fmt: skip
-CACHES = ("cache (steps)", "cache (prefill)", "cache (chunks)")
-# which failing checks a bug family explains
+# which failing checks a bug that was recorded inside explains, by its family
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "heads mixed": HEADS_TOO,
     "softmax axis": HEADS_TOO,
@@ -49,231 +45,177 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "low precision": (*POSITIONS, "formula", "softmax", "dtype", "gradient"),
     "rotary": (*POSITIONS, "truncation"),
 }
-FIRST = ("deterministic in eval", "inputs not mutated")  # they explain the others
-LAST = ("fully masked row", "fully padded row", "finite", "dtype", "layers")  # often only a consequence
-EXACTLY = "explained exactly: "
+INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
+FIRST = ("deterministic in eval", "inputs not mutated", "state")  # they explain the others
+LAST = (
+    "fully masked row",
+    "fully padded row",
+    "finite",
+    "dtype",
+    "layers",
+    "lengths",
+    "lengths agree",
+    "formula",
+)  # fmt: skip (often only a consequence)
+# checks that look at something else than the outputs of one call: a formula for these does not explain them
+BESIDE_OUTPUTS = (
+    "gradient", "parameters reached", "saved and loaded", "loss", "packing", "cache", "fully masked row", "finite",
+    "fully padded row", "source", "cross attention", "labels", *FIRST,
+)  # fmt: skip
 
 
 def explain_findings(
     impl: Implementation, contract: Contract, findings: list[Finding], readings: list[Reading]
 ) -> tuple[list[Finding], Diagnosis | None]:
     """The findings, with the diagnosis as the hint of those that it explains, and the most likely cause of all."""
-    failed = {finding.check for finding in findings if finding.verdict == "fail"}
-    if not failed:
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    untested = not failed and bool(Report("", "", "", contract, tuple(findings)).unproven)
+    if not failed and not untested:
         return findings, None
+    names = [base_name(finding.check) for finding in failed]
+    identified = None
+    if untested or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
+        try:
+            identified = identify(impl, contract, names)
+        except Exception:  # a diagnosis must not hide the findings
+            identified = None
+    if identified is not None and identified.right:
+        return _overrule(findings, readings, identified)
+    if untested:
+        if identified is None or identified.family is None or contract.kind is None:
+            return findings, None
+        words = "its outputs are those of attention with a bug"
+        failed = [Finding("formula", "fail", 1.0, f"{words}, at {identified.cases} shapes", None, identified.family)]
+        findings = [*findings, *failed]
     best: Diagnosis | None = None
-    for cause, checks in _causes(impl, contract, findings, readings):
-        checks = (*checks, *(name for name in failed if name.startswith("like")))
-        if not failed & set(checks):
+    for cause, checks in _causes(impl, contract, findings, readings, identified):
+        explained = [f for f in failed if base_name(f.check).startswith(("like", *checks))]
+        if not explained:
             continue
-        best = best or cause
+        if best is None:
+            best = cause
+        hint = f"{EXACTLY}{cause.hint}" if cause.exact else cause.hint
         findings = [
-            replace(finding, hint=f"{EXACTLY}{cause.hint}", family=cause.family)
-            if finding.verdict == "fail" and finding.check in checks and EXACTLY not in (finding.hint or "")
+            replace(finding, hint=hint, family=cause.family)
+            if finding in explained and EXACTLY not in (finding.hint or "") and (cause.exact or cause is best)
             else finding
             for finding in findings
         ]
-    return findings, _most_likely(findings, best)
+        if cause.exact:
+            break
+    findings = [_locate_leak(finding, names) for finding in findings]
+    cause = _most_likely(findings, best)
+    if identified is not None and not cause.exact and "token" in identified.condition:
+        cause = replace(cause, condition=identified.condition)
+    return findings, replace(cause, line=find_line(impl, contract, cause))
+
+
+def _overrule(
+    findings: list[Finding], readings: list[Reading], identified: Identified
+) -> tuple[list[Finding], Diagnosis | None]:
+    """Every attention gives the outputs of the formula: what was read off its inside, and failed, was misread.
+
+    Online softmax, for example, divides by the sum at the end: its weights do not sum to 1 on the way.
+    """
+    layers = {reading.attention.name for reading in readings}
+    if identified.cases < len(layers):
+        return findings, _most_likely(findings, None) if any(f.verdict == "fail" for f in findings) else None
+    overruled = (*INSIDE, *(("lengths agree",) if identified.words else ()))
+    words = identified.words or "the outputs are those of softmax(q·kᵀ·scale) v, from the projections on"
+    kept = [
+        replace(finding, verdict="described", evidence=f"{finding.evidence}; {words}", hint=None, family=None)
+        if finding.verdict == "fail" and base_name(finding.check) in overruled
+        else finding
+        for finding in findings
+    ]
+    if not identified.words:
+        kept.append(Finding("formula (from projections)", "pass", 0.0, f"{words}, at several shapes and dtypes"))
+    failed = any(finding.verdict == "fail" for finding in kept)
+    return kept, _most_likely(kept, None) if failed else None
+
+
+def _locate_leak(finding: Finding, failed: list[str]) -> Finding:
+    """Where outputs see the future although the weights do not, say that the leak is elsewhere."""
+    if finding.check != "layers" or finding.verdict != "pass" or "causal" not in failed:
+        return finding
+    evidence = (
+        "no attention puts weight on a later key: later tokens come in otherwise (the sum of a softmax, a mean, a norm)"
+    )
+    return replace(finding, verdict="described", score=None, evidence=evidence)
+
+
+def base_name(check: str) -> str:
+    """The name of a check without its case: "padding content (left)" is "padding content"."""
+    return check.partition(" (")[0]
 
 
 def _causes(
-    impl: Implementation, contract: Contract, findings: list[Finding], readings: list[Reading]
+    impl: Implementation,
+    contract: Contract,
+    findings: list[Finding],
+    readings: list[Reading],
+    identified: Identified | None,
 ) -> Iterator[tuple[Diagnosis, tuple[str, ...]]]:
-    """Bugs and the checks that each explains; the likely ones first."""
+    """Bugs and the checks that each explains; what is exact first."""
     failed = [finding.check for finding in findings if finding.verdict == "fail"]
-    exact = explain_function(impl, contract)
-    if exact is not None:
-        yield exact, (*HEADS_TOO, *EXPLAINED_BY.get(exact.family, ()))
-    if impl.module is None:
-        readings = read_function(impl, contract)
-        for reading in readings:
-            swapped = _find_swapped_inputs(reading)
-            if swapped is not None:
-                yield swapped, (*HEADS_TOO, *EXPLAINED_BY["inputs swapped"])
+    if identified is not None and identified.family is not None:
+        cause = Diagnosis(
+            identified.family, identified.words, identified.where, exact=True, condition=identified.condition
+        )
+        names = dict.fromkeys(base_name(check) for check in failed)
+        yield cause, tuple(name for name in names if not name.startswith(BESIDE_OUTPUTS))
+        return
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
     for bug in bugs:
-        yield bug, EXPLAINED_BY.get(bug.family, ())
+        yield bug, EXPLAINED_BY.get(bug.family, ("not one check",))
     if impl.module is not None and "truncation" in failed:
         bug = find_length_bug(impl, readings)
         if bug is not None:
-            yield bug, ("truncation", "padding removed (right)", "padding removed (left)", *CACHES)
+            yield bug, ("truncation", "padding removed", "cache")
     whole_is_wrong = any(check in VISIBILITY for check in failed)
     for check in failed:
-        if check in CACHES and not whole_is_wrong:
-            bug = find_cache_bug(impl, piece_sizes(check.removeprefix("cache (").rstrip(")"), impl.length))
+        if base_name(check) == "cache" and "(" in check and not whole_is_wrong:
+            bug = _find_cache_bug(impl, check)
             if bug is not None:
-                yield bug, (check,)
+                yield bug, ("cache",)
         if check.startswith("padding content"):
-            bug = find_padding_bug(impl, check.partition("(")[2].rstrip(")"))
+            bug = find_padding_bug(impl, check.partition("(")[2].rstrip(")")) if impl.aligned else None
             if bug is not None:
-                yield bug, tuple(f.check for f in findings if f.check.startswith("padding "))
+                yield bug, ("padding ",)
 
 
-def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis | None:
-    """The cause that fits exactly, or else the first failing finding that names a bug family."""
-    failed = [finding for finding in findings if finding.verdict == "fail" and finding.family is not None]
-    for finding in failed:
-        if finding.check in FIRST:
-            return Diagnosis(str(finding.family), finding.evidence)
-    if best is not None or not failed:
-        return best
-    failed.sort(key=lambda finding: (finding.check in LAST, not finding.check.startswith("batch")))
-    words = (failed[0].hint or failed[0].evidence).removeprefix(EXACTLY).partition(" [")[0]
-    return Diagnosis(str(failed[0].family), words)
-
-
-# -- functions: their recorded inside, and hypotheses ------------------------------------------------------------------
-
-
-def read_function(impl: Implementation, contract: Contract) -> list[Reading]:
-    """The inside of a function; its inputs take the place of a module's projections."""
-    if impl.attention is None:
-        return []
-    q, k, v = random_qkv(7, torch.Generator().manual_seed(29), batch=3)
+def _find_cache_bug(impl: Implementation, check: str) -> Diagnosis | None:
+    way = check.removeprefix("cache (").rstrip(")")
     try:
-        with torch.no_grad(), record_attention(None, 3) as found:
-            _call_as_promised(impl, contract, q, k, v)
-    except Exception:  # what cannot be recorded is judged as a black box
-        return []
-    inputs = [x.transpose(1, 2).flatten(2) for x in (q, k, v)]
-    projections = tuple(ProjectionRecord(name, 0, x, x) for name, x in zip("qkv", inputs, strict=True))
-    attentions = found[0].attentions
-    return [Reading(attention, Recording(attentions, projections)) for attention in attentions]
+        return find_cache_bug(impl, failing_pieces(impl, way))
+    except Exception:  # pieces that are named otherwise, or cannot be compared: a diagnosis must not hide the findings
+        return None
 
 
-def _call_as_promised(impl: Implementation, contract: Contract, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Call a function on copies; causal, by its flag or a mask, if a causal kind is promised."""
-    assert impl.attention is not None
-    flag = is_called_causal(impl, contract) and impl.causal_flag is not None
-    t = q.shape[-2]
-    mask = torch.ones(t, t, dtype=torch.bool).tril() if is_called_causal(impl, contract) and not flag else None
-    return impl.attention(q.clone(), k.clone(), v.clone(), mask, causal=flag)
-
-
-def is_called_causal(impl: Implementation, contract: Contract) -> bool:
-    """Whether a causal kind is promised and the function has a flag or a mask for it."""
-    return contract.kind == "causal" and (impl.causal_flag is not None or impl.takes_mask)
-
-
-def _find_swapped_inputs(reading: Reading) -> Diagnosis | None:
-    """Inputs of a function that are used in place of others."""
-    wrong = []
-    for place, name in enumerate(OPERANDS):
-        match = reading.matches[name]
-        if match is not None and match.projection != place:
-            wrong.append(f"{OPERANDS[match.projection]} are used in place of {name}")
-    return Diagnosis("inputs swapped", ", ".join(wrong)) if wrong else None
-
-
-Hypothesis = tuple[str, str, Tensor]  # the bug family, words, and the output that the bug would give
+def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis:
+    """The cause that explains the findings, or else the first failing finding that names a bug family."""
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    named = [finding for finding in failed if finding.family is not None]
+    for finding in named:
+        if base_name(finding.check) in FIRST:
+            return Diagnosis(str(finding.family), finding.hint or finding.evidence)
+    if best is not None:
+        return best
+    for finding in named:
+        if finding.family == "wrong gradient" and base_name(finding.check) == "formula":
+            return Diagnosis("wrong gradient", finding.hint or finding.evidence)
+    if not named:
+        return Diagnosis("not identified", failed[0].evidence)
+    named.sort(key=lambda finding: (base_name(finding.check) in LAST, not finding.check.startswith("batch")))
+    words = (named[0].hint or named[0].evidence).removeprefix(EXACTLY).partition(" [")[0]
+    return Diagnosis(str(named[0].family), words)
 
 
 def explain_function(impl: Implementation, contract: Contract) -> Diagnosis | None:
-    """The bug of a function, if a known one explains its output up to rounding."""
-    if impl.attention is None:
-        return None
-    causal = is_called_causal(impl, contract)
-    q, k, v = random_qkv(7, torch.Generator().manual_seed(19), batch=2)
-    ones = torch.ones(7, 7, dtype=torch.bool)
-    mask = ones.tril() if causal else ones
+    """The bug of a function, if a known one explains its outputs exactly at several shapes."""
     with torch.no_grad():
-        out = _call_as_promised(impl, contract, q, k, v)
-        if _is_equal(out, (HEAD_DIM**-0.5 * q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v):
-            return None  # this is correct: the bug is elsewhere
-        for family, words, expected in hypotheses(q, k, v, mask, causal):
-            if _is_equal(out, expected):
-                return Diagnosis(family, words)
-    return None
-
-
-def _is_equal(out: Tensor, expected: Tensor) -> bool:
-    tolerance = 1e-9 * (float(expected.abs().max()) or 1.0)
-    return out.shape == expected.shape and float((out - expected).abs().max()) <= tolerance
-
-
-def hypotheses(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool) -> Iterator[Hypothesis]:
-    """The output that each known bug would give; the correct output is not among them."""
-    scale = HEAD_DIM**-0.5
-    scores = scale * q @ k.mT
-    masked = scores.masked_fill(~mask, float("-inf"))
-
-    def softmax(x: Tensor) -> Tensor:
-        return x.masked_fill(~mask, float("-inf")).softmax(-1)
-
-    if causal:
-        yield from _mask_hypotheses(scores, v, mask)
-    scales = {
-        "the scale is missing": 1.0,
-        "the scale is 1/d: the square root is missing, or 1/√d is applied twice": 1.0 / HEAD_DIM,
-        "the scale is √d, inverted": HEAD_DIM**0.5,
-        "the scale is 1/√(number of keys)": k.shape[-2] ** -0.5,
-        "the scale is log 2 / √d: powers of 2 instead of e": HEAD_DIM**-0.5 * 0.6931471805599453,
-        "the scale is 1/√(model dim) instead of 1/√(head dim)": (HEADS * HEAD_DIM) ** -0.5,
-    }
-    for words, other in scales.items():
-        yield "scale", words, softmax(other * q @ k.mT) @ v
-    yield "inputs swapped", "keys are used in place of values", softmax(scores) @ k
-    yield "inputs swapped", "values are used in place of keys", softmax(scale * q @ v.mT) @ v
-    yield "inputs swapped", "queries and keys are swapped", softmax(scores.mT) @ v
-    yield from _softmax_hypotheses(scores, masked, v, mask)
-    yield "scores changed", "weights are all equal: the scores are not used", softmax(0 * scores) @ v
-    unit = scale * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
-    yield "scores changed", "queries and keys are normalized to length 1 first", softmax(unit) @ v
-    yield "heads mixed", "weights are averaged over the heads", softmax(scores).mean(1, keepdim=True) @ v
-    yield "heads mixed", "heads are summed", (softmax(scores) @ v).sum(1, keepdim=True).expand_as(v)
-    for bound in (1.0, 5.0, 10.0):
-        yield "scores changed", f"scores are clipped at ±{bound:g}", softmax(scores.clamp(-bound, bound)) @ v
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        words = f"the softmax is computed in {str(dtype).removeprefix('torch.')}"
-        yield "low precision", words, masked.to(dtype).softmax(-1).to(v) @ v
-
-
-def _softmax_hypotheses(scores: Tensor, masked: Tensor, v: Tensor, mask: Tensor) -> Iterator[Hypothesis]:
-    """A softmax over another axis, or something else in its place."""
-
-    def zero_masked(weights: Tensor) -> Tensor:
-        return weights.masked_fill(~mask, 0.0)
-
-    axis, replaced = "softmax axis", "softmax replaced"
-    yield axis, "the softmax is over the queries", masked.softmax(-2) @ v
-    yield axis, "the softmax is over the queries", zero_masked(scores.softmax(-2)) @ v
-    yield axis, "the softmax is over queries and keys together", masked.flatten(-2).softmax(-1).view_as(masked) @ v
-    yield axis, "the softmax is over the heads", zero_masked(scores.softmax(1)) @ v
-    yield replaced, "each weight is a sigmoid", masked.sigmoid() @ v
-    undivided = "weights are exponentials that are never divided by their sum"
-    yield replaced, undivided, zero_masked(scores.exp()) @ v
-    yield replaced, undivided, zero_masked((scores - scores.amax(-1, keepdim=True)).exp()) @ v
-    yield replaced, "each weight is a ReLU", masked.relu() @ v
-    yield replaced, "each weight is a squared ReLU", masked.relu() ** 2 @ v
-    yield replaced, "the softmax is missing", zero_masked(scores) @ v
-    best = F.one_hot(masked.argmax(-1), masked.shape[-1]).to(v)
-    yield replaced, "only the best key counts (hard attention)", best @ v
-
-
-def _mask_hypotheses(scores: Tensor, v: Tensor, mask: Tensor) -> Iterator[Hypothesis]:
-    """Wrong causal masks."""
-    t = scores.shape[-1]
-    ones = torch.ones(t, t, dtype=torch.bool)
-
-    def attend(other: Tensor) -> Tensor:
-        empty = ~other.any(-1, keepdim=True)
-        return scores.masked_fill(~(other | empty), float("-inf")).softmax(-1).masked_fill(empty, 0.0) @ v
-
-    yield "no mask", "there is no causal mask on this path", scores.softmax(-1) @ v
-    yield "mask off by one", "a query does not see itself", attend(ones.tril(-1))
-    yield "mask off by one", "a query sees one key ahead", attend(ones.tril(1))
-    yield "mask transposed", "the mask is transposed", attend(ones.triu())
-    late = "the mask is applied after the softmax"
-    yield "mask after softmax", late, scores.softmax(-1).masked_fill(~mask, 0.0) @ v
-    for number in (1.0, 2.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0):
-        lower = f"masked scores are not −∞ but lower by {number:g}"
-        yield "mask not −∞", lower, (scores - number * (~mask).to(scores)).softmax(-1) @ v
-        filled = f"masked scores are not −∞ but −{number:g}"
-        yield "mask not −∞", filled, scores.masked_fill(~mask, -number).softmax(-1) @ v
-    words = "masked scores are multiplied by 0, which is a score like any other"
-    yield "mask not −∞", words, (scores * mask).softmax(-1) @ v
-    for size in range(2, 6):
-        block = torch.arange(t) // size
-        words = f"the mask is cut into blocks of {size}: within a block, future tokens are visible"
-        yield "leak", words, attend(block[None, :] <= block[:, None])
+        found = identify(impl, contract)
+    if found is None or found.family is None:
+        return None
+    return Diagnosis(found.family, found.words, exact=True, condition=found.condition)

@@ -59,6 +59,12 @@ class Implementation:
         inexact_gradient: why its gradient by design is not that of its output.
         float32_inside: parts are computed in float32 even though its weights are float64.
         all_outputs: all of its outputs, if `run` returns one of several.
+        length_multiple: it takes only lengths that are multiples of this number.
+        fixed_length: the only length that it takes.
+        max_length: the longest sequence that it takes, if that was found to be limited.
+        padding_sides: where padding may be; lengths of rows say only where it begins on the right.
+        differentiable: whether PyTorch can follow its computation; False for numpy, JAX and compiled code.
+        fresh: builds the module again, for a class; nothing was called on it yet.
     """
 
     name: str
@@ -82,11 +88,28 @@ class Implementation:
     inexact_gradient: str | None = None
     float32_inside: bool = False
     all_outputs: Callable[[Tensor], list[Tensor]] | None = None
+    length_multiple: int = 1
+    fixed_length: int | None = None
+    max_length: int | None = None
+    padding_sides: tuple[str, ...] = ("right", "left", "holes")
+    differentiable: bool = True
+    fresh: Callable[[], nn.Module] | None = None
 
     @property
     def tolerance(self) -> float:
         """The largest forbidden effect that passes, relative to an allowed one."""
         return 1e-6 if self.dtype == torch.float64 else 1e-3
+
+    def nearest_length(self, length: int) -> int:
+        """The nearest length that it takes: the next multiple, the only one, or the longest."""
+        if self.fixed_length is not None:
+            return self.fixed_length
+        if self.max_length is not None:
+            length = min(length, self.max_length)
+        return -(-length // self.length_multiple) * self.length_multiple
+
+    def takes_length(self, length: int) -> bool:
+        return self.nearest_length(length) == length
 
     def random_input(self, batch: int, length: int, generator: Generator) -> Tensor:
         """Random tokens (b, t) or vectors (b, t, c)."""
@@ -149,6 +172,8 @@ def randomize_weights(module: nn.Module, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):  # it gets its shape in the first call
+                continue
             if not parameter.requires_grad or not parameter.is_floating_point() or parameter.numel() == 0:
                 continue
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

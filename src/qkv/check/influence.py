@@ -3,21 +3,33 @@
 Axes: t outputs (rows) · s inputs (columns).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from qkv.check.implementation import Implementation
+
+MORE_DRAWS = 60
+FEW_DRAWS = 10
+ROWS = 12  # changed sequences in one batch
 
 
 @dataclass(frozen=True)
 class InfluenceMap:
-    """effects[i, j]: how much output i changes when token j is changed, relative to the largest change."""
+    """effects[i, j]: how much output i changes when token columns[j] is changed, relative to the largest change.
+
+    Args:
+        columns: the tokens that were changed; all of them if None.
+        sparse: some pairs showed an effect only after several draws, so that a pair without one may be chance.
+    """
 
     effects: Float[Tensor, "t s"]
     tolerance: float
+    columns: tuple[int, ...] | None = None
+    sparse: bool = False
 
     @property
     def visible(self) -> Bool[Tensor, "t s"]:
@@ -29,25 +41,95 @@ class InfluenceMap:
         """Whether no token changes any output: then nothing can be concluded."""
         return not bool(self.visible.any())
 
+    @property
+    def distances(self) -> Tensor:
+        """(t, s): how far output i is behind the token that was changed."""
+        columns = range(self.effects.shape[1]) if self.columns is None else self.columns
+        return torch.arange(self.effects.shape[0])[:, None] - torch.tensor(list(columns))[None, :]
 
-def measure_influence(
-    impl: Implementation, *, length: int | None = None, seed: int = 0, draws: int = 2
-) -> InfluenceMap:
-    """Change each token in turn, a few times, and measure how much each output changes."""
-    length = impl.length if length is None else length
+    @property
+    def reached(self) -> Bool[Tensor, "t s"]:
+        """Which outputs change at all, beyond rounding: among many tokens, one may have little weight."""
+        return self.effects > self.tolerance * 1e-6 * self.effects.amax(0, keepdim=True)
+
+
+def measure_influence(impl: Implementation, *, seed: int = 0, draws: int = 2) -> InfluenceMap:
+    """Change each token in turn, a few times, and measure how much each output changes.
+
+    Pairs without any effect get further draws: a weight may be zero by chance (after a ReLU, in a choice of experts).
+    """
+    length = impl.length
     generator = torch.Generator().manual_seed(seed)
     effects = torch.zeros(0, length, dtype=torch.float64)
-    for _ in range(draws):
+    sparse = False
+    for draw in range(draws + MORE_DRAWS):
+        positions = range(length)
+        if draw >= draws:
+            past = torch.ones_like(effects, dtype=torch.bool).tril()
+            unseen = (effects <= 1e-6 * impl.tolerance * effects.amax(0)) & past
+            seen = int((~unseen & past).sum())
+            if not bool(unseen.any()) or int(unseen.sum()) > seen:  # most pairs unseen: a mask, not chance
+                break
+            sparse = True
+            positions = [int(position) for position in unseen.any(0).nonzero()[:, 0]]
         x = impl.random_input(1, length, generator)
         before = impl.run(x).double()
         if not len(effects):  # the number of outputs may differ from the number of inputs
             effects = torch.zeros(before.shape[1], length, dtype=torch.float64)
-        for position in range(length):
+        for position in positions:
             after = impl.run(impl.change_token(x, position, generator)).double()
             change = (after - before)[0].flatten(1).abs().amax(-1)
             effects[:, position] = torch.maximum(effects[:, position], change.nan_to_num(posinf=1e30, nan=1e30))
     largest = effects.max()
-    return InfluenceMap(effects / largest if largest > 0 else effects, impl.tolerance)
+    return InfluenceMap(effects / largest if largest > 0 else effects, impl.tolerance, sparse=sparse)
+
+
+def sample_influence(impl: Implementation, length: int, columns: Sequence[int], seed: int = 0) -> InfluenceMap:
+    """Some columns of the influence map of a longer sequence; the changes are the rows of one batch.
+
+    A few pairs without an effect may be chance (a ReLU): they get further draws.
+    """
+    generator = torch.Generator().manual_seed(seed + length)
+    found = _sample_once(impl, length, columns, generator)
+    for _ in range(FEW_DRAWS):
+        past = found.distances >= 0
+        unseen = past & ~found.reached
+        if found.tolerance > 1e-5 or not 0 < int(unseen.sum()) < 0.1 * int(past.sum()):
+            break
+        again = [column for column, some in zip(columns, unseen.any(0).tolist(), strict=True) if some]
+        more = _sample_once(impl, length, again, generator).effects
+        effects = found.effects.clone()
+        for place, column in enumerate(again):
+            at = columns.index(column)
+            effects[:, at] = torch.maximum(effects[:, at], more[:, place])
+        found = replace(found, effects=effects)
+    return found
+
+
+def _sample_once(impl: Implementation, length: int, columns: Sequence[int], generator: Generator) -> InfluenceMap:
+    x = impl.random_input(1, length, generator)
+    changes = []
+    rows = ROWS if length <= 300 else 1
+    for start in range(0, len(columns), rows):
+        some = columns[start : start + rows]
+        changed = torch.cat([x, *(impl.change_token(x, column, generator) for column in some)])
+        out = impl.run(changed).double()
+        changes.append((out[1:] - out[:1]).flatten(2).abs().amax(-1).nan_to_num(posinf=1e30, nan=1e30))
+    effects = torch.cat(changes).T
+    largest = effects.max()
+    return InfluenceMap(effects / largest if largest > 0 else effects, impl.tolerance, tuple(columns))
+
+
+def columns_of(length: int, most: int) -> list[int]:
+    """Tokens worth changing in a sequence: both ends, and both sides of every power of two from 8 on.
+
+    >>> columns_of(20, 12)
+    [0, 1, 6, 7, 8, 9, 15, 16, 17, 18, 19]
+    """
+    near = [2**power + side for power in range(3, 13) for side in (0, -1, 1)]
+    chosen = [length - 1, 0, length - 2, *(place for place in reversed(near)), 1, length // 3]
+    inside = dict.fromkeys(place for place in chosen if 0 <= place < length)
+    return sorted(list(inside)[:most])
 
 
 def name_kind(influence: InfluenceMap) -> str:
@@ -63,7 +145,9 @@ def name_kind(influence: InfluenceMap) -> str:
     visible = influence.visible
     outputs, inputs = visible.shape
     if outputs == inputs:
-        return name_pattern(visible)
+        kind = name_pattern(visible)
+        # weak effects (a squared ReLU) count as well, if only with them the map makes sense
+        return kind if kind != "irregular" or influence.tolerance > 1e-5 else name_pattern(influence.reached)
     # outputs that do not correspond to inputs: a class, patches with a class token, a target
     if bool(visible.all()):
         subject = "the output changes" if outputs == 1 else f"all {outputs} outputs change"
@@ -110,8 +194,12 @@ def _name_prefix(visible: Tensor, i: Tensor, j: Tensor) -> str | None:
 def _name_chunks(visible: Tensor, i: Tensor, j: Tensor) -> str | None:
     n = visible.shape[0]
     for size in range(2, n):
+        back = i // size - j // size
         for left in (*range(n // size + 1), None):
-            back = i // size - j // size
-            if torch.equal(visible, (back >= 0) & (back <= (n if left is None else left))):
-                return f"chunks of {size}" + (f", {left} before" if left is not None and left < n // size else "")
+            before = (back >= 0) & (back <= (n if left is None else left))
+            words = f"chunks of {size}" + (f", {left} before" if left is not None and left < n // size else "")
+            if torch.equal(visible, before):
+                return words
+            if torch.equal(visible, before & (j <= i)):
+                return f"{words}, causal"
     return None

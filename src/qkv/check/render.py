@@ -1,16 +1,16 @@
-"""Render a report: for the terminal, as JUnit XML for CI, and as one offline HTML page with the influence map."""
+"""Render a report: for the terminal, and as one offline HTML page with the influence map."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from xml.etree import ElementTree
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qkv._html import page
-from qkv.check.report import Finding, Report
+from qkv._html import COLOR_SCALE, page
+from qkv.check.report import EXACTLY, Finding, Report
 
 SIGNS = {"pass": "✓", "fail": "✗", "warn": "!", "inconclusive": "?", "described": "·", "n/a": "–"}
 VERDICT_ORDER = ("fail", "warn", "inconclusive", "pass", "described", "n/a")
@@ -37,20 +37,100 @@ TERMINAL_STYLES = {
 
 
 def terminal_report(report: Report, *, all_findings: bool = False) -> Group:
-    """The report for the terminal, without findings that do not apply unless `all_findings`."""
+    """The report for the terminal: mistakes with fix and evidence first, then what was measured, then what passed.
+
+    `all_findings` adds a table of every finding, also of those that do not apply.
+    """
+    style = "bold green" if report.ok else "bold red"
+    parts: list[RenderableType] = [Text(f"{state_of(report)}: {report.target}", style=style)]
+    parts += [part for mistake in find_mistakes(report) for part in (Text(""), _terminal_mistake(mistake))]
+    notes = _terminal_notes(report)
+    if notes.row_count:
+        parts += [Text(""), notes]
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")
-    head.add_row("target", report.target)
     head.add_row("called as", report.how)
     head.add_row("kind", Text(report.kind, style="bold"))
     head.add_row("promised", str(report.contract))
-    parts: list[RenderableType] = [head]
+    parts += [Text(""), head]
     if report.influence:
         parts += [Text("\ninfluence map (row: output, column: changed token)"), terminal_influence(report.influence)]
-    shown = [finding for finding in report.findings if all_findings or finding.verdict != "n/a"]
-    verdict, style = ("sound", "bold green") if report.ok else ("NOT SOUND", "bold red")
-    sums = Text(f"{verdict}: {count_verdicts(report, list(TERMINAL_STYLES))}", style=style)
-    return Group(*parts, Text(""), _terminal_findings(shown), Text(""), sums)
+    if all_findings:
+        return Group(*parts, Text(""), _terminal_findings(list(report.findings)), Text(""), _terminal_counts(report))
+    measured = _terminal_findings([finding for finding in report.findings if finding.verdict == "described"])
+    passed = [finding.check for finding in report.findings if finding.verdict == "pass"]
+    if measured.row_count:
+        parts += [Text(""), measured]
+    if passed:
+        parts += [Text(""), Text(f"passed: {', '.join(passed)}")]
+    return Group(*parts, Text(""), _terminal_counts(report))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Findings with one cause: what is wrong, how it is usually fixed, where, and the evidence."""
+
+    words: str
+    fix: str
+    line: str
+    certainty: str
+    findings: tuple[Finding, ...]
+
+
+def find_mistakes(report: Report) -> list[Mistake]:
+    """The failed findings, grouped by their cause; the diagnosis first."""
+    cause, groups = report.diagnosis, {}
+    for finding in report.failed:
+        groups.setdefault(finding.hint or "", []).append(finding)
+    mistakes = []
+    for hint, findings in groups.items():
+        words, found, fix = hint.removeprefix(EXACTLY).partition(f" [{findings[0].family}]: ")
+        is_cause = cause is not None and (hint.endswith(cause.hint) or cause.words in hint)
+        certainty = "explained exactly, at several shapes" if hint.startswith(EXACTLY) else ""
+        if not found:
+            words, fix = findings[0].evidence, hint
+        line = cause.line if is_cause and cause is not None else ""
+        mistakes.append((not is_cause, Mistake(words, fix, line, certainty, tuple(findings))))
+    return [mistake for _, mistake in sorted(mistakes, key=lambda pair: pair[0])]
+
+
+def _terminal_mistake(mistake: Mistake) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold red", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("✗ mistake", Text(mistake.words, style="bold red"))
+    rows = {"fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
+    for name, words in rows.items():
+        if words:
+            table.add_row(Text(f"  {name}", style="dim"), Text(words))
+    for number, finding in enumerate(mistake.findings):
+        if mistake.words != finding.evidence:
+            name = Text("" if number else "  evidence", style="dim")
+            table.add_row(name, Text(f"{finding.check}: {finding.evidence}"))
+        else:
+            table.add_row(Text("  check", style="dim"), Text(finding.check))
+    return table
+
+
+def _terminal_notes(report: Report) -> Table:
+    """Warnings, and promises that could not be tested."""
+    table = _terminal_findings([f for f in report.findings if f.verdict in ("warn", "inconclusive")])
+    for missing in report.unproven:
+        table.add_row(Text("✗", style="bold red"), Text("not tested", style="bold red"), Text(missing))
+    return table
+
+
+def _terminal_counts(report: Report) -> Text:
+    verdict, style = state_of(report), "bold green" if report.ok else "bold red"
+    untested = f", {len(report.unproven)} promise(s) not tested" if report.unproven else ""
+    return Text(f"{verdict}: {count_verdicts(report, list(TERMINAL_STYLES))}{untested}", style=style)
+
+
+def state_of(report: Report) -> str:
+    """Sound, not sound, or not proven: nothing failed, but a promise could not be tested."""
+    if report.failed:
+        return "NOT SOUND"
+    return "NOT PROVEN" if report.unproven else "sound"
 
 
 def terminal_influence(effects: Effects) -> Text:
@@ -85,41 +165,17 @@ def _terminal_findings(findings: list[Finding]) -> Table:
     for finding in findings:
         sign, style = TERMINAL_STYLES[finding.verdict]
         words = Text(finding.evidence)
+        if finding.shapes and finding.verdict not in ("described", "n/a"):
+            words.append(f"  [{finding.shapes}]", style="dim")
         if finding.verdict in ("fail", "warn") and finding.hint:
             words.append(f"\n→ {finding.hint}", style="italic")
         table.add_row(Text(sign, style=style), Text(finding.check, style=style), words)
     return table
 
 
-# -- JUnit XML ---------------------------------------------------------------------------------------------------------
-
-
-def junit_xml(report: Report) -> str:
-    """One test case for each finding; a failure carries its evidence and its hint."""
-    skipped = ("n/a", "inconclusive")
-    suite = ElementTree.Element(
-        "testsuite",
-        name=f"qkv check {report.target}",
-        tests=str(len(report.findings)),
-        failures=str(len(report.failed)),
-        skipped=str(sum(finding.verdict in skipped for finding in report.findings)),
-    )
-    for finding in report.findings:
-        case = ElementTree.SubElement(suite, "testcase", classname=report.target, name=finding.check)
-        if finding.verdict == "fail":
-            failure = ElementTree.SubElement(case, "failure", message=finding.evidence)
-            failure.text = finding.hint or ""
-        elif finding.verdict in skipped:
-            ElementTree.SubElement(case, "skipped", message=finding.evidence)
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
-
-
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 MIN_POWER = -6.0  # effects below this power of ten count as none
-# viridis, which is perceptually even and prints in gray
-COLORS = ("#440154", "#472c7a", "#3b518b", "#2c718e", "#21908d", "#27ad81", "#5cc863", "#aadc32", "#fde725")
 STYLE = """
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; margin: 1rem 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
@@ -128,6 +184,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .described { color: var(--queries); } .na { color: var(--soft); }
 .report { width: 100%; } .report td { overflow-wrap: anywhere; } .report td:first-child { white-space: nowrap; }
 .report td.check { min-width: 12rem; font-weight: 600; }
+.shapes { color: var(--soft); font-size: .85em; }
 .hint { display: block; margin-top: .2rem; font-style: italic; color: var(--soft); }
 .diagnosis { border-left: 3px solid var(--bad); padding: .1rem 0 .1rem 1rem; margin: 1rem 0; }
 .map text { font: 10px system-ui, sans-serif; fill: var(--soft); }
@@ -138,22 +195,28 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 
 def html_page(report: Report) -> str:
     """The report as one offline page without scripts; every text is escaped, names from the checked file too."""
-    kind, word = ("pass", "Sound") if report.ok else ("fail", "Not sound")
+    kind, word = "pass" if report.ok else "fail", state_of(report).capitalize()
     parts = [f'<p class="summary {kind}">{word}: {count_verdicts(report, VERDICT_ORDER)}</p>']
+    about: list[str] = []
     facts = {"called as": report.how, "kind": report.kind, "promised": str(report.contract)}
-    parts.append(
+    about.append(
         "<dl>" + "".join(f"<dt>{name}</dt><dd>{escape(words)}</dd>" for name, words in facts.items()) + "</dl>"
     )
-    hints = dict.fromkeys(finding.hint for finding in report.failed if finding.hint)
-    if hints:
-        words = "".join(f"<p>{escape(hint)}</p>" for hint in hints)
-        parts.append(f'<h2>The likely bug</h2><div class="diagnosis">{words}</div>')
-    parts += ["<h2>Findings</h2>", _html_findings(report.findings)]
+    for mistake in find_mistakes(report):
+        rows = {"fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
+        words = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items() if text)
+        evidence = "".join(f"<li>{escape(f.check)}: {escape(f.evidence)}</li>" for f in mistake.findings)
+        parts.append(
+            f'<div class="diagnosis"><p><strong>{escape(mistake.words)}</strong></p>'
+            f"<dl>{words}</dl><ul>{evidence}</ul></div>"
+        )
+    parts += [f'<p class="fail">not tested: {escape(missing)}</p>' for missing in report.unproven]
+    parts += [*about, "<h2>Findings</h2>", _html_findings(report.findings)]
     if report.influence:
         parts += ["<h2>Influence map</h2>", svg_influence(report.influence)]
     parts.append(
         '<p class="soft">Scores have no scale: the forbidden effect divided by the effect of an allowed change. '
-        "A pass says that the property held where it was measured, on short sequences and a few draws.</p>"
+        "A pass says that the property held at the shapes in brackets, on a few draws.</p>"
     )
     return page(f"qkv check: {report.target}", *parts, style=STYLE)
 
@@ -169,10 +232,11 @@ def _html_finding(finding: Finding) -> str:
     kind = finding.verdict.replace("/", "")
     score = "" if finding.score is None else f"{finding.score:.2g}"
     hint = f'<span class="hint">→ {escape(finding.hint)}</span>' if finding.hint and finding.verdict != "pass" else ""
+    shapes = f' <span class="shapes">[{escape(finding.shapes)}]</span>' if finding.shapes else ""
     return (
         f'<tr><td class="{kind}">{SIGNS[finding.verdict]} {escape(finding.verdict)}</td>'
         f'<td class="check">{escape(finding.check)}</td><td class="number">{score}</td>'
-        f"<td>{escape(finding.evidence)}{hint}</td></tr>"
+        f"<td>{escape(finding.evidence)}{shapes}{hint}</td></tr>"
     )
 
 
@@ -205,15 +269,19 @@ def _svg_cell(x: int, y: int, size: int, effect: float) -> str:
 
 
 def effect_color(effect: float) -> str | None:
-    """The color of an effect; None for one too small to count.
+    """The color of an effect, on the scale of the local web app; None for one too small to count.
 
     >>> effect_color(1.0), effect_color(0.0)
-    ('#fde725', None)
+    ('#ffea46', None)
     """
     if not effect > 10**MIN_POWER:
         return None
     depth = (math.log10(min(effect, 1.0)) - MIN_POWER) / -MIN_POWER
-    return COLORS[min(int(depth * len(COLORS)), len(COLORS) - 1)]
+    position = round(255 * depth) / 255 * (len(COLOR_SCALE) - 1)
+    low = min(int(position), len(COLOR_SCALE) - 2)
+    stops = [[int(stop[at : at + 2], 16) for at in (1, 3, 5)] for stop in COLOR_SCALE[low : low + 2]]
+    mixed = (math.floor(a + (b - a) * (position - low) + 0.5) for a, b in zip(*stops, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def _svg_legend(x: int, y: int) -> str:

@@ -7,6 +7,8 @@ from qkv.check.contract import Contract
 
 Verdict = Literal["pass", "fail", "warn", "inconclusive", "described", "n/a"]
 
+EXACTLY = "explained exactly: "  # begins the hint of a finding whose cause gives the outputs exactly at several shapes
+
 # The families of known bugs, and the usual fix of each.
 BUG_FAMILIES = {
     "no mask": "add the causal mask on this path, before the softmax",
@@ -24,6 +26,9 @@ BUG_FAMILIES = {
     "softmax replaced": "use a softmax over the keys",
     "scale": "multiply q·k by 1/√(head dim), once, before the softmax",
     "scores changed": "scores are q·k times the scale, nothing else",
+    "state": "keep nothing between calls that depends on the input, or key it by everything that it depends on",
+    "lengths differ": "compute the same at every length: check blocks, padded keys, thresholds and tables",
+    "one token": "keep axes of size 1: squeeze and view with explicit axes",
     "low precision": "compute scores, angles and softmax in float32 at least",
     "overflow": "subtract the row's maximum before exp, or use torch.softmax",
     "fully masked row": "a softmax over −∞ alone is NaN: give such rows weights of 0",
@@ -41,6 +46,7 @@ BUG_FAMILIES = {
     "random in eval": "apply dropout only if self.training (functional dropout is on by default)",
     "input changed": "do not write into the caller's tensor: no trailing underscore, no assignment to a slice",
     "detached": "remove the detach, no_grad, item or numpy between input and output",
+    "wrong gradient": "derive the backward pass again, factor by factor, or leave it to autograd",
     "unreached": "use the parameter, or remove it",
     "paths differ": "both paths must compute the same: mask, scale, dropout and positions alike",
     "untied": "tie the weights again after loading",
@@ -49,17 +55,32 @@ BUG_FAMILIES = {
     "loss mean": "divide by the number of scored tokens",
     "accumulation": "divide each micro-batch's loss once, by the size of the whole batch; step on the leftover batches",
     "packing": "mask between documents, and restart positions in each",
+    "block": "rescale the running output and sum by exp(old maximum − new maximum), and mask the end of the last block",
+    "truncated": "let every query use every key that it may attend to, the last ones too",
+    "not identified": "no known bug explains the outputs; the evidence says where to look",
     "split": "split before cutting into windows and shuffling, so that no example is on both sides",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The likely bug: its family (a key of BUG_FAMILIES), what is wrong, and the layer if there are several."""
+    """The bug behind what fails.
+
+    Args:
+        family: a key of BUG_FAMILIES; "not identified" if no known bug explains it.
+        words: what is wrong.
+        where: the layer, if there are several.
+        exact: whether it gives the observed outputs exactly at several shapes; otherwise it is a likely cause.
+        condition: when it acts, such as "from 65 tokens on"; empty if always.
+        line: the line of the checked file that calls the operation at fault, as "file.py:12: code".
+    """
 
     family: str
     words: str
     where: str = ""
+    exact: bool = False
+    condition: str = ""
+    line: str = ""
 
     def __post_init__(self) -> None:
         if self.family not in BUG_FAMILIES:
@@ -68,8 +89,13 @@ class Diagnosis:
     @property
     def hint(self) -> str:
         """The words with the layer, the family and the usual fix."""
+        return f"{self.mistake} [{self.family}]: {BUG_FAMILIES[self.family]}"
+
+    @property
+    def mistake(self) -> str:
+        """What is wrong, where and when."""
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.words} [{self.family}]: {BUG_FAMILIES[self.family]}"
+        return f"{place}{self.words}" + (f" ({self.condition})" if self.condition else "")
 
 
 @dataclass(frozen=True)
@@ -82,6 +108,7 @@ class Finding:
         evidence: what was done and what was measured, in numbers.
         hint: the likely bug and its usual fix.
         family: the bug family that the hint names, a key of BUG_FAMILIES.
+        shapes: the sizes at which it was tested, axis by axis.
     """
 
     check: str
@@ -90,6 +117,7 @@ class Finding:
     evidence: str
     hint: str | None = None
     family: str | None = None
+    shapes: str = ""
 
 
 def judge(check: str, score: float, limit: float, evidence: str, hint: str, family: str) -> Finding:
@@ -97,6 +125,32 @@ def judge(check: str, score: float, limit: float, evidence: str, hint: str, fami
     if score <= limit:
         return Finding(check, "pass", score, evidence)
     return Finding(check, "fail", score, evidence, hint, family)
+
+
+# the findings that can prove or disprove each promise of a contract, and what to provide where none does
+PROOFS: dict[str, tuple[tuple[str, ...], str]] = {
+    "kind": (("causal", "past reachable", "kind", "cross attention"), "outputs with one row per token"),
+    "window": (("kind",), "a class that takes sequences longer than the window"),
+    "scale": (("scale", "formula"), "a layer that is not compiled, or the function of q, k, v inside it"),
+    "softmax": (("softmax", "rows sum to one", "formula"), "a layer that is not compiled, or its function of q, k, v"),
+    "grouped": (("grouped heads",), "fewer key heads than query heads, with --args"),
+    "mask": (("mask polarity",), "the name of its mask, with --call or --adapter"),
+    "alignment": (("alignment",), "a causal flag and more keys than queries, with --call or --adapter"),
+    "padding": (
+        ("padding content", "padding removed", "source: padding"),
+        "its padding mask, with --call or --adapter",
+    ),
+    "cache": (("cache",), "how its cache is called, with --adapter"),
+    "position": (
+        (
+            "relative positions", "long positions", "rotary", "alibi", "order", "positions in scores only",
+            "padding removed (left)",
+        ),
+        "a layer that is not compiled, or without attention kernels of its own",
+    ),
+    "loss": (("loss alignment",), "a model with its own loss, or the loss as the target"),
+}  # fmt: skip
+JUDGED = ("pass", "fail", "warn")
 
 
 @dataclass(frozen=True)
@@ -122,15 +176,30 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failed
+        """Whether nothing failed and every promise was tested."""
+        return not self.failed and not self.unproven
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """The promises that no finding proves or disproves, each with the reason and what to provide."""
+        judged = {finding.check for finding in self.findings if finding.verdict in JUDGED}
+        missing = []
+        for promise, (proofs, provide) in PROOFS.items():
+            value = getattr(self.contract, promise)
+            if value is None or value is False or (promise == "kind" and self.diagnosis is not None):
+                continue
+            if not any(check.startswith(proof) for check in judged for proof in proofs):
+                reasons = [f.evidence for f in self.findings if f.check.startswith((promise, *proofs))]
+                why = reasons[-1] if reasons else "no check applies"
+                missing.append(f"{promise} {value}: {why}; provide {provide}")
+        return tuple(missing)
 
     @property
     def failed(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.verdict == "fail")
 
     def to_dict(self) -> dict[str, object]:
-        return {"ok": self.ok, **asdict(self)}
+        return {"ok": self.ok, "unproven": self.unproven, **asdict(self)}
 
 
 def describe_error(error: BaseException) -> str:

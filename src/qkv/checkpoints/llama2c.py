@@ -74,7 +74,9 @@ def _read_header(path: Path, content: bytes) -> tuple[GPTConfig, dict[str, int]]
     dim, mlp_dim, layers, heads, kv_heads, vocab_size, max_length = HEADER.unpack_from(content)
     sizes = (dim, mlp_dim, layers, heads, kv_heads, abs(vocab_size), max_length)
     if min(sizes) < 1 or max(sizes) >= MAX_SIZE or dim % heads or heads % kv_heads or (dim // heads) % 2:
-        raise ValueError(f"{path} is not a llama2.c file: its header would be the sizes {sizes}")
+        raise ValueError(
+            f"{path} is not a model: the only model that is one file is a llama2.c file, and its header does not fit"
+        )
     config = GPTConfig(
         vocab_size=abs(vocab_size),
         max_length=max_length,

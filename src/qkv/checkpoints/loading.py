@@ -14,16 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from qkv._config import RECIPE_FILE
+from qkv._files import read_limited
+from qkv._panics import panics_as_errors
 from qkv.checkpoints import bundled
-from qkv.checkpoints.huggingface.folder import WEIGHTS_INDEX, load_hf
+from qkv.checkpoints.huggingface.folder import WEIGHTS_INDEX, load_hf, read_weights
 from qkv.checkpoints.llama2c import load_llama2c, read_llama2c_tokenizer
 from qkv.models import Model, folder
-from qkv.models.folder import CONFIG, EXTRA_FILES, MODEL_FOLDER, RECIPE_FILE, TOKENIZER, WEIGHTS, read_config
+from qkv.models.folder import CONFIG, EXTRA_FILES, MAX_EXTRA_BYTES, MODEL_FOLDER, TOKENIZER, WEIGHTS, read_config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+LAYERS = re.compile(r"layers?$|depth|blocks?$")
+SIZE = re.compile(r"dim|size|width|channels|hidden|embd|inner|^d_|heads?$|positions|experts|length|latents|queries")
+MAX_UNSTORED_SIZE = 10_000_000  # a size that no tensor need have, such as the longest text
 NETWORK_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout", "NetworkError")
 HUB_FILES = [CONFIG, WEIGHTS, WEIGHTS_INDEX, "model-?????-of-?????.safetensors"]
 HUB_FILES += [
@@ -48,8 +54,7 @@ def load(source: str | Path) -> Model:
         return load_llama2c(path)
     if "qkv" not in read_config(path):
         return load_hf(path)
-    model = folder.load(path, Model.registry)
-    return model.float() if bundled.is_bundled_folder(path) else model
+    return folder.load(path, Model.registry)
 
 
 def load_any(source: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
@@ -74,27 +79,55 @@ def _load_with_transformers(
     """Load with transformers' own class, from safetensors only and without code from the folder."""
     if remote := _remote_part(config):
         raise ValueError(f"{refusal}; it names {remote}, which would be downloaded: a local folder must be complete")
+    _check_sizes(config, path)
     try:
         import transformers
     except ImportError:
         raise ValueError(f"{refusal}; with transformers installed (pip install 'qkv[hf]') more can be read") from None
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ValueError(f"{path / CONFIG}: architectures must be a list of names, got {names!r}")
     named = bool(names) and isinstance(names[0], str)
     kind: Any = getattr(transformers, names[0], None) if named else transformers.AutoModel
     if not hasattr(kind, "from_pretrained"):
         raise ValueError(f"{refusal}; nor does transformers {transformers.__version__} know {names[0]!r}")
     try:
-        with _offline():
+        with _offline(), _quiet(transformers):
             model, report = kind.from_pretrained(
                 path, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # whatever the library raises on a folder that it cannot read
         reason = " ".join(str(error).split())[:200]
+        if "mismatched" in reason:  # the library prints a table, and says how to ignore it
+            reason = f"its tensors do not have the shapes that {CONFIG} asks for"
         raise ValueError(f"{refusal}; transformers does not read it either: {reason}") from None
     lost = sorted(report.get("missing_keys") or []) + sorted(str(key) for key in report.get("mismatched_keys") or [])
     if lost:
         raise ValueError(f"{path} lacks {len(lost)} tensors that {type(model).__name__} needs, first {lost[0]}")
     return model.eval(), (f"{type(model).__name__}, loaded by transformers",)
+
+
+def _check_sizes(config: Any, path: Path) -> None:
+    """Raise a ValueError if a config asks for more layers than its folder has tensors, or for an impossible size.
+
+    transformers would build such a model for hours, or fill the memory.
+    """
+    tensors = read_weights(path)
+    num_numbers = sum(tensor.numel() for tensor in tensors.values())
+    for key, value in _integers(config):
+        if LAYERS.search(key) and value > len(tensors):
+            raise ValueError(f"{path / CONFIG}: {key} is {value}, but the folder has {len(tensors)} tensors in all")
+        if SIZE.search(key) and value > max(num_numbers, MAX_UNSTORED_SIZE):
+            raise ValueError(f"{path / CONFIG}: {key} is {value}, but the folder has {num_numbers} numbers in all")
+
+
+def _integers(config: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """The whole numbers of a config and of the configs in it, each with its key."""
+    if isinstance(config, dict | list):
+        for name, value in config.items() if isinstance(config, dict) else ((key, each) for each in config):
+            yield from _integers(value, name)
+    elif isinstance(config, int) and not isinstance(config, bool):
+        yield key, config
 
 
 def _remote_part(config: Any) -> str | None:
@@ -121,6 +154,21 @@ def _offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers from printing progress and tables inside the block; what is wrong is raised."""
+    logging = transformers.utils.logging
+    verbosity, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if progress:
+            logging.enable_progress_bar()
+
+
 def load_tokenizer(source: Model | str | Path) -> Tokenizer:
     """Load the tokenizer of a model, of anything `load` accepts, or of a llama2.c tokenizer file (.bin).
 
@@ -136,13 +184,14 @@ def load_tokenizer(source: Model | str | Path) -> Tokenizer:
         if path.suffix == ".bin":
             return Tokenizer.from_str(read_llama2c_tokenizer(path))
         path = path / TOKENIZER if path.is_dir() else path
-        where, content = str(path.parent), path.read_bytes() if path.is_file() else None
+        where, content = str(path.parent), read_limited(path, MAX_EXTRA_BYTES) if path.is_file() else None
     if content is None:
         raise ValueError(f"{where} has no {TOKENIZER}; its tokens are numbers only")
-    try:
-        tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-    except Exception as error:  # the library raises a bare Exception
-        raise ValueError(f"the {TOKENIZER} of {where} cannot be read: {error}") from None
+    with panics_as_errors(TOKENIZER):
+        try:
+            tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises a bare Exception
+            raise ValueError(f"the {TOKENIZER} of {where} cannot be read: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -200,11 +249,14 @@ def _fetch_from_hub(name: str) -> Path:
         if _is_network_failure(error):
             raise ValueError(
                 f"there is no folder {name}, and the Hugging Face hub could not be reached to fetch it: check the "
-                "network, or give a local folder"
+                f"network, or give a local folder; bundled models start with {bundled.PREFIX}"
             ) from error
         first = (str(error).strip().splitlines() or [""])[0]  # the hub's messages are a paragraph long
         reason = first.split(". ")[0].rstrip(".").removeprefix("Got: ")[:200] or type(error).__name__
-        raise ValueError(f"there is no folder {name}, and it could not be fetched from the hub: {reason}") from error
+        raise ValueError(
+            f"there is no folder {name}, and it could not be fetched from the hub: {reason}; bundled models start with "
+            f"{bundled.PREFIX}"
+        ) from error
 
 
 def _is_network_failure(error: BaseException | None) -> bool:

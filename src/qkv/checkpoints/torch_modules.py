@@ -3,7 +3,9 @@
 The tables map PyTorch's names to ours.
 """
 
+from collections.abc import Callable
 from functools import singledispatch
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from qkv.nn import MultiHeadAttention
 from qkv.nn.block import Block, BlockConfig
 from qkv.nn.feed_forward import Activation
 
+M = TypeVar("M", bound=nn.Module)
 ENCODER_LAYER = {"norm1": "attention_norm", "norm2": "feed_forward_norm"}
 DECODER_LAYER = {"norm1": "attention_norm", "norm2": "cross_norm", "norm3": "feed_forward_norm"}
 FEED_FORWARD = {"linear1": "to_hidden", "linear2": "to_out"}
@@ -165,7 +168,7 @@ def _norm_eps(theirs: nn.Module) -> float:
     return found.pop()
 
 
-def _convert(ours, theirs: nn.Module, fill):
+def _convert(ours: M, theirs: nn.Module, fill: Callable[[M, Any], None]) -> M:
     parameter: Tensor = next(theirs.parameters())
     ours = ours.to(parameter.device, parameter.dtype)
     fill(ours, theirs)

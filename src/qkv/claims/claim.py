@@ -97,10 +97,14 @@ def decide(predicates: Sequence[Predicate]) -> Verdict:
 
 
 def explain(predicates: Sequence[Predicate]) -> str:
-    """The predicates that decided against the statement, or limit it, in words; empty where none did."""
+    """The predicates that decided against the statement, or limit it, in words; where none did, those beyond its
+    conditions, which held as well."""
     failed = [p for p in predicates if p.part == "control" and not p.ok]
     failed = failed or [p for p in predicates if p.part == "claim" and not p.ok]
     failed = failed or [p for p in predicates if p.part == "beyond" and not p.ok]
+    if not failed:
+        beyond = [p for p in predicates if p.part == "beyond"]
+        return "beyond its condition, too: " + "; ".join(str(p) for p in beyond) if beyond else ""
     return "; ".join(f"{p.name}: measured {p.value:.4g}, expected {p.bound}" for p in failed)
 
 
@@ -163,7 +167,8 @@ class Claim:
 
     expected: the verdict for a correct attention. condition: under which the statement holds; for "fails" and
     "undecided", what is the case instead. mutants: names of the wrong implementations (see `qkv.claims.mutants`) that
-    must change the outcome. overturn: knob values under which a mutant already does, for faster tests.
+    must change the outcome. overturn: knob values under which a mutant already does, for faster tests. takes_data: if
+    it can run on other data than the bundled.
     """
 
     name: str
@@ -177,6 +182,7 @@ class Claim:
     figure: str = ""
     cost: Cost = "instant"
     overturn: Mapping[str, Any] = field(default_factory=dict)
+    takes_data: bool = False
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def convolution(lab: Lab, n: int, channels: int, kernel: int, beta: float) -> Ex
             "conv2d − K² heads, hard": error_2d,
             "conv1d − heads at the border": border,
             "conv1d − heads, zero-valued padding tokens": max_diff(padded, target),
-            "least relative error of one head for the kernel (1, −1)": one_head,
+            "least relative squared error of one head for (1, −1)": one_head,
         },
         (
             equal("K heads equal conv1d where the kernel fits", max_diff(hard[inner], target[inner])),
@@ -207,7 +207,7 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
         },
         (
             near("a ViT layer reaches every patch", reached["ViT"][0], 1.0, 0.0),
-            at_most("a CNN's field grows by its kernel: off by", error, 1e-12),
+            at_most("a CNN's field grows by k − 1 a layer: off by", error, 1e-12),
             at_most("a CNN of one layer does not see all", reached["CNN"][0], 0.5),
             equal("a CNN is translation-equivariant", cnn_error),
             equal("a ViT without positions too, by whole patches", vit_error),
@@ -232,7 +232,8 @@ CLAIMS = (
     Claim(
         "convolution",
         "self-attention",
-        "A head for each offset makes attention a convolution: K heads for conv1d, K² for conv2d.",
+        "A head for each offset makes attention a convolution: K heads for conv1d, K² for conv2d (K odd, value maps of "
+        "full rank).",
         "holds-if",
         "the kernel fits (or padding tokens have the value 0): at the border weights still sum to 1",
         convolution,
@@ -263,7 +264,7 @@ CLAIMS = (
     Claim(
         "receptive-field",
         "vision",
-        "One layer of a ViT reaches every patch; a CNN's field grows by its kernel, layer by layer.",
+        "One layer of a ViT reaches every patch; a CNN's field grows by k − 1 pixels with every layer of kernel k.",
         "holds",
         "",
         receptive_field,

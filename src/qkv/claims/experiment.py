@@ -23,6 +23,7 @@ class Lab:
     """What an experiment works with: the attention under test, random numbers, and a function for progress messages.
 
     component: in claims about another component than attention, what replaces it.
+    data: in claims that take data, what replaces the bundled data.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Lab:
         attention: Attention = library_attention,
         component: Any = None,
         progress: Callable[[str], None] = lambda _: None,
+        data: str | None = None,
     ) -> None:
         self.seed, self.attention, self.component, self.progress = seed, attention, component, progress
+        self.data = data
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, *shape: int) -> Tensor:

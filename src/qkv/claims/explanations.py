@@ -51,11 +51,12 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "one-head-variance": (
         "The noise along μ_a multiplies the score of a by a random factor, and β amplifies it.",
-        "Draw keys; histogram and variance of the weight for several β.",
+        "Draw 8 keys; histogram and variance of the weight for several β, and that of the logistic formula for two "
+        "keys.",
     ),
     "two-heads": (
         "Each head picks one key, whatever its length, while q·k_a > 0.",
-        "Variance relative to one head, over all draws and where q·k_a > 0.",
+        "Variance relative to one head, over all draws and where q·k_a > 0; 8 keys, orthonormal values.",
     ),
     "two-heads-wrong": (
         "The first head averages a and b, the second picks a: the mean is ¾ and ¼.",
@@ -67,19 +68,27 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "heads-count": (
         "One softmax gives non-negative weights to one value map; a difference needs a second map.",
-        "Closed form of the best single head; train one and two heads from several starts.",
+        "Closed form of the best single head for independent values; train one and two heads from several starts.",
+    ),
+    "heads-are-channels": (
+        "Joining heads and projecting is Σ_h W_O^h head_h, and a sum does not depend on the order of its terms; the "
+        "softmax of q·k is not linear in x, a kernel is.",
+        "Sum single heads; permute heads with their columns of W_O, and channels with those of a 1×1 convolution; test "
+        "additivity of both.",
     ),
     "equivariance": (
         "No operation refers to the place of a token.",
         "Permute tokens; compare outputs and maps; add positions or a causal mask.",
     ),
     "values-only": (
-        "x_2 is orthogonal to the others, so it scores highest with itself.",
-        "Compute c_2 for several β; add u_d or u_c to x_2.",
+        "x_2 is orthogonal to the others, so it scores highest with itself: β² against 0, and 2β² against β² after "
+        "adding u_d or u_c.",
+        "Compute c_2 for several β; add u_d or u_c to x_2. Errors are relative to ‖u‖ = β.",
     ),
     "kqv": (
-        "Q sends a token to the key that is wanted, V keeps one direction of the value.",
-        "Compute c_1 and c_2 for several β.",
+        "Q sends a token to the key that is wanted (Qx_2 = β²u_d, Qx_1 = β²u_c), V keeps the directions of the value "
+        "that are wanted.",
+        "Compute c_1 and c_2 for several β, with Q and with Q/β². Errors are relative to ‖u‖ = β.",
     ),
     "identity": (
         "Other tokens have a score at least β(1 − c) lower, so all of them together have a relative weight of at most "
@@ -93,8 +102,9 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "positions": (
         "Relative schemes use i − j only; rounding of large angles breaks it in float32.",
-        "Shift all positions; train six schemes on a fixed lag and a copy, and judge only those that learned the lag "
-        "at the training length; token vectors are multiplied by √dim where sinusoids are added.",
+        "Shift all positions, relative and added to the tokens; train six schemes on a fixed lag and a copy, and "
+        "judge only those that learned the lag at the training length; token vectors are multiplied by √dim where "
+        "sinusoids are added.",
     ),
     "streaming": (
         "Under a chunk mask no output depends on a later chunk, at any depth; sliding look-ahead adds up.",
@@ -110,11 +120,12 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "feed-forward": (
         "The same matrix acts on each token, and the activation makes it non-linear.",
-        "Compare with 1×1 convolutions and one token at a time; train XOR with and without it.",
+        "Compare with 1×1 convolutions and one token at a time; train XOR with and without it; solve XOR by a layer "
+        "norm.",
     ),
     "path-length": (
-        "An RNN multiplies n Jacobians; attention passes the gradient in one step, times the weight: 1/n if uniform, "
-        "constant if sharp.",
+        "An RNN multiplies n Jacobians; the cell of an LSTM is a sum whose Jacobian is its forget gate; attention "
+        "passes the gradient in one step, times the weight: 1/n if uniform, constant if sharp.",
         "Gradient from the last output to the first input over n: RNN, LSTM, and a transformer at initialization, "
         "with uniform attention and with a sharp head; several starts.",
     ),
@@ -123,6 +134,28 @@ REASONS: dict[str, tuple[str, str]] = {
         "without it become alike; norms bound the growth of sums.",
         "Stacks with both (pre- and post-norm), one or none; gradient at the input relative to pre-norm with both, "
         "token diversity by layer, several starts.",
+    ),
+    "warm-up": (
+        "At the start Adam's second moments come from few gradients, so its steps have full size in all directions, "
+        "and in post-norm the gradients near the output are large: such steps saturate layers for good.",
+        "Train deep stacks to attend to the previous token with Adam: post-norm with and without warm-up, pre-norm "
+        "without; several starts.",
+    ),
+    "residual-dropout": (
+        "x + dropout(f(x)) multiplies f(x) by 0 or 1/(1 − p), with mean 1, and x by 1.",
+        "Draw a pre-norm block many times; compare what is added with 0 and f(x)/(1 − p), its mean with f(x), and the "
+        "evaluation mode with x + f(x).",
+    ),
+    "similar-to-rnn": (
+        "Without the softmax Σ_j (q·k_j) v_j = (Σ_j v_j k_jᵀ) q: the sum is a state that each token adds to. With it "
+        "the keys must be kept.",
+        "Linear attention by steps and at once; softmax attention by steps with a KV cache and at once under a "
+        "causal mask; numbers in the state.",
+    ),
+    "similar-to-mlp": (
+        "W_2 σ(W_1 x) = Σ_i σ(k_i·x) v_i with rows k_i of W_1 and columns v_i of W_2; a single token has weight 1.",
+        "Work a feed-forward network out as a memory; attention to constant keys and values as two layers; "
+        "additivity of self-attention for one and for several tokens.",
     ),
     "encoder-decoder": (
         "A causal mask removes the edges to later tokens before the softmax.",
@@ -161,6 +194,11 @@ REASONS: dict[str, tuple[str, str]] = {
     "data-regimes": (
         "Locality and translation equivariance are built into a CNN; a ViT learns them from data.",
         "Train both to convergence on three numbers of images, several starts.",
+    ),
+    "data-regimes-real": (
+        "Locality and translation equivariance are true of real images as well; a ViT learns them from data.",
+        "Train both to convergence on three nested sets of bundled handwritten digits, or of ten classes of --data "
+        "at 16×16 pixels; test on other images.",
     ),
     "pretraining": (
         "The places of the asked people occur only in the lines that were read.",

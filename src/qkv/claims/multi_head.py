@@ -101,22 +101,22 @@ def heads_count(lab: Lab, tokens: int, dim: int, seeds: int, steps: int) -> Expe
     floor = float(error.min())
     return ExperimentResult(
         {
-            "least relative error of one head, closed form": floor,
-            f"one head, trained, best of {seeds}": one,
-            f"two heads, trained, best of {seeds}": two,
-            "two heads, trained, worst": float(best[2].max()),
+            "least relative squared error of one head, closed form": floor,
+            f"one head, trained, relative squared error, best of {seeds}": one,
+            f"two heads, trained, the same, best of {seeds}": two,
+            "two heads, trained, the same, worst": float(best[2].max()),
         },
         (
-            near("one head cannot do better than ½", floor, 0.5, 1e-12),
+            near("one head cannot do better than ½ (squared error)", floor, 0.5, 1e-12),
             at_least("trained, one head stays at ½ or above", one, 0.5 - 1e-9),
             at_most("trained, one head comes near ½", one, 0.53),
             at_most(f"trained, two heads reach 0 (best of {seeds})", two, 0.01),
         ),
         (
             Lines(
-                "relative error after training, for each start",
+                "relative squared error after training, for each start",
                 "start, sorted",
-                "error",
+                "relative squared error",
                 list(range(1, seeds + 1)),
                 {
                     "one head": best[1].sort().values.tolist(),
@@ -130,7 +130,8 @@ def heads_count(lab: Lab, tokens: int, dim: int, seeds: int, steps: int) -> Expe
 
 
 def train_difference(lab: Lab, heads: int, tokens: int, dim: int, seeds: int, steps: int) -> Tensor:
-    """Train heads to compute v_a − v_b where the query says which tokens a and b are; relative error of each start.
+    """Train heads to compute v_a − v_b where the query says which tokens a and b are; relative squared error of each
+    start.
 
     Values are N(0, I), so the expected error follows from the weights and value maps without samples. All starts train
     at once: they are the batch axis.
@@ -178,7 +179,8 @@ CLAIMS = (
     Claim(
         "heads-count",
         FAMILY,
-        "If the query says which token is a and which b, one head cannot give v_a − v_b (error ≥ ½); two can.",
+        "If only the query says which token is a and which b, one head cannot give v_a − v_b (relative squared error "
+        "≥ ½ for independent values of equal variance); two can.",
         "holds",
         "",
         heads_count,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from qkv.check.mutants import attention as suite
 from qkv.check.mutants.attention import TextbookAttention
 from qkv.nn import FeedForward, PatchEmbedding
+from qkv.nn.block import Block
 from qkv.nn.masks import Mask
 
 
@@ -150,7 +151,26 @@ class FrozenPositions(nn.Embedding):
         self.weight.requires_grad_(False)
 
 
+class StreamDropout(Block):
+    """A pre-norm block that drops elements of the residual stream, not of what a sublayer adds to it."""
+
+    def _residual(self, x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor], *_: Any) -> Tensor:
+        return self.dropout(x + branch(norm(x)))
+
+
+class EvaluationDropout(Block):
+    """A block that drops in evaluation, too."""
+
+    def train(self, mode: bool = True) -> "EvaluationDropout":
+        super().train(mode)
+        self.dropout.train()
+        return self
+
+
 COMPONENTS: dict[str, Any] = {
+    "dropout-on-stream": StreamDropout,
+    "dropout-in-evaluation": EvaluationDropout,
+    "no-warm-up": 0,
     "linear-feed-forward": LinearFeedForward,
     "mixing-feed-forward": MixingFeedForward,
     "feed-forward-by-position": PositionDependentFeedForward,

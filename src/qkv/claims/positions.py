@@ -31,7 +31,9 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     rotated = Rope()(q, offset=7), Rope()(k, offset=7)
     reference = reference_attention(*rotated, k)[0]
     same = {name: constant_text_difference(lab, name) for name in (*RELATIVE, *ABSOLUTE)}
+    absolute = absolute_changes_by_shift(lab, tokens, dim, shift)
     numbers: dict[str, Number] = {f"{name}: change by a shift of {shift}": value for name, value in changes.items()}
+    numbers |= {f"{name}, added to the tokens: change by that shift": value for name, value in absolute.items()}
     numbers |= {
         "rope in float32: the same": float32_change["ours"],
         "rope with float32 angles: the same": float32_change["angles"],
@@ -40,6 +42,7 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     predicates: list[Predicate] = [
         at_most("relative scores do not change by a shift, float64", max(changes.values()), 1e-11),
         at_most("nor in float32", float32_change["ours"], 1e-11, "beyond"),
+        at_least("absolute positions added to the tokens do change them", min(absolute.values()), 1e-3, "control"),
         equal("a constant text looks the same at every position to relative schemes", max(same[n] for n in RELATIVE)),
         at_least("absolute ones tell its positions apart", min(same[n] for n in ABSOLUTE), 1e-3),
         equal(
@@ -116,6 +119,17 @@ def score_change_by_shift(lab: Lab, scheme: PositionScheme, tokens: int, dim: in
         rotated = built.rotate(q, table), built.rotate(k, table)
         weights.append(lab.weights(*rotated, bias=None if bias is None else bias.to_dense()).detach())
     return max_diff(*weights)
+
+
+def absolute_changes_by_shift(lab: Lab, tokens: int, dim: int, shift: int) -> dict[str, float]:
+    """The change of one head's weights when every position grows by `shift`, for positions added to the tokens."""
+    x, w_q, w_k = lab.draw(tokens, dim), *(lab.draw(dim, dim) / dim**0.5 for _ in range(2))
+    rows = [lab.draw(tokens, dim) for _ in range(2)]  # of a learned table, before and after the shift
+    waves = [sinusoidal(torch.arange(tokens) + s, dim, dtype=torch.float64) for s in (0, shift)]
+    return {
+        name: max_diff(*(lab.weights((x + table) @ w_q, (x + table) @ w_k) for table in pair))
+        for name, pair in (("sinusoid", waves), ("learned table", rows if shift else rows[:1] * 2))
+    }
 
 
 class SchemeModule(nn.Module):
@@ -233,7 +247,7 @@ CLAIMS = (
     Claim(
         "positions",
         FAMILY,
-        "RoPE, T5, ALiBi and Shaw depend on distances only: a shift changes nothing. Of the schemes that learned "
+        "RoPE, T5, ALiBi and Shaw depend on distances only: a shift changes no weight. Of the schemes that learned "
         "a fixed lag, some carry it to longer sequences, not every relative one, and a learned table does not.",
         "holds-if",
         "in float64; in float32 a shift moves RoPE's scores, more so if its angles are float32 too",

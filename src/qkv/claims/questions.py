@@ -5,7 +5,7 @@ The command `qkv questions` and the page docs/questions.md show this table.
 
 from dataclasses import dataclass
 
-from qkv.claims.registry import CLAIMS
+from qkv.claims.catalog import read_catalog
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class CourseQuestion:
 
 QUESTIONS = (
     CourseQuestion(
-        "What shape is H = V softmax(KᵀQ), and is it what the code with rows computes?",
+        "What shape is H = V softmax(KᵀQ), and do rows give the same?",
         "shapes",
         "t×n: a column for each query; rows and columns give the same numbers",
         "inputs as columns times a matrix made for rows: an error, or (n = d) silently wrong",
@@ -50,50 +50,65 @@ QUESTIONS = (
     CourseQuestion(
         "When does attention copy one value?",
         "copy",
-        "when β(k_j − k_i)·q is large for all others; the error falls as e^(−margin)",
+        "in the limit of a large margin β(k_j − k_i)·q over all others; the error is at most (m−1)·e^(−margin)·"
+        "max‖v_i − v_j‖",
         '"the other keys must oppose the query": they need only be less alike',
     ),
     CourseQuestion(
-        "How does it average two?",
+        "How does attention average two values?",
         "average",
         "q = β(k_a + k_b), orthonormal keys: e^β/(m−2+2e^β) each",
         "forgetting that the layer divides by √d: 0.376, not 0.4999, at β = 10",
     ),
-    CourseQuestion("When is it average pooling?", "diffuse", "β = 0, or q = 0"),
     CourseQuestion(
-        "Soft or hard, self or cross?",
+        "When is attention average pooling?",
+        "diffuse",
+        "when all scores of the query are equal: β = 0, q = 0, or q orthogonal to all keys",
+        '"a small β makes the output small": it makes it the mean of the values',
+    ),
+    CourseQuestion(
+        "Which kinds of attention are there: soft or hard, self or cross?",
         "hard-soft",
-        "four kinds; hard is the limit of soft",
+        "four kinds; hard is the limit of soft for β → ∞, except on a tie: hard picks one key, soft shares",
         "training hard attention by its gradient: queries and keys get none",
     ),
     CourseQuestion(
-        "What if a key moves a little?",
+        "What happens if one key moves a little?",
         "perturb-key",
-        "every output moves by β α_i (v_i − h)(q·ε)",
+        "every output can move, by β α_i (v_i − h)(q·ε) to first order",
         '"zero-mean noise cancels": a drift of second order stays',
     ),
     CourseQuestion(
-        "What if a query moves?",
+        "What happens if one query moves?",
         "perturb-query",
         "its own output only",
-        "confusing the query with the token: in self-attention the token is key and value too",
+        "taking the token for the query: in self-attention a token is query, key and value, so moving it moves all "
+        "outputs",
     ),
     CourseQuestion("Does a longer key get more weight?", "scale-key", "only where q·k > 0", '"larger keys win"'),
-    CourseQuestion("Keys vary a little: does one head average reliably?", "calm-head", "yes while αβ² ≪ 1"),
     CourseQuestion(
-        "One key varies along itself: what happens?",
-        "one-head-variance",
-        "the output flips between v_a and v_b once β > 2",
-        '"the mean is still right, so it is fine": the variance nears ¼',
+        "Does one head average reliably if keys vary a little?",
+        "calm-head",
+        "yes while αβ² ≪ 1",
+        '"the larger β, the better": a longer query amplifies the noise of the keys',
     ),
     CourseQuestion(
-        "How do two heads help?",
+        "What happens to one head if one key varies along itself?",
+        "one-head-variance",
+        "the output flips between v_a and v_b once β > 2; the variance of the weight nears ¼",
+        '"the mean is right, so the head works": for large β almost every single output is wrong',
+    ),
+    CourseQuestion(
+        "How do two heads help against noisy keys?",
         "two-heads",
-        "one asks for each key: a twentieth of the variance",
+        "one asks for each key: a twentieth of the variance at β = 20 (8 keys, orthonormal values)",
         "forgetting the 7.86 % of draws in which k_a points away",
     ),
     CourseQuestion(
-        "Would q_1 = β(μ_a+μ_b), q_2 = β(μ_a−μ_b) do?", "two-heads-wrong", "no: ¾ v_a + ¼ v_b", "this answer itself"
+        "Do q_1 = β(μ_a+μ_b), q_2 = β(μ_a−μ_b) average v_a and v_b?",
+        "two-heads-wrong",
+        "no: ¾ v_a + ¼ v_b",
+        "this answer itself",
     ),
     CourseQuestion(
         "Is multi-head attention h small attentions?",
@@ -104,8 +119,16 @@ QUESTIONS = (
     CourseQuestion(
         "What can two heads do that one cannot?",
         "heads-count",
-        "v_a − v_b: weights are not negative and share a value map",
+        "v_a − v_b: the weights of one head are not negative and share a value map, so its relative squared error is "
+        "at least ½",
         '"more heads are only faster"',
+    ),
+    CourseQuestion(
+        "What do heads share with the channels of a convolution?",
+        "heads-are-channels",
+        "parallel maps with their own weights, in any order, summed by a 1×1 map; but a head's weights depend on the "
+        "input",
+        '"a head is a kernel": a kernel is fixed, and may be negative',
     ),
     CourseQuestion(
         "What does a permutation of the tokens do?",
@@ -113,12 +136,17 @@ QUESTIONS = (
         "permutes the outputs; the attention map becomes P S Pᵀ",
         '"the attention map stays S"; or testing equivariance alone, which a softmax over the wrong axis passes',
     ),
-    CourseQuestion("What can values alone do?", "values-only", "c_2 ≈ u_a; no added u_d or u_c makes it u_b"),
+    CourseQuestion(
+        "What can attention do with q = k = v = x?",
+        "values-only",
+        "c_2 ≈ u_a; adding u_d or u_c to x_2 gives u_a + u_d or u_a + u_c, never u_b",
+        '"adding u_d makes it attend to x_1": it still attends to itself (2β² against β²)',
+    ),
     CourseQuestion(
         "Which K, Q, V give u_b and u_b − u_c?",
         "kqv",
-        "V = (u_b u_bᵀ − u_c u_cᵀ)/β², K = I, Q = u_d u_aᵀ + u_c u_dᵀ",
-        "forgetting that ‖u‖² = β²",
+        "V = (u_b u_bᵀ − u_c u_cᵀ)/β², K = I, Q = u_d u_aᵀ + u_c u_dᵀ: scores β⁴ on the wanted token, 0 elsewhere",
+        "forgetting ‖u‖² = β² in V: outputs β² times too long",
     ),
     CourseQuestion(
         "Can self-attention be the identity?",
@@ -129,14 +157,16 @@ QUESTIONS = (
     CourseQuestion(
         "Is attention a convolution?",
         "convolution",
-        "K heads at K offsets, where the kernel fits",
-        "the border: weights still sum to 1 there",
+        "K heads at K offsets (K odd), where the kernel fits, if the value maps have full rank",
+        '"one head is enough": it has one value map and no negative weights; and the border, where weights still sum '
+        "to 1",
     ),
     CourseQuestion(
         "Relative or absolute positions?",
         "positions",
-        "relative scores do not change by a shift; a fixed lag carries over with some relative schemes, not all",
-        '"relative generalizes"; angles in float32',
+        "relative scores do not change by a shift, absolute ones do; some relative schemes carry a fixed lag to longer "
+        "texts, not all",
+        '"relative encodings always generalize to longer texts"; angles in float32',
     ),
     CourseQuestion(
         "Can attention run in real time?",
@@ -151,46 +181,75 @@ QUESTIONS = (
         "a fixed order of keys hides the difference",
     ),
     CourseQuestion(
-        "What does it cost?",
+        "What does attention cost?",
         "cost",
-        "n² time; n² memory plain, n fused",
+        "attention n²d time (a layer n²d + nd², an RNN layer nd²); n² memory plain, n fused",
         "a full mask makes fused memory n² again; parallel is not cheaper than an RNN for n > d",
     ),
     CourseQuestion(
         "What is the feed-forward network for?",
         "feed-forward",
-        "non-linear functions of one token, the same at each position",
+        "non-linear functions of one token, the same at each position: for one token the rest of a layer without "
+        "norms is linear",
         '"a network of its own at each position"',
     ),
     CourseQuestion(
-        "Why do gradients reach far?",
+        "How far do gradients reach, in an RNN and in a transformer?",
         "path-length",
-        "as 1/n under uniform attention, level through a sharp head; in an RNN they fall exponentially",
+        "as 1/n under uniform attention, level through a sharp head; exponentially in a simple RNN, hardly in an LSTM "
+        "whose forget gates are near 1",
         '"they stay level", or "they fall as 1/n": it depends on how sharply the head attends',
     ),
     CourseQuestion(
-        "Why residuals and norms?",
+        "Why residual connections and layer norms?",
         "residual-norm",
         "without residuals gradients at the input vanish and tokens become identical, without norm they explode",
         "norms alone solve depth",
     ),
     CourseQuestion(
-        "Who sees whom in encoder and decoder?",
+        "Why warm up the learning rate?",
+        "warm-up",
+        "a deep post-norm stack hardly leaves the loss of a guess at a rate at which it learns after a warm-up; "
+        "pre-norm needs none",
+        '"warm-up is always needed": it depends on depth, rate and the place of the norm',
+    ),
+    CourseQuestion(
+        "What does residual dropout drop?",
+        "residual-dropout",
+        "elements of what a sublayer adds, x + dropout(f(x)), in training only",
+        "dropping the stream itself: after L layers (1 − p)^L of it is left",
+    ),
+    CourseQuestion(
+        "Who sees whom in the encoder and in the decoder?",
         "encoder-decoder",
         "encoder: all; decoder: past and source",
         "masking after the softmax: the future leaks through the sum",
     ),
     CourseQuestion(
-        "What are the two used for?",
+        "What are encoders and decoders used for?",
         "two-uses",
         "encoders embed, decoders generate",
         "training a generator without the causal mask",
     ),
     CourseQuestion(
-        "Against RNN and MLP?",
+        "How does a transformer differ from an RNN and an MLP?",
         "versus-rnn-mlp",
-        "parameters do not grow with length, steps run in parallel",
-        "a learned position table does grow",
+        "parameters do not grow with length; positions that are known are computed in parallel",
+        '"an RNN has one weight matrix": a simple one has two, an LSTM two for each of four gates; and a learned '
+        "position table does grow",
+    ),
+    CourseQuestion(
+        "What do transformers and RNNs have in common?",
+        "similar-to-rnn",
+        "weights shared over positions and a recurrence: linear attention has a state of constant size, softmax "
+        "attention its KV cache",
+        '"a transformer has no state": when it generates, the KV cache is its state',
+    ),
+    CourseQuestion(
+        "What do transformers and MLPs have in common?",
+        "similar-to-mlp",
+        "a feed-forward network is attention to fixed keys and values; for one token self-attention is a linear layer",
+        '"attention is a linear layer": its weights depend on the input',
     ),
     CourseQuestion(
         "Do weights after dropout sum to 1?", "dropout-weights", "on average only", "looking at weights after dropout"
@@ -201,19 +260,36 @@ QUESTIONS = (
         "yes, with stride p",
         "another flattening order than the weights'",
     ),
-    CourseQuestion("How far does a layer see?", "receptive-field", "ViT: everywhere; CNN: its kernel"),
     CourseQuestion(
-        "What do learned positions show?",
+        "How far does a layer of a ViT and of a CNN see?",
+        "receptive-field",
+        "ViT: everywhere; CNN: its kernel, and k − 1 pixels more with each layer (3, 5, 7 for k = 3)",
+        '"by one kernel a layer"; "a ViT has no locality": a token is local to its patch until attention mixes tokens',
+    ),
+    CourseQuestion(
+        "Do learned positions recover the grid of patches?",
         "position-maps",
         "near patches get similar vectors, more than untrained ones",
         "taking it for evidence about attention: with uniform attention the correlation is as high",
     ),
-    CourseQuestion("What is the class token for?", "class-token", "reading the patches; the mean does as well"),
+    CourseQuestion(
+        "What is the class token for?",
+        "class-token",
+        "reading the patches by attention; the mean of the patches does as well",
+        '"it is the image": it is the same vector for every image, only attention brings the image in',
+    ),
     CourseQuestion(
         "Do ViTs need more data?",
         "data-regimes",
         'a CNN is ahead with little; "much" is not available here',
         "concluding from a small run",
+    ),
+    CourseQuestion(
+        "Do ViTs need more data on real images, too?",
+        "data-regimes-real",
+        "on handwritten digits the CNN's lead shrinks as images are added; --data runs it on CIFAR, where it does "
+        "not yet",
+        "comparing after a fixed number of steps: both must have converged",
     ),
     CourseQuestion(
         "Why does pretraining help to answer?",
@@ -222,24 +298,28 @@ QUESTIONS = (
         '"it learned the language"',
     ),
     CourseQuestion(
-        "Can confidence tell what is made up?",
+        "Does confidence tell which answers are invented?",
         "made-up",
-        "not reliably; a threshold trades coverage for precision",
+        "not reliably: a right answer is more confident than an invented one in 74 % of pairs; a threshold trades "
+        "coverage for precision",
         'an answer for every name: a look-up can say "unknown"',
     ),
     CourseQuestion(
-        "Work three tokens by hand.",
+        "What does attention give for three tokens, by hand?",
         "worked-example",
         "(−1.9932, −2.9976) … and with 1/√d (−1.9545, −2.9815) …",
         'rounding the attention map first: 1.17 and 0.21 for 1.1786 and 0.1989; "a token attends mainly to itself"',
     ),
     CourseQuestion(
-        "`Q @ K.T` for a batch?",
+        "Is `Q @ K.T` right for a batch?",
         "batch-transpose",
-        "`.transpose(1, 2)`; `.T` mixes the batch in",
-        "it runs when batch = length = dim",
+        "no: `.transpose(1, 2)`; `.T` reverses all axes, a shape error unless batch = length = dim",
+        "testing with batch = length = dim: there `.T` runs and mixes the batch in",
     ),
 )
+
+
+TITLES = {entry.claim: entry.question for entry in QUESTIONS}  # the question that titles each claim
 
 
 def search_questions(words: str = "") -> list[CourseQuestion]:
@@ -266,10 +346,10 @@ def as_markdown() -> str:
         "`qkv claims run NAME` prints the numbers; `--set` changes conditions; `--report page.html` draws a figure.",
         "`qkv questions WORDS` searches this table. β is the inverse temperature, `scale` in the code.",
     ]
-    family = None
+    family, claims = None, read_catalog()
     for entry in QUESTIONS:
-        if CLAIMS[entry.claim].family != family:
-            family = CLAIMS[entry.claim].family
+        if claims[entry.claim].family != family:
+            family = claims[entry.claim].family
             lines += [
                 "",
                 f"## {family.capitalize()}",

@@ -1,9 +1,8 @@
 """All claims by name, and `run`, which runs one.
 
-To add a claim, write its experiment and its `Claim` in the file of its subject.
+To add a claim, write its experiment and its `Claim` in the file of its subject, and run `python -m qkv.claims.catalog`.
 """
 
-import difflib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from qkv.claims import (
     blocks,
     convolution,
     cost,
+    data_regimes,
     encoder_decoder,
     head_variance,
     knowledge,
@@ -24,11 +24,14 @@ from qkv.claims import (
     rnn_comparison,
     selection,
     self_attention,
+    similarities,
+    stability,
     streaming,
     synthesizer,
     vision,
     worked_example,
 )
+from qkv.claims.catalog import find_by_name
 from qkv.claims.claim import Claim, ClaimResult, ExperimentResult, Real, Verdict, decide, explain
 from qkv.claims.experiment import Attention, Lab, library_attention
 
@@ -45,9 +48,12 @@ MODULES = (
     synthesizer,
     cost,
     blocks,
+    stability,
     rnn_comparison,
+    similarities,
     encoder_decoder,
     vision,
+    data_regimes,
     knowledge,
     worked_example,
 )
@@ -60,11 +66,7 @@ CLAIMS: dict[str, Claim] = {claim.name: claim for claim in _claims}
 
 def find_claim(name: str) -> Claim:
     """Return the claim of that name; a ValueError names the nearest."""
-    if name in CLAIMS:
-        return CLAIMS[name]
-    close = difflib.get_close_matches(name, CLAIMS, n=1)
-    suggestion = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(CLAIMS)}"
-    raise ValueError(f"there is no claim {name!r}; {suggestion}")
+    return find_by_name(name, CLAIMS)
 
 
 def claim_names(families: Iterable[str] = ()) -> list[str]:
@@ -79,6 +81,7 @@ def run(
     *,
     attention: Attention = library_attention,
     component: Any = None,
+    data: str | None = None,
     long: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     **knobs: Real,
@@ -89,6 +92,7 @@ def run(
         name: one of `qkv.claims.CLAIMS`.
         attention: the attention under test, with the signature of `qkv.attention`.
         component: in claims about another component, what replaces it.
+        data: in claims that take data (`Claim.takes_data`), a name or path instead of the bundled data.
         long: train longer, where the claim trains.
         progress: called with a message where a run takes long.
         knobs: conditions of the experiment, by name; the claim's defaults if omitted.
@@ -102,10 +106,11 @@ def run(
         raise ValueError(f"a seed must be an integer from 0 to {MAX_SEED}, got {seed}")
     claim = find_claim(name)
     values = knob_values(claim, knobs, long=long)
+    check_takes_data(claim, data)
     started = time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # seed the global generator for the experiment only
         torch.manual_seed(seed)
-        measured = claim.experiment(Lab(seed, attention, component, progress), **values)
+        measured = claim.experiment(Lab(seed, attention, component, progress, data), **values)
     verdict = decide(measured.predicates)
     return ClaimResult(
         name=claim.name,
@@ -116,11 +121,18 @@ def run(
         seed=seed,
         predicates=measured.predicates,
         panels=measured.panels,
-        figure=measured.caption or claim.figure,
+        figure=_caption(claim, measured, verdict, values),
         expected=claim.expected,
         seconds=time.perf_counter() - started,
         knobs=values,
     )
+
+
+def check_takes_data(claim: Claim, data: str | None) -> None:
+    """Raise a ValueError that names the claims which take data, if this one is given some and does not."""
+    if data is not None and not claim.takes_data:
+        others = ", ".join(other.name for other in CLAIMS.values() if other.takes_data)
+        raise ValueError(f"{claim.name} makes its own data; data={data!r} is for {others}")
 
 
 def _condition(claim: Claim, measured: ExperimentResult, verdict: Verdict) -> str:
@@ -128,6 +140,15 @@ def _condition(claim: Claim, measured: ExperimentResult, verdict: Verdict) -> st
     if verdict != claim.expected:
         return explain(measured.predicates)
     return measured.condition or claim.condition
+
+
+def _caption(claim: Claim, measured: ExperimentResult, verdict: Verdict, values: dict[str, Any]) -> str:
+    """The caption of the figure of this run; for an unexpected verdict also the knobs and what decided it."""
+    if verdict == claim.expected:
+        return measured.caption or claim.figure
+    knobs = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+    decided = f"{verdict.capitalize()} with {knobs or 'no knobs'}: {explain(measured.predicates)}."
+    return f"{measured.caption} {decided}".strip()
 
 
 def knob_values(claim: Claim, knobs: dict[str, Any], *, long: bool = False) -> dict[str, Any]:

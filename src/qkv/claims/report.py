@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from qkv import __version__
 from qkv._html import page
 from qkv.claims.claim import ClaimResult, Number, Predicate
+from qkv.claims.questions import TITLES
 
 VERDICTS = {"holds": "holds", "holds-if": "holds if", "fails": "fails", "undecided": "undecided"}
 PARTS = {"claim": "the statement", "beyond": "beyond its conditions", "control": "controls"}
@@ -74,10 +75,10 @@ def format_number(number: Number) -> str:
 def _contents(results: Sequence[ClaimResult]) -> str:
     rows = "".join(
         f'<tr><td>{_verdict(r)}</td><td><a href="#claim-{r.name}">{r.name}</a></td>'
-        f"<td>{html.escape(r.statement)}</td></tr>"
+        f"<td>{html.escape(TITLES[r.name])}</td></tr>"
         for r in results
     )
-    return f"<nav><table><thead><tr><th>verdict</th><th>claim</th><th>statement</th></tr></thead>{rows}</table></nav>"
+    return f"<nav><table><thead><tr><th>verdict</th><th>claim</th><th>question</th></tr></thead>{rows}</table></nav>"
 
 
 def _article(result: ClaimResult) -> str:
@@ -95,8 +96,8 @@ def _article(result: ClaimResult) -> str:
         figure = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
     knobs = ", ".join(f"{name} = {value:g}" for name, value in result.knobs.items())
     return (
-        f'<article id="claim-{result.name}"><div class="head"><h3>{result.name}</h3>'
-        f'<span class="soft">seed {result.seed} · {result.seconds:.1f} s</span></div>'
+        f'<article id="claim-{result.name}"><div class="head"><h3>{html.escape(TITLES[result.name])}</h3>'
+        f'<span class="soft">{result.name} · seed {result.seed} · {result.seconds:.1f} s</span></div>'
         f'<p>{_verdict(result)}{condition}</p>{unexpected}<p class="statement">{html.escape(result.statement)}</p>'
         f"{figure}<table>{numbers}</table>{_tests(result.predicates)}"
         f'<p class="soft">Run with {html.escape(knobs) or "no knobs"}.</p></article>'

@@ -72,25 +72,31 @@ def values_only(lab: Lab, beta: float) -> ExperimentResult:
     long = lab.attention(beta * x, beta * x, beta * x, scale=1.0)[1] / beta
     short = lab.attention(x, x, x, scale=beta**2)[1]
     error = float((short - a).norm())
-    distances = {}
-    for name, extra in (("u_d", d), ("u_c", c)):
+    distances, own, other = {}, {}, {}
+    for name, extra, token in (("u_d", d, 0), ("u_c", c, 2)):
         changed = x.clone()
         changed[1] += extra
-        distances[name] = float((lab.attention(changed, changed, changed, scale=beta**2)[1] - b).norm())
+        out, weights = lab.attention(changed, changed, changed, scale=beta**2, return_weights=True)
+        distances[name] = float((out[1] - b).norm())
+        own[name], other[name] = float((out[1] - a - extra).norm()), float(weights[1, token])
     reference = reference_attention(x, x, x, scale=beta**2)[0][1]
     betas = [1.0, 2.0, 3.0, 4.0, 5.0]
     errors = [float((lab.attention(x, x, x, scale=s**2)[1] - a).norm()) for s in betas]
     closed = [math.sqrt(10) / (math.exp(s**2) + 2) for s in betas]
     return ExperimentResult(
         {
-            f"‖c_2 − u_a‖ at β = {beta:g}": error,
+            f"‖c_2 − u_a‖/β at β = {beta:g}": error,
             "closed form √10/(e^β² + 2)": math.sqrt(10) / (math.exp(beta**2) + 2),
-            **{f"distance from u_b after adding {name} to x_2": value for name, value in distances.items()},
+            **{f"‖c_2 − u_b‖/β after adding {name} to x_2": value for name, value in distances.items()},
+            **{f"‖c_2 − (u_a + {name})‖/β there": value for name, value in own.items()},
+            "weight on x_1 after adding u_d": other["u_d"],
+            "weight on x_3 after adding u_c": other["u_c"],
         },
         (
-            near("c_2 is u_a up to √10/(e^β²+2)", error, math.sqrt(10) / (math.exp(beta**2) + 2), 1e-12),
+            near("‖c_2 − u_a‖/β is √10/(e^β²+2)", error, math.sqrt(10) / (math.exp(beta**2) + 2), 1e-12),
             at_most("c_2 ≈ u_a", error, 1e-3),
             at_least("adding u_d or u_c to x_2 does not give u_b", min(distances.values()), 0.5),
+            at_most("it gives u_a + u_d, or u_a + u_c", max(own.values()), 1e-3),
             equal("β in the vectors equals β as an argument", max_diff(long, short)),
             equal("the output equals the triple loop", max_diff(short, reference), "control"),
         ),
@@ -98,7 +104,7 @@ def values_only(lab: Lab, beta: float) -> ExperimentResult:
             Lines(
                 "how well x_2 returns u_a",
                 "β",
-                "‖c_2 − u_a‖",
+                "‖c_2 − u_a‖/β",
                 betas,
                 {"measured": errors, "√10/(e^β²+2)": closed},
                 logy=True,
@@ -114,9 +120,10 @@ def kqv(lab: Lab, beta: float) -> ExperimentResult:
     value = torch.outer(b, b) - torch.outer(c, c)
     query = torch.outer(d, a) + torch.outer(c, d)
 
-    def compute(strength: float, attention) -> Tensor:
-        tokens = strength * x
-        q, k, v = tokens @ (strength**2 * query).mT, tokens, tokens @ value.mT
+    def compute(strength: float, attention, *, divide: bool = False) -> Tensor:
+        """The outputs over β, for vectors u of length β = `strength`; `divide`: with Q/β² instead of Q."""
+        tokens, factor = strength * x, 1.0 if divide else strength**2
+        q, k, v = tokens @ (factor * query).mT, tokens, tokens @ value.mT
         return attention(q, k, v, scale=1.0) / strength
 
     out = compute(beta, lab.attention)
@@ -125,9 +132,15 @@ def kqv(lab: Lab, beta: float) -> ExperimentResult:
     reference = compute(beta, lambda *qkv, scale: reference_attention(*qkv, scale=scale)[0])
     betas = [1.0, 1.25, 1.5, 1.75, 2.0]
     curve = [float((compute(s, lab.attention)[1] - b).norm()) for s in betas]
+    divided = [float((compute(s, lab.attention, divide=True)[1] - b).norm()) for s in (beta, 5.0)]
     weights = lab.weights(x @ query.mT, x, scale=beta**4)
     return ExperimentResult(
-        {f"‖c_2 − u_b‖ at β = {beta:g}": errors[0], f"‖c_1 − (u_b − u_c)‖ at β = {beta:g}": errors[1]},
+        {
+            f"‖c_2 − u_b‖/β at β = {beta:g}": errors[0],
+            f"‖c_1 − (u_b − u_c)‖/β at β = {beta:g}": errors[1],
+            f"with Q/β²: ‖c_2 − u_b‖/β at β = {beta:g}": divided[0],
+            "with Q/β²: ‖c_2 − u_b‖/β at β = 5": divided[1],
+        },
         (
             at_most("c_2 ≈ u_b", errors[0], 1e-5),
             at_most("c_1 ≈ u_b − u_c", errors[1], 1e-5),
@@ -135,7 +148,7 @@ def kqv(lab: Lab, beta: float) -> ExperimentResult:
             equal("the output equals the triple loop", max_diff(out, reference), "control"),
         ),
         (
-            Lines("‖c_2 − u_b‖", "β", "error", betas, {"c_2": curve}, logy=True, roles={"c_2": "output"}),
+            Lines("‖c_2 − u_b‖/β", "β", "relative error", betas, {"c_2": curve}, logy=True, roles={"c_2": "output"}),
             Heatmap("attention weights", "x_1 … x_3 as keys", "as queries", weights.tolist(), 1.0),
         ),
     )
@@ -265,18 +278,20 @@ CLAIMS = (
     Claim(
         "values-only",
         FAMILY,
-        "With v = k = q = x = (u_d + u_b, u_a, u_c + u_b), c_2 ≈ u_a; adding u_d or u_c to x_2 does not make it u_b.",
+        "With v = k = q = x = (u_d + u_b, u_a, u_c + u_b) and ‖u‖ = β, c_2 ≈ u_a; adding u_d (or u_c) to x_2 makes it "
+        "u_a + u_d (or u_a + u_c), not u_b.",
         "holds",
         "",
         values_only,
         (Knob("beta", 5.0, "length of the vectors", (0.1, 26)),),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis"),
-        "The error falls as e^(−β²).",
+        "The error relative to β falls as e^(−β²).",
     ),
     Claim(
         "kqv",
         FAMILY,
-        "V = (u_b u_bᵀ − u_c u_cᵀ)/β², K = I, Q = u_d u_aᵀ + u_c u_dᵀ give c_2 ≈ u_b and c_1 ≈ u_b − u_c.",
+        "For ‖u‖ = β, V = (u_b u_bᵀ − u_c u_cᵀ)/β², K = I, Q = u_d u_aᵀ + u_c u_dᵀ give c_2 ≈ u_b and c_1 ≈ u_b − u_c: "
+        "the scores are β⁴ on the wanted token and 0 elsewhere.",
         "holds",
         "",
         kqv,

@@ -1,4 +1,4 @@
-"""Claims about vision transformers, trained on synthetic digits: positions, class token, data regimes.
+"""Claims about vision transformers, trained on synthetic digits: positions and class token.
 
 The images are made in code: ten digits of 20×20 pixels, drawn anywhere, with noise.
 """
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv._figures import Bars, Heatmap, Lines
+from qkv._figures import Bars, Heatmap
 from qkv.claims.claim import Claim, ExperimentResult, Knob, Predicate, at_least, at_most, near
 from qkv.claims.experiment import Attention, Lab, mean_and_range, t_interval, train_model
 from qkv.claims.mutants import ATTENTIONS
@@ -60,8 +60,8 @@ def draw_digits(count: int, generator: torch.Generator, *, noise: float = 0.25) 
 
 
 def vit_config(**options) -> ViTConfig:
-    sizes = {"dim": 32, "layers": 2, "heads": 2, "mlp_dim": 64}
-    return ViTConfig(image_size=SIDE, patch_size=PATCH, channels=1, num_classes=CLASSES, **{**sizes, **options})
+    images = {"image_size": SIDE, "patch_size": PATCH, "channels": 1, "num_classes": CLASSES}
+    return ViTConfig(**{**images, "dim": 32, "layers": 2, "heads": 2, "mlp_dim": 64, **options})
 
 
 def draw_images(lab: Lab, start: int, count: int, offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,20 +85,33 @@ def train_cached(
     model = lab.build(lambda: build_model(model_config), start, torch.float32)
     if lab.component is not None and isinstance(model, ViT) and model.positions is not None:
         model.positions = lab.build(lambda: lab.component(GRID * GRID + 1, model_config.dim), start, torch.float32)  # type: ignore[union-attr]
-    images, labels = draw_images(lab, start, count)
-    order = torch.Generator().manual_seed(start)
-
-    def loss(_: int) -> Tensor:
-        rows = torch.randint(0, count, (48,), generator=order)
-        return F.cross_entropy(model(images[rows]), labels[rows])
-
-    with lab.inside_layers(attention):
-        rate = 4e-3 if isinstance(model_config, ViTConfig) else 1e-2
-        train_model(model, loss, steps, lr=rate, weight_decay=0.01, stop_below=stop_below)
+    train_on(lab, model, *draw_images(lab, start, count), steps, start, attention, stop_below)
     if len(_cache) > 60:
         _cache.clear()
     _cache[key] = model
     return model
+
+
+def train_on(
+    lab: Lab,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    steps: int,
+    start: int,
+    attention: Attention | None = None,
+    stop_below: float = 0.0,
+) -> None:
+    """Train a model on images, in batches of 48."""
+    order = torch.Generator().manual_seed(start)
+
+    def loss(_: int) -> Tensor:
+        rows = torch.randint(0, len(images), (48,), generator=order)
+        return F.cross_entropy(model(images[rows]), labels[rows])
+
+    with lab.inside_layers(attention):
+        rate = 4e-3 if isinstance(model, ViT) else 1e-2
+        train_model(model, loss, steps, lr=rate, weight_decay=0.01, stop_below=stop_below)
 
 
 def build_model(model_config: ViTConfig | CNNConfig) -> nn.Module:
@@ -259,68 +272,6 @@ def class_token(lab: Lab, count: int, steps: int, seeds: int) -> ExperimentResul
     )
 
 
-CONVERGED = 0.02  # training loss at which training to convergence stops
-
-
-def data_regimes(lab: Lab, steps: int, seeds: int, most: int) -> ExperimentResult:
-    counts = sorted({max(most // 16, 1), max(most // 4, 1), most})
-    curves: dict[str, list[dict[str, float]]] = {"ViT": [], "CNN": []}
-    fitted = []
-    for count in counts:
-        for name, model_config in (
-            ("ViT", vit_config()),
-            ("CNN", CNNConfig(image_size=SIDE, channels=1, num_classes=CLASSES, stage_channels=(8, 16))),
-        ):
-            runs = []
-            for start in range(seeds):
-                lab.progress(f"{name}, {count} images, start {start + 1} of {seeds}")
-                model = train_cached(lab, model_config, start, count, steps, stop_below=CONVERGED)
-                runs.append(accuracy(lab, model, start))
-                fitted.append(accuracy(lab, model, start, images=draw_images(lab, start, count)))
-            curves[name].append(mean_and_range(runs))
-    lead = [cnn["value"] - vit["value"] for vit, cnn in zip(curves["ViT"], curves["CNN"], strict=True)]
-    points, sizes = (", ".join(texts) for texts in ((f"{100 * x:.0f}" for x in lead), (f"{n:,}" for n in counts)))
-    converged = f"trained to convergence (accuracy on the training images at least {min(fitted):.2f})"
-    if min(fitted) < 0.98:
-        converged = f"not trained to convergence in {steps:,} steps (accuracy on the training images {min(fitted):.2f})"
-    # "much" data, where papers saw ViTs win, is millions of images: a CNN ahead at a few thousand refutes nothing
-    wins = None
-    if curves["ViT"][-1]["low"] > curves["CNN"][-1]["high"]:
-        wins = True
-    elif most >= 1_000_000:
-        wins = False
-    return ExperimentResult(
-        {
-            **{
-                f"accuracy, {name}, {count} images": value
-                for name, curve in curves.items()
-                for count, value in zip(counts, curve, strict=True)
-            },
-            "lowest accuracy on the training images": min(fitted),
-        },
-        (
-            at_least("with little data the CNN is ahead, by", max(lead[:2]), 0.02),
-            Predicate("with much the ViT wins, by", -lead[-1], f"> 0 at millions of images; here {most:,}", wins),
-            at_least("trained to convergence: lowest accuracy on the training images", min(fitted), 0.98, "control"),
-            at_least("both learn: ViT at the most data", curves["ViT"][-1]["value"], 2 / CLASSES, "control"),
-        ),
-        (
-            Lines(
-                "accuracy against the number of images",
-                "images",
-                "accuracy",
-                counts,
-                {name: [v["value"] for v in curve] for name, curve in curves.items()},
-                logx=True,
-                roles={"ViT": "query", "CNN": "key"},
-            ),
-        ),
-        f"{converged}; the CNN is ahead by {points} points at {sizes} images; “much” means millions, and this run has "
-        f"{most:,}",
-        f"Accuracy of both against the number of images: the CNN is ahead by {points} points at {sizes}.",
-    )
-
-
 def _knobs(steps: int, seeds: int, count: int = 2000) -> tuple[Knob, ...]:
     return (
         Knob("count", count, "training images", (1, 100_000), long=10 * count),
@@ -337,7 +288,7 @@ CLAIMS = (
         "holds-if",
         "it is said of the table, not of attention: with uniform attention the correlation is as high",
         position_maps,
-        _knobs(350, 4),
+        _knobs(350, 6),
         ("frozen-positions",),
         "Near positions on the grid get similar vectors, with any attention; without positions accuracy falls.",
         cost="minutes",
@@ -356,22 +307,5 @@ CLAIMS = (
         "With its edges to the patches masked, the class token guesses.",
         cost="minutes",
         overturn={"steps": 250, "seeds": 1},
-    ),
-    Claim(
-        "data-regimes",
-        FAMILY,
-        "With little data a CNN is ahead of a ViT, with much the ViT wins (on synthetic digits).",
-        "undecided",
-        "“much” means millions of images, which this run does not have",
-        data_regimes,
-        (
-            Knob("steps", 1200, "training steps, fewer where the loss is below 0.02", (0, 50_000), long=6000),
-            Knob("seeds", 2, "random starts", (1, 20), long=5),
-            Knob("most", 1600, "largest number of images", (16, 1_000_000), long=20_000),
-        ),
-        ("itself",),
-        "Accuracy of both against the number of images.",
-        cost="minutes",
-        overturn={"steps": 300, "seeds": 1, "most": 640},
     ),
 )

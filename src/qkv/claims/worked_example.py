@@ -163,9 +163,9 @@ CLAIMS = (
     Claim(
         "batch-transpose",
         FAMILY,
-        "For a batch (b, l, d), x @ x.T scores each text with itself.",
+        "For a batch (b, l, d), x @ x.T scores each text with itself, as x @ x.transpose(1, 2) does.",
         "fails",
-        ".T reverses all three axes and mixes the batch in; transpose(1, 2) is meant",
+        ".T reverses all three axes: a shape error unless b = l = d, and then it mixes the batch in",
         batch_transpose,
         (
             Knob("size", 4, "batch = length = dim, where .T runs", (2, 24)),

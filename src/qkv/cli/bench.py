@@ -5,18 +5,26 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from qkv.cli.console import err, out, print_json, rich_table
+from qkv.cli.console import err, out, print_json, progress_line, rich_table
 
 if TYPE_CHECKING:
     from qkv.bench.report import BenchmarkReport
 
 
-def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bool = False, json: bool = False) -> int:
+def bench(
+    *names: str,
+    quick: bool = False,
+    report: Path | None = None,
+    keep: bool = False,
+    compare: tuple[Path, Path] | None = None,
+    json: bool = False,
+) -> int:
     """Measure speed and memory compared with other libraries; all take turns in one run.
 
     attention: qkv, PyTorch's kernel and the plain formula, over lengths. models: forward pass and training step of a
     ViT and a GPT, compared with transformers, torch.nn.TransformerEncoder and x-transformers. generate: tokens per
-    second, compared with transformers on the same weights. load: time to load a checkpoint. train: overhead of the
+    second, compared with transformers on the same weights. engines: the same for SmolLM2-135M, compared with llama.cpp.
+    load: time to load a checkpoint. train: overhead of the
     training loop. look: attention pages compared with BertViz, recording, long texts. studio: latency and size of the
     web app. Libraries that are not installed are named.
 
@@ -27,6 +35,7 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bo
         qkv bench attention
         qkv bench --quick
         qkv bench --report docs/benchmarks.md
+        qkv bench --compare before.json after.json
 
     Parameters
     ----------
@@ -38,12 +47,17 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bo
         Write a markdown page to this file, and the same figures as JSON next to it.
     keep
         With --report: keep what the page has of other benchmarks.
+    compare
+        Measure nothing: compare the ratios of two reports (JSON). The exit code is 1 if one got worse: its 95 %
+        interval lies wholly below 0.97 of what it was.
     json
         Print the figures as JSON.
     """
     from qkv import bench as benchmarks
     from qkv.bench.report import merge_report, write_report
 
+    if compare is not None:
+        return _compare(*compare, json=json)
     benchmarks.select_benchmarks(names)
     if keep and report is None:
         raise ValueError("--keep goes with --report: it keeps the other benchmarks of that page")
@@ -52,8 +66,8 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bo
             raise ValueError(f"--report must be a markdown page such as benchmarks.md, got {report}")
         if not report.resolve().parent.is_dir():
             raise ValueError(f"cannot write {report}: there is no folder {report.resolve().parent}")
-    with err().status("") as status:
-        found = benchmarks.run_benchmarks(names, quick=quick, on_note=status.update)
+    with progress_line("") as show:
+        found = benchmarks.run_benchmarks(names, quick=quick, on_note=show)
     if report is not None:
         data = write_report(merge_report(report, found) if keep else found, report)
         err().print(f"wrote {report} and {data}", style="dim")
@@ -61,7 +75,24 @@ def bench(*names: str, quick: bool = False, report: Path | None = None, keep: bo
         print_json(found.to_dict())
     else:
         _print_report(found)
+    if found.interrupted:
+        err().print(f"interrupted: {', '.join(found.interrupted)} not measured", style="yellow")
+        return 130
     return 0
+
+
+def _compare(before: Path, after: Path, *, json: bool) -> int:
+    from qkv.bench.compare import compare_reports, read_report
+
+    table, worse = compare_reports(read_report(before), read_report(after))
+    if json:
+        names = ("benchmark", "ratio", "before", "after", "change")
+        rows = [{**dict(zip(names, row, strict=False)), "worse": row[-1] == "worse"} for row in table.rows]
+        print_json({"ratios": rows, "worse": worse})
+    else:
+        out().print(rich_table(table, out().width))
+        out().print(Text(f"{worse} of {len(table.rows)} ratios got worse"))
+    return 1 if worse else 0
 
 
 def _print_report(report: "BenchmarkReport") -> None:

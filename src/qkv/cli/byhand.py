@@ -1,6 +1,7 @@
 """`qkv byhand`: solve attention in exact numbers, and verify your own calculation."""
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from qkv.cli.console import out, print_json
 
 if TYPE_CHECKING:
     from qkv.byhand import Problem, Verification
+    from qkv.byhand.classroom import AnswerGrade
 
 MatrixText = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # a matrix may begin with a minus sign
 ScaleText = Annotated[str | None, Parameter(name=("--scale", "--beta"), allow_leading_hyphen=True)]
@@ -30,6 +32,12 @@ def byhand(
     example: str | None = None,
     examples: bool = False,
     verify: Path | None = None,
+    generate: int | None = None,
+    seed: int = 0,
+    tokens: int = 3,
+    folder: Path | None = None,
+    csv: Path | None = None,
+    points: float = 10.0,
     x: MatrixText = None,
     wq: MatrixText = None,
     wk: MatrixText = None,
@@ -44,6 +52,9 @@ def byhand(
     mask: MatrixText = None,
     positions: MatrixText = None,
     convention: Literal["rows", "columns"] | None = None,
+    loss: str | None = None,
+    target: MatrixText = None,
+    upstream: MatrixText = None,
     digits: int = 4,
     tolerance: float | None = None,
     latex: bool = False,
@@ -53,14 +64,17 @@ def byhand(
     """Solve attention by hand, in exact numbers; verify your own calculation.
 
     Every projection, dot product, exponential and sum is written out. Fractions and roots stay exact, decimals are
-    given as well, and the output is compared with qkv's float64 attention.
+    given as well, and the output is compared with a separate float64 computation.
 
     Examples:
 
         qkv byhand --example three-tokens
         qkv byhand --x "1 0; 0 1" --wq "1 2; 0 1" --wk "1 0; 1 1" --wv "1/2 0; 0 3"
         qkv byhand --q "1 0" --k "1 0; 0 1" --v "4; 8" --scale 1 --html out.html
+        qkv byhand --example three-tokens --loss sum
         qkv byhand --verify answer.toml
+        qkv byhand --generate 30 --seed 7 --folder class
+        qkv byhand --verify answers --folder class --csv grades.csv
 
     Matrices: rows separated by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); in rows with
     commas, and in files, also 2 1/2. A missing weight is the identity.
@@ -75,7 +89,23 @@ def byhand(
         List the textbook examples.
     verify
         Check your own calculation: a file with the problem (or example = "three-tokens") and any of queries, keys,
-        values, scores, scaled, weights, output. Exit code 1 if something is wrong.
+        values, scores, scaled, weights, output, dO, dA, dQ … Exit code 1 if something is wrong. Or a folder of such
+        answers, to grade all of them.
+    generate
+        Write so many individual sheets with readable numbers, and their keys, to --folder: TOML, LaTeX and HTML. The
+        settings below (heads, scale, causal, convention, loss) apply to all of them.
+    seed
+        With --generate: the same seed gives the same sheets.
+    tokens
+        With --generate: the number of tokens.
+    folder
+        With --generate: a new folder for the sheets and keys, class if not given. With --verify and a folder: the class
+        that the answers belong to; the problems are then taken from its keys, not from the answers.
+    csv
+        With --verify and a folder: write the grades to this file. Feedback for each student is written next to it, to
+        the folder feedback.
+    points
+        With --verify and a folder: the points of a sheet.
     x
         Inputs, one token a row.
     wq
@@ -104,6 +134,14 @@ def byhand(
         Added to x: "sinusoidal", or a matrix shaped as x.
     convention
         rows: one token a row, softmax(Q Kᵀ) V. columns: one token a column, V softargmax(KᵀQ).
+    loss
+        Add the backward pass, the gradient of this loss of the output H: sum, mean, upstream, squared-error,
+        half-squared-error, mean-squared-error, cross-entropy or cross-entropy-sum.
+    target
+        Of a squared error: a matrix shaped as the output. Of a cross-entropy: the class of each token, from 1; - for
+        none, such as "2 - 1".
+    upstream
+        The gradient of the output, dO, shaped as the output; it is the loss by itself.
     digits
         Number of decimals shown.
     tolerance
@@ -139,16 +177,28 @@ def byhand(
         "mask": mask,
         "positions": positions,
         "convention": convention,
+        "loss": loss,
+        "target": target,
+        "upstream": upstream,
     }
     changes = {name: value for name, value in options.items() if value is not None}
-    sources = [name for name, value in (("a file", file), ("--example", example), ("--verify", verify)) if value]
+    sources = [
+        name
+        for name, value in (("a file", file), ("--example", example), ("--verify", verify), ("--generate", generate))
+        if value is not None
+    ]
     if len(sources) > 1:
         raise ValueError(f"{' and '.join(sources)} were given: give one of them")
+    _check_companions(sources, verify, folder, csv, tolerance)
+    if generate is not None:
+        return _generate(generate, seed, tokens, folder, changes, json)
+    if verify is not None and verify.is_dir():
+        if changes:
+            raise ValueError(f"--{next(iter(changes))}: the problems of a folder are those of its answers, or --folder")
+        return _grade(verify, folder, csv, points, tolerance, json)
     if verify is not None:
         settings, steps = read_answer(verify)
         return _verify(make_problem({**settings, **changes}), steps, tolerance, json)
-    if tolerance is not None:
-        raise ValueError("--tolerance goes with --verify")
     if not sources and not changes:
         raise ValueError(
             "nothing to solve: give --example three-tokens, a file, or --x with --wq, --wk, --wv (see --help)"
@@ -159,6 +209,73 @@ def byhand(
     elif example is not None:
         settings = example_settings(example, convention)
     return _solve(make_problem({**settings, **changes}), digits, latex, html, json)
+
+
+def _check_companions(
+    sources: list[str], verify: Path | None, folder: Path | None, csv: Path | None, tolerance: float | None
+) -> None:
+    """Options that go with others only."""
+    from qkv._files import check_writable
+
+    if tolerance is not None:
+        if verify is None:
+            raise ValueError("--tolerance goes with --verify")
+        if not 0 <= tolerance < 1000:
+            raise ValueError(f"--tolerance: expected a number from 0 up, got {tolerance}")
+    grading = verify is not None and verify.is_dir()
+    if folder is not None and sources != ["--generate"] and not grading:
+        raise ValueError("--folder goes with --generate, or with --verify and a folder of answers")
+    if csv is not None:
+        if not grading:
+            raise ValueError("--csv goes with --verify and a folder of answers")
+        check_writable(csv)
+
+
+def _generate(count: int, seed: int, tokens: int, folder: Path | None, changes: dict[str, Any], json: bool) -> int:
+    from qkv.byhand.classroom import write_class
+    from qkv.byhand.problem import MATRICES
+
+    given = [name for name in (*MATRICES, "positions", "target", "upstream") if name in changes]
+    if given:
+        raise ValueError(f"--{given[0]} and --generate were given: the matrices of a class are drawn; leave it out")
+    folder = folder or Path("class")
+    sheets = write_class(folder, count, seed, changes, tokens)
+    if json:
+        print_json({"folder": str(folder), "seed": seed, "sheets": [path.stem for path in sheets]})
+    else:
+        out().print(f"wrote {count} sheets to {folder / 'sheets'} and their keys to {folder / 'keys'}", markup=False)
+    return 0
+
+
+def _grade(
+    answers: Path, folder: Path | None, csv: Path | None, points: float, tolerance: float | None, json: bool
+) -> int:
+    from qkv._files import write_atomic
+    from qkv.byhand.classroom import FEEDBACK, grade_answers, grades_csv, write_feedback
+    from qkv.byhand.verification import TOLERANCE
+    from qkv.cli.console import err
+
+    if not 0 < points <= 1000:
+        raise ValueError(f"--points: expected more than 0 and at most 1000, got {points:g}")
+
+    def progress(grade: "AnswerGrade", done: int, count: int) -> None:
+        err().print(f"{done} of {count}: {grade.file}: {grade.points:g} of {grade.possible:g}", markup=False)
+
+    limit = TOLERANCE if tolerance is None else tolerance
+    grades = grade_answers(answers, class_folder=folder, points=points, tolerance=limit, progress=progress)
+    if csv is not None:
+        write_feedback(grades, csv.parent / FEEDBACK)
+        write_atomic(csv, grades_csv(grades))
+        err().print(f"wrote {csv}, and feedback for each student to {csv.parent / FEEDBACK}", markup=False)
+    if json:
+        print_json([grade.to_dict() for grade in grades])
+        return 0
+    width = max(len(grade.student) for grade in grades)
+    for grade in grades:
+        line = Text(f"{grade.student:{width}}  {grade.points:6.4g} of {grade.possible:g}")
+        line.append(f"  {grade.remark or 'all right'}", "" if grade.remark else "green")
+        out().print(line, soft_wrap=True)
+    return 0
 
 
 def _solve(problem: "Problem", digits: int, latex: bool, html: Path | None, json: bool) -> int:
@@ -182,7 +299,7 @@ def _solve(problem: "Problem", digits: int, latex: bool, html: Path | None, json
 
         for line in terminal_lines(solution, digits):
             out().print(line, soft_wrap=True)
-    return 0 if solution.agreement.agrees else 1
+    return 0 if solution.agrees else 1
 
 
 def _list_examples(examples: dict[str, dict[str, Any]], json: bool) -> None:
@@ -194,10 +311,10 @@ def _list_examples(examples: dict[str, dict[str, Any]], json: bool) -> None:
 
 
 def _verify(problem: "Problem", steps: dict[str, Any], tolerance: float | None, json: bool) -> int:
+    from qkv.byhand.graph import StepGraph
     from qkv.byhand.verification import TOLERANCE, verify
 
-    if tolerance is not None and not 0 <= tolerance < 1000:
-        raise ValueError(f"--tolerance: expected a number from 0 up, got {tolerance}")
+    StepGraph(problem).check_steps(steps)
     result = verify(problem, steps, TOLERANCE if tolerance is None else tolerance)
     if json:
         print_json(result.to_dict())
@@ -220,13 +337,22 @@ def _print_verification(result: "Verification") -> None:
             line.append(f"  ({', '.join(f'{count} {word}' for count, word in counts if count)})", "dim")
         out().print(line, soft_wrap=True)
         for remark in check.remarks[:MAX_REMARKS]:
-            out().print(Text(f"  {remark.sentence}"), soft_wrap=True)
+            _print_sentence(f"  {remark.sentence}", indent="    ")
         if len(check.remarks) > MAX_REMARKS:
             out().print(f"  and {len(check.remarks) - MAX_REMARKS} more wrong numbers in this step", soft_wrap=True)
     out().print()
     if result.first is not None:
-        out().print(Text(f"First wrong number: {result.first.sentence}", "bold"), soft_wrap=True)
+        _print_sentence(f"First wrong number: {result.first.sentence}", indent="  ", style="bold")
     elif any(check.verdict == "rounded" for check in result.steps):
         out().print(Text("All right, apart from early rounding.", "bold green"), soft_wrap=True)
     else:
         out().print(Text("All right.", "bold green"), soft_wrap=True)
+
+
+def _print_sentence(sentence: str, indent: str, style: str = "") -> None:
+    """A sentence that may be long: in a terminal broken between words, else in one line."""
+    lines = [sentence]
+    if out().is_terminal:
+        lines = textwrap.wrap(sentence, out().width, subsequent_indent=indent, break_on_hyphens=False)
+    for line in lines:
+        out().print(Text(line, style), soft_wrap=True)

@@ -32,6 +32,11 @@ def check(
     like: str | None = None,
     args: str | None = None,
     call: str | None = None,
+    adapter: Path | None = None,
+    thorough: bool = False,
+    seed: int = 0,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    device: str = "cpu",
     family: str | None = None,
     results: Path | None = None,
     num_workers: int = 2,
@@ -39,7 +44,10 @@ def check(
     fresh: bool = False,
     all_findings: bool = False,
     junit: Path | None = None,
+    sarif: Path | None = None,
     html: Path | None = None,
+    allow: Path | None = None,
+    repro: Path | None = None,
     json: bool = False,
 ) -> int:
     """Check an implementation of attention by what it does, and name the likely bug.
@@ -53,6 +61,10 @@ def check(
         qkv check model.py:CausalSelfAttention --contract textbook
         qkv check mylayers:Attention --kind causal --args '{"dim": 64, "heads": 4}'
         qkv check torch.nn:MultiheadAttention
+        qkv check kernel.py:attention --like torch       # equal to PyTorch's
+        qkv check --adapter jax_layer.py --kind causal   # called by your functions
+        qkv check model.py:Attention --allow known.toml  # known failures warn
+        qkv check hf:LlamaForCausalLM                    # built small
 
     Parameters
     ----------
@@ -78,7 +90,7 @@ def check(
         relative: only distances between tokens matter. rotary: relative, by rotating the whole head dim of queries and
         keys (RoPE). alibi: relative, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order does not matter.
     loss
-        For a loss: next, it shifts the tokens itself; same, its labels come shifted.
+        For a language-model loss. next: the loss shifts the labels by one itself. same: the labels are shifted before.
     padding
         Padding does not matter, wherever it is.
     cache
@@ -89,9 +101,13 @@ def check(
     args
         Arguments of the class, as JSON; the others are guessed.
     call
-        What cannot be guessed: what the target is (attention, loss, accumulate or split), or its call, such as
-        "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added; padding is
-        present or absent.
+        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (it
+        accumulates gradients over small batches) or split (it splits data into training and held-out parts); or its
+        call, such as "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added;
+        padding is present or absent.
+    adapter
+        A Python file whose functions build and call the target, for what cannot be guessed (numpy, JAX, C++, paged
+        caches, audio): build, call, mask, start_cache and step. Then TARGET may be left out.
     family
         With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
     results
@@ -99,20 +115,34 @@ def check(
         cache folder.
     num_workers
         With hf:all: the number of processes.
+    thorough
+        Add lengths up to 4,096, shapes drawn by Hypothesis, and inputs that are not contiguous; takes minutes.
+    seed
+        Of the inputs and of the drawn shapes: the same seed replays them.
+    dtype
+        Test the precision in this dtype only, against a naive implementation in it.
+    device
+        Where to run it, such as cuda.
     time_limit
-        With hf:all: the seconds that one architecture may take.
+        The seconds that importing the target, one call of it, or one architecture of hf:all may take.
     fresh
         With hf:all: delete earlier results.
     all_findings
-        Show also the checks that do not apply.
+        Show a table of all findings, also of the checks that passed or do not apply.
     junit
         Write the findings to this file as JUnit XML.
+    sarif
+        Write failures and warnings to this file as SARIF 2.1.0, for code scanning.
     html
         Write the report to this file as one offline page.
+    allow
+        A TOML file of known failures, each with a reason and an expiry date; they become warnings.
+    repro
+        Write a stand-alone script to this file that needs only torch and fails on the smallest counter-example found.
     json
         Print the report as JSON.
     """
-    if target is None:
+    if target is None and adapter is None:
         raise ValueError("name a target: qkv check file.py:Name")
     if target == "hf:all":
         return _check_all(family, results, num_workers, time_limit, fresh, json)
@@ -122,31 +152,56 @@ def check(
         raise ValueError("--kind window and --window go together: --kind window --window 128")
     from qkv._files import check_writable, write_atomic
     from qkv.check import run
-    from qkv.check.render import html_page, junit_xml, terminal_report
+    from qkv.check.allow_list import apply_allow_list, read_allow_list
+    from qkv.check.calling.guard import stdout_to_stderr
+    from qkv.check.calling.guard import time_limit as limit_time
+    from qkv.check.ci import junit_xml, sarif_json
+    from qkv.check.render import html_page, terminal_report
 
-    for file in filter(None, (junit, html)):
+    for file in filter(None, (junit, sarif, html, repro)):
         check_writable(file)
-    report = run(
-        target,
-        contract,
-        arguments=_parse_arguments(args),
-        call=call,
-        like=like,
-        kind=kind,
-        window=window,
-        scale=_parse_scale(scale),
-        grouped=grouped,
-        mask=mask,
-        alignment=alignment,
-        position=position,
-        loss=loss,
-        padding=padding or None,
-        cache=cache or None,
-    )
+    allowed = () if allow is None else read_allow_list(allow)
+    with limit_time(max(time_limit, 1800.0) if thorough else time_limit), stdout_to_stderr(with_c_code=True):
+        report = run(
+            target,
+            contract,
+            arguments=_parse_arguments(args),
+            call=call,
+            adapter=adapter,
+            thorough=thorough,
+            seed=seed,
+            dtype=dtype,
+            device=device,
+            like=like,
+            kind=kind,
+            window=window,
+            scale=_parse_scale(scale),
+            grouped=grouped,
+            mask=mask,
+            alignment=alignment,
+            position=position,
+            loss=loss,
+            padding=padding or None,
+            cache=cache or None,
+        )
+    checked = target or str(adapter)
+    report, unused = apply_allow_list(report, checked, allowed)
+    for entry in unused:
+        err().print(f"the allow-list entry for {entry.check} is not needed any more: {entry.reason}", style="yellow")
     if junit is not None:
         write_atomic(junit, junit_xml(report))
+    if sarif is not None:
+        write_atomic(sarif, sarif_json(report, checked))
     if html is not None:
         write_atomic(html, html_page(report))
+    if repro is not None and report.failed:
+        from qkv.check.repro import make_repro
+
+        try:
+            write_atomic(repro, make_repro(checked, report, report.contract, _parse_arguments(args), call))
+            err().print(f"{repro} fails on the counter-example: python {repro}")
+        except ValueError as error:
+            err().print(f"no script was written: {error}", style="yellow")
     if json:
         print_json(report.to_dict())
     else:

@@ -1,6 +1,7 @@
 """`qkv claims`: textbook statements about attention and transformers, tested by experiments."""
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -11,6 +12,7 @@ from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
     from qkv.claims import ClaimResult
+    from qkv.claims.claim import Claim
 
 COLORS = {"holds": "green", "holds-if": "yellow", "fails": "red", "undecided": "cyan"}
 
@@ -21,6 +23,7 @@ def claims(
     seed: int = 0,
     knobs: Annotated[list[str] | None, Parameter(name="--set")] = None,
     wrong: str | None = None,
+    data: str | None = None,
     long: bool = False,
     report: str | None = None,
     json: bool = False,
@@ -47,10 +50,12 @@ def claims(
     seed
         The seed of all random numbers.
     knobs
-        Change a condition of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated. An
-        unknown name is answered with the known ones.
+        Change a setting of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated.
+        `qkv claims show NAME` lists the settings of a claim.
     wrong
         Use a wrong implementation, such as --wrong no-scale: the verdict should change.
+    data
+        In claims that take data, such as data-regimes-real: a name or path of the data, as in `qkv train`.
     long
         Train longer, where a claim trains.
     report
@@ -59,11 +64,11 @@ def claims(
         Print the results as JSON.
     """
     if not words:
-        if every or report or knobs:
+        if every or report or knobs or data:
             raise ValueError("to run claims, use `qkv claims run NAME ...` or `qkv claims run --all`")
         return _list_claims(json)
     if words[0] == "show":
-        if every or report or knobs or wrong or len(words) < 2:
+        if every or report or knobs or wrong or data or len(words) < 2:
             raise ValueError(
                 "`qkv claims show NAME ...` needs names and takes only --json; to run: qkv claims run NAME"
             )
@@ -71,16 +76,32 @@ def claims(
     if words[0] != "run":
         raise ValueError(f"`qkv claims` lists the claims; to run one: qkv claims run {' '.join(words)}")
     from qkv._files import check_writable
-    from qkv.claims import claim_names, find_claim
+    from qkv.claims.catalog import find_by_name, read_catalog
 
-    names = [find_claim(name).name for name in words[1:]]
+    catalog = read_catalog()  # without PyTorch: a wrong name is answered at once
+    names = [find_by_name(name, catalog).name for name in words[1:]]
     if every == bool(names):
         raise ValueError("name the claims to run, or use --all; `qkv claims` lists them")
-    names = claim_names() if every else list(dict.fromkeys(names))
-    options = {**_parse_knobs(knobs or [], names), **_wrong_implementation(wrong, names)}
+    names = list(catalog if every else dict.fromkeys(names))
+    settings = _parse_settings(knobs or [], [catalog[name] for name in names])
+
+    from qkv.claims import find_claim
+    from qkv.claims.registry import check_takes_data
+
+    options = {**settings, **_wrong_implementation(wrong, names)}
+    for name in names:
+        check_takes_data(find_claim(name), data)
     if report is not None:
         check_writable(report)
-    results = _run(names, seed, options, long)
+    results: "list[ClaimResult]" = []
+    try:
+        for result in _run(names, seed, {**options, "data": data}, long):
+            results.append(result)
+    except KeyboardInterrupt:
+        if report is not None and results:
+            _write_report(results, report)
+        err().print(f"interrupted: {len(results)} of {len(names)} claims were run", style="yellow")
+        raise
     if report is not None:
         _write_report(results, report)
     if json:
@@ -91,52 +112,57 @@ def claims(
 
 
 def _list_claims(json: bool) -> int:
-    from qkv.claims import CLAIMS
+    from qkv.claims.catalog import read_catalog
+    from qkv.claims.questions import TITLES
+
+    claims = read_catalog()
 
     if json:
         print_json(
             [
                 {
                     "name": claim.name,
+                    "question": TITLES[claim.name],
                     "family": claim.family,
                     "statement": claim.statement,
                     "cost": claim.cost,
                     "knobs": {knob.name: knob.default for knob in claim.knobs},
                 }
-                for claim in CLAIMS.values()
+                for claim in claims.values()
             ]
         )
         return 0
-    family, width = None, out().width
-    longest = max(len(name) for name in CLAIMS)
-    for claim in CLAIMS.values():
-        if claim.family != family:
-            family = claim.family
-            out().print(Text(family, style="bold"))
-        line = Text(f"  {claim.name:{longest}}  ", style="cyan")
-        statement = Text(claim.statement, style="default")
-        statement.truncate(max(width - len(line) - 9, 20), overflow="ellipsis", pad=True)
-        out().print(line + statement + Text(f" {claim.cost:>8}", style="dim"), no_wrap=True, crop=True)
-    out().print("\nRun some: qkv claims run copy beta")
+    longest = max(len(name) for name in claims)
+    for family in dict.fromkeys(claim.family for claim in claims.values()):
+        out().print(Text(family, style="bold"))
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(width=longest + 2, no_wrap=True)
+        table.add_column(ratio=1)
+        table.add_column(width=7, no_wrap=True, justify="right")
+        for claim in [claim for claim in claims.values() if claim.family == family]:
+            name, cost = Text(f"  {claim.name}", style="cyan"), Text(claim.cost, style="dim")
+            table.add_row(name, Text(TITLES[claim.name]), cost)
+        out().print(table)
+    out().print("\nRead one: qkv claims show copy")
+    out().print("Run some: qkv claims run copy beta")
     out().print("Run all:  qkv claims run --all --report claims.html")
     return 0
 
 
 def _show_claims(names: tuple[str, ...], json: bool) -> int:
-    """Print question, statement, condition, reason, method and knobs of claims, without running them."""
-    from qkv.claims import find_claim
+    """Print question, statement, condition, reason, method and settings of claims, without running them."""
+    from qkv.claims.catalog import find_by_name, read_catalog
     from qkv.claims.explanations import REASONS
-    from qkv.claims.questions import QUESTIONS
+    from qkv.claims.questions import TITLES
     from qkv.claims.report import VERDICTS
 
-    questions = {entry.claim: entry.question for entry in QUESTIONS}
     shown = []
-    for claim in [find_claim(name) for name in dict.fromkeys(names)]:
+    for claim in [find_by_name(name, read_catalog()) for name in dict.fromkeys(names)]:
         reason, method = REASONS[claim.name]
         shown.append(
             {
                 "name": claim.name,
-                "question": questions[claim.name],
+                "question": TITLES[claim.name],
                 "statement": claim.statement,
                 "expected": claim.expected,
                 "condition": claim.condition,
@@ -160,7 +186,7 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
             ("expected", expected),
             ("reason", entry["reason"]),
             ("method", entry["method"]),
-            ("knobs", knobs or "none"),
+            ("settings", knobs or "none"),
             ("overturned by", ", ".join(entry["mutants"])),
         ):
             table.add_row(Text(f"  {title}", style="dim"), Text(text))
@@ -169,21 +195,22 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
     return 0
 
 
-def _parse_knobs(knobs: list[str], names: list[str]) -> dict[str, float]:
-    """Knobs as numbers; each must belong to every claim that is run."""
+def _parse_settings(texts: list[str], claims: "list[Claim]") -> dict[str, float]:
+    """The settings of --set as numbers; each must belong to every claim that is run."""
     values = {}
-    for knob in knobs:
-        name, _, value = knob.partition("=")
+    for text in texts:
+        name, _, value = text.partition("=")
         try:
             values[name.strip()] = float(value)
         except ValueError:
-            raise ValueError(f"--set needs a knob and a number, such as beta=30; got {knob!r}") from None
-    if values:
-        from qkv.claims import find_claim
-        from qkv.claims.registry import knob_values
-
-        for name in names:
-            knob_values(find_claim(name), values)
+            raise ValueError(f"--set needs a setting and a number, such as beta=30; got {text!r}") from None
+    for claim in claims:
+        known = {knob.name: knob for knob in claim.knobs}
+        for name, value in values.items():
+            if name not in known:
+                listed = ", ".join(f"{knob.name} ({knob.help}; {knob.default:g})" for knob in claim.knobs) or "none"
+                raise ValueError(f"{claim.name} has no setting {name!r}; its settings: {listed}")
+            known[name].validate(value, claim.name)
     return values
 
 
@@ -201,10 +228,9 @@ def _wrong_implementation(wrong: str | None, names: list[str]) -> dict[str, Any]
     return wrong_implementation(wrong)
 
 
-def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "list[ClaimResult]":
+def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "Iterator[ClaimResult]":
     from qkv.claims import run
 
-    results = []
     with err().status("") as status:
         for index, name in enumerate(names, start=1):
             started = time.perf_counter()
@@ -215,17 +241,18 @@ def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "l
                 status.update(f"{label}: {message}")
 
             result = run(name, seed, long=long, progress=progress, **options)
-            results.append(result)
             err().print(f"{label}: {result.verdict}, {time.perf_counter() - started:.1f} s", style="dim")
-    return results
+            yield result
 
 
 def _print_results(results: "list[ClaimResult]") -> None:
+    from qkv.claims.questions import TITLES
     from qkv.claims.report import VERDICTS, format_number
 
     for result in results:
         verdict = VERDICTS[result.verdict]
-        out().print(Text.assemble((verdict, f"bold {COLORS[result.verdict]}"), ("  " + result.name, "bold")))
+        title = (f"  {result.name}  ", "cyan"), (TITLES[result.name], "bold")
+        out().print(Text.assemble((verdict, f"bold {COLORS[result.verdict]}"), *title))
         out().print(Text(result.statement))
         if result.condition:
             out().print(Text(f"{verdict}: {result.condition}", style="italic"))

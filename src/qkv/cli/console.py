@@ -3,12 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from qkv._files import json_safe
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from qkv.bench.report import Table
 
 COLUMN_GAP = 2
+LINE_SECONDS = 5.0  # between two lines of progress where stderr is not a terminal
 
 
 @cache
@@ -32,6 +36,24 @@ def err() -> Console:
 
 def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, no_color=True if "NO_COLOR" in os.environ else None, soft_wrap=False)
+
+
+@contextmanager
+def progress_line(first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done on stderr: one line that changes on a terminal, otherwise a line every few seconds."""
+    if err().is_terminal:
+        with err().status(first) as status:
+            yield status.update
+        return
+    last = -LINE_SECONDS
+
+    def show(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            err().print(Text(text))
+
+    yield show
 
 
 def print_json(result: object) -> None:

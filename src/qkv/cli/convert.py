@@ -27,7 +27,7 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     source
         A run, a model folder, a llama2.c file or a hub id.
     target
-        The folder to write; an existing model folder is replaced, any other folder is refused.
+        The folder to write; an existing model folder is replaced, any other folder, or a symbolic link, is refused.
     to
         hf: a folder for Hugging Face's from_pretrained. qkv: a folder for qkv.load.
     json
@@ -35,6 +35,8 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     """
     from qkv.checkpoints import left_out_tensors, load, resolve, save_hf
 
+    if target.is_symlink():
+        raise ValueError(f"cannot write {target}: it is a symbolic link; name the folder it leads to")
     if Path(source).exists():
         source = str(resolve(source))  # a run stands for its model
     if Path(source).exists() and target.exists() and Path(source).resolve() == target.resolve():

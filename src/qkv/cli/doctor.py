@@ -15,6 +15,7 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
 
         qkv doctor
         qkv doctor --device cuda
+        qkv doctor --json
 
     Parameters
     ----------
@@ -50,6 +51,11 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
         bar = "█" * max(1, round(30 * speed.gigaflops / top))
         speeds.add_row(speed.dtype, f"{speed.gigaflops:,.1f}", bar)
     speeds.columns[1].justify = "right"
-    for part in (facts, "", speeds, "", f"Train in {found.best_dtype} on this device."):
+    advice = f"Train in {found.best_dtype} on this device."
+    if not found.is_certain:
+        advice += (
+            " Whether bfloat16 is faster could not be measured: the rounds differ. Stop other programs and repeat."
+        )
+    for part in (facts, "", speeds, "", advice):
         out().print(part)
     return 0

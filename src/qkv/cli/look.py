@@ -61,15 +61,16 @@ def look(
     target
         For an encoder–decoder, its target text; by default it generates one.
     layer
-        The layer to show, by its index from 0 or its name.
+        The layer to show, by its index from 0 or its name; by default the layer of the clearest head.
     head
-        The head to show.
+        The head to show, by its index from 0; by default the clearest head, the one with the highest type score.
     query
-        The query token, by its index; of an image also "class" or a patch, "row,column".
+        The query token, by its index; the last one by default; of an image also "class" or a patch, "row,column".
     html
         Write a self-contained page: all heads, one head enlarged, token lines, search, light and dark.
     full
-        With --html: embed queries and keys, so that the page computes every weight of a long text.
+        With --html: store all queries and keys in the page, so that it shows every weight of a long text exactly and
+        not the largest of each block. The file is larger.
     png
         Write an image: all heads, or the one chosen by --layer and --head, or attention over the input image.
     ablate
@@ -99,6 +100,8 @@ def look(
         return print_bundled_models("look", json)
     if full and html is None:
         raise ValueError("--full needs --html: it embeds queries and keys in the page")
+    if png is not None and png.suffix.lower() != ".png":
+        raise ValueError(f"--png writes a PNG image: name a file that ends in .png, got {png}")
     for file in filter(None, (html, png)):
         check_writable(file)
     request = LookRequest(
@@ -118,7 +121,7 @@ def look(
     with err().status("loading the checkpoint") as status:
         prepared = prepare_input(checkpoint, request.input, target=target)
         result = run_look(prepared, request, note=status.update)
-        for note in prepared.notes:
+        for note in (*prepared.notes, *result.notes):
             err().print(note, style="dim", markup=False)
         _write_files(result, html, full, png, status.update)
     if json:

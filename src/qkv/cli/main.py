@@ -1,23 +1,37 @@
 """The `qkv` command line: the table of commands, exit codes, and one-sentence error messages.
 
-Exit codes: 0 done · 1 a check or claim failed · 2 wrong use · 130 interrupted · 143 terminated.
+Exit codes: 0 done · 1 a check or claim failed · 2 wrong use · 130 interrupted · 143 terminated. `standard_streams`
+says which one a closed or full stdout or stderr gives.
 """
 
 import difflib
 import importlib
 import inspect
+import itertools
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import get_args, get_type_hints
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from qkv import __version__
+from qkv.cli.slow_start import note_slow_start
+from qkv.cli.standard_streams import OutputError, SignalError, guard_streams, raise_on_signals
 
 # name: (its function, one line of help). A command is imported only when it is called: --help does not import torch.
 COMMANDS = {
     "tour": ("qkv.cli.tour:tour", "Meet qkv: solve an example, train a model, look inside it, check a layer."),
+    "examples": ("qkv.cli.examples:examples", "List the example files of the tutorials, or copy them into a folder."),
     "byhand": ("qkv.cli.byhand:byhand", "Solve attention by hand in exact numbers; verify your own calculation."),
     "claims": ("qkv.cli.claims:claims", "Test textbook claims about attention by experiment."),
     "questions": ("qkv.cli.questions:questions", "List questions that courses ask, and the claim that answers each."),
@@ -34,22 +48,29 @@ COMMANDS = {
     "bench": ("qkv.cli.bench:bench", "Measure speed and memory compared with other libraries."),
     "reproduce": ("qkv.cli.reproduce:reproduce", "Rerun a row of the results table: train, test and time it."),
     "doctor": ("qkv.cli.doctor:doctor", "Show this machine's hardware and measure its speed."),
+    "completion": ("qkv.cli.completion:completion", "Print the completion script of a shell."),
 }
 
-EPILOGUE = """
-Results go to stdout, progress and notes to stderr. Every command has --help and --json. --debug shows the traceback
-of an error.
+HELP = """Check, explain and train transformers.
+
+Start with: qkv tour
 """
+EPILOGUE = """
+Every command has --help, --json and --debug, which shows the traceback of an error. Results go to stdout, progress and
+notes to stderr.
+"""
+NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def make_app(called: str = "") -> App:
     """The command line; only the command `called` is imported, for its full help."""
     app = App(
         name="qkv",
-        help="Check, explain and train transformers.",
+        help=HELP,
         help_epilogue=EPILOGUE,
         version=__version__,
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # `run` says that it was interrupted
         default_parameter=Parameter(negative=(), show_default=_format_default),
     )
     for place, (name, (function, summary)) in enumerate(COMMANDS.items()):
@@ -57,7 +78,12 @@ def make_app(called: str = "") -> App:
             app.command(function, name=name, usage=_usage(name, function), sort_key=place)
         else:
             app.command(function, name=name, help=summary, sort_key=place)
+    app.command(_debug, name="--debug", sort_key=len(COMMANDS))
     return app
+
+
+def _debug() -> None:
+    """Show the traceback of an error."""  # an entry of the help: `run` removes --debug from the arguments
 
 
 def _format_default(default: object) -> str | None:
@@ -92,23 +118,42 @@ def run(arguments: Sequence[str]) -> int:
     command = arguments[0] if arguments else ""
     if command and not command.startswith("-") and command not in COMMANDS:
         return _fail(_unknown_command(command))
+    if empty := _find_empty_name(command, arguments[1:]):
+        return _fail(empty)
     try:
-        result = make_app(command)(arguments, exit_on_error=False, print_error=False)
+        with raise_on_signals():
+            result = make_app(command)(arguments, exit_on_error=False, print_error=False)
+            if command == "train" and {"--help", "-h"}.intersection(arguments):
+                _print_recipe_help(arguments[1:])
+            sys.stdout.flush()
     except KeyboardInterrupt:
         _print_error("interrupted")
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has closed it, as `qkv … | head` does
-        return 0
+    except SignalError as stopped:
+        _print_error("terminated")
+        return 128 + stopped.signal
+    except OutputError as error:
+        return 0 if error.reader_gone else _fail(str(error.strerror))
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         return _fail(_explain(error, command))
     return result if isinstance(result, int) else 0
 
 
+def _print_recipe_help(arguments: Sequence[str]) -> None:
+    """After `qkv train RECIPE --help`: the models and presets of that recipe."""
+    if arguments and not arguments[0].startswith("-"):
+        from qkv.cli.train import print_recipe
+
+        print_recipe(arguments[0])
+
+
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    guard_streams()
+    with note_slow_start(sys.argv[1:]):
+        code = run(sys.argv[1:])
+    sys.exit(code)
 
 
 def _fail(sentence: str) -> int:
@@ -125,7 +170,7 @@ def _explain(error: Exception, command: str) -> str:
     """An error in one sentence: what was expected, what came, what to do."""
     if isinstance(error, CycloptsError):
         place = f"{command} " if command in COMMANDS else ""
-        return f"{' '.join(str(error).split())} Try: qkv {place}--help"
+        return f"{_explain_usage(error, command)} Try: qkv {place}--help"
     if isinstance(error, OSError):
         return _explain_os_error(error)
     if isinstance(error, ValueError):
@@ -137,6 +182,44 @@ def _explain(error: Exception, command: str) -> str:
     if isinstance(error, OverflowError) or "Overflow when unpacking long" in str(error):
         return f"a number is too large or too small: {error}"
     return f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened"
+
+
+def _explain_usage(error: CycloptsError, command: str) -> str:
+    """An error of the command line's own syntax: an option, an argument or a value that does not fit."""
+    match error:
+        case UnknownCommandError(unused_tokens=[first, *_]):  # an unknown command is found before: this is an option
+            return f"unknown option {first}."
+        case UnknownOptionError():
+            given = error.token.keyword or error.token.value
+            known = [name for argument in error.argument_collection or () for name in argument.names]
+            near = difflib.get_close_matches(given, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            return f"unknown option {given}{hint}"
+        case UnusedCliTokensError(unused_tokens=[first, *_]):
+            return f"unexpected argument {first!r}; qkv {command} takes fewer arguments."
+        case CoercionError() if error.token is not None and error.target_type in NUMBERS:
+            name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
+            return f"{name} must be {NUMBERS[error.target_type]}, got {error.token.value!r}."
+        case MissingArgumentError(argument=argument) if argument is not None:
+            name = argument.name if argument.name.startswith("-") else argument.name.strip("_").upper()
+            return f"{name} is missing."
+    return " ".join(str(error).split())
+
+
+def _find_empty_name(command: str, arguments: Sequence[str]) -> str | None:
+    """What is wrong with an empty argument that should name a file; a text may be empty."""
+    if "" not in arguments:
+        return None
+    if arguments[0] == "":
+        return f"the first argument is empty; expected a name. Try: qkv {command} --help"
+    module, _, attribute = COMMANDS[command][0].partition(":")
+    function = getattr(importlib.import_module(module), attribute)
+    for name, hint in get_type_hints(function).items():
+        option = f"--{name.strip('_').replace('_', '-')}"
+        is_path = hint is Path or (isinstance(hint, UnionType) and Path in get_args(hint))
+        if is_path and (f"{option}=" in arguments or (option, "") in itertools.pairwise(arguments)):
+            return f"{option} is empty; expected the name of a file or folder"
+    return None
 
 
 def _explain_os_error(error: OSError) -> str:

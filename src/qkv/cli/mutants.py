@@ -1,13 +1,24 @@
 """`qkv mutants`: implementations with one known mistake each, all of them or one by its name."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from qkv.cli.console import err, out, print_json
 
+if TYPE_CHECKING:
+    from qkv.check.mutants.suite import Results
 
-def mutants(*name: str, markdown: bool = False, all_findings: bool = False, json: bool = False) -> int:
+
+def mutants(
+    *name: str, every: bool = False, markdown: bool = False, all_findings: bool = False, json: bool = False
+) -> int:
     """Check the mutants: implementations with one known mistake each, which `qkv check` must catch.
 
-    Without a name, check all of them and print which are caught, by which checks, and the diagnosis. With a name, show
-    the code of that mutant and the findings that catch it. Exit code 1 if a mutant is missed.
+    Mutants are generated: a bug × a coding style × a size at which it appears; others are written by hand. Without a
+    name, check those written by hand and each generated bug in each style once, and print how many are caught and how
+    many get the right diagnosis, by family, style and size. With a name, show the code of that mutant and the findings
+    that catch it. Exit code 1 if a mutant is missed.
 
     Examples:
 
@@ -19,41 +30,64 @@ def mutants(*name: str, markdown: bool = False, all_findings: bool = False, json
     ----------
     name
         The name of one mutant; quotes are optional.
+    every
+        Check every generated mutant, at every size; this takes about half an hour.
     markdown
-        Print the table of docs/mutants.md: which check catches which mutant.
+        Print the table of docs/mutants.md: which check catches which mutant written by hand.
     all_findings
         With a name: show also the checks that do not apply.
     json
         Print the results as JSON.
     """
     if not name:
-        return _check_all(json, markdown)
+        return _check_all(json, markdown, every)
     if markdown:
         raise ValueError("--markdown prints the table of all mutants: omit the name")
     return _check_one(" ".join(name), json, all_findings)
 
 
-def _check_all(json: bool, markdown: bool) -> int:
-    from qkv.check.mutants import MUTANTS, check_all_mutants
+def _check_all(json: bool, markdown: bool, every: bool) -> int:
+    from qkv.check.mutants import MUTANTS, check_all_mutants, generate_mutants, sample_mutants
     from qkv.check.mutants.suite import as_dicts, as_markdown, summarize
 
+    generated = [] if markdown else list(generate_mutants()) if every else sample_mutants()
+    chosen = [*MUTANTS.values(), *generated]
     results = []
     with err().status("checking mutants") as status:
-        for mutant, report in check_all_mutants():
+        for mutant, report in check_all_mutants(chosen):
             results.append((mutant, report))
-            status.update(f"{len(results)} of {len(MUTANTS)}: {mutant.name}")
+            status.update(f"{len(results)} of {len(chosen)}: {mutant.name}")
     if json:
         print_json(as_dicts(results))
     elif markdown:
         print(as_markdown(results), end="")
     else:
-        for mutant, report in results:
-            outcome = "[red]missed[/red]" if report.ok else "[green]caught[/green]"
-            checks = ", ".join(finding.check for finding in report.failed)
-            diagnosis = "none" if report.diagnosis is None else report.diagnosis.family
-            out().print(f"{outcome}  {mutant.name} ({mutant.family}; diagnosis: {diagnosis}): {checks}")
+        _show(results)
         out().print(f"\n{summarize(results)}")
     return 0 if all(not report.ok for _, report in results) else 1
+
+
+def _show(results: Results) -> None:
+    """The mutants that are missed or named otherwise, then the counts by family, style and size."""
+    from rich.table import Table
+
+    from qkv.check.mutants.suite import count_by, is_diagnosed
+
+    for mutant, report in results:
+        if report.ok:
+            out().print(f"[red]missed[/red]  {mutant.name} ({mutant.family})")
+        elif not is_diagnosed(mutant, report):
+            named = "nothing" if report.diagnosis is None else report.diagnosis.family
+            out().print(f"[yellow]named otherwise[/yellow]  {mutant.name} ({mutant.family}): {named}")
+    for by in ("family", "style", "size"):
+        table = Table(box=None, padding=(0, 2))
+        table.add_column(by)
+        for title in ("mutants", "caught", "named"):
+            table.add_column(title, justify="right")
+        for key, counts in count_by(results, by).items():
+            table.add_row(key, *map(str, counts))
+        out().print(table)
+        out().print()
 
 
 def _check_one(name: str, json: bool, all_findings: bool) -> int:

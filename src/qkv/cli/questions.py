@@ -1,27 +1,38 @@
-"""`qkv questions`: questions that courses ask, and the claim that answers each."""
+"""`qkv questions`: questions that courses ask, the claim that answers each, and the model answers to the sheets."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from qkv.cli.console import out, print_json
 
+if TYPE_CHECKING:
+    from qkv.claims.courses import CourseAnswer
+
 
 def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     """List questions that courses ask, with the answer, the usual mistake, and the claim that answers by experiment.
+
+    An item of a homework sheet, such as N1c, prints its whole model answer: NYU Deep Learning homework 4 (N1a to N6),
+    the attention assignment (A1 to A5), CS224N assignment 5 (C0 to C3c), CSCI 5922 problem set 4 (P1a to P3x).
 
     Examples:
 
         qkv questions
         qkv questions average pooling
+        qkv questions N1c
 
     Parameters
     ----------
     words
-        Show only the questions in which all these words occur.
+        Show only the questions in which all these words occur; or items of the sheets, such as N1c P3d.
     markdown
         Print the page docs/questions.md.
     json
         Print the questions as JSON.
     """
+    from qkv.claims.courses import find_answer, search_answers
     from qkv.claims.questions import as_markdown, search_questions
 
     if markdown:
@@ -29,8 +40,11 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
             raise ValueError("--markdown prints the page of all questions: omit the words")
         print(as_markdown(), end="")
         return 0
-    found = search_questions(" ".join(words))
-    if not found:
+    answers = [find_answer(word) for word in words]
+    if words and all(answers):
+        return _print_answers([answer for answer in answers if answer is not None], json)
+    found, mentions = search_questions(" ".join(words)), search_answers(" ".join(words)) if words else []
+    if not found and not (mentions and not json):
         raise ValueError(f"no question contains {' '.join(words)!r}; `qkv questions` lists all of them")
     if json:
         print_json(
@@ -52,4 +66,20 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
         if entry.mistake:
             out().print(Text(f"  usual mistake: {entry.mistake}", style="dim"))
         out().print(Text(f"  {entry.command}\n", style="cyan"))
+    if mentions:
+        out().print(Text("Items of the sheets that mention it", style="bold"))
+        for answer in mentions:
+            out().print(Text.assemble((f"  qkv questions {answer.items[0]:4}", "cyan"), f"  {answer.title}"))
+    elif not words:
+        out().print("A whole model answer: qkv questions N1c", highlight=False)
+    return 0
+
+
+def _print_answers(answers: "list[CourseAnswer]", json: bool) -> int:
+    if json:
+        print_json([asdict(answer) for answer in answers])
+        return 0
+    for answer in answers:
+        out().print(Text(f"{answer.title} ({answer.course})", style="bold"))
+        out().print(Text(answer.answer + "\n"))
     return 0

@@ -72,7 +72,8 @@ def reproduce(
     commit
         The commit of qkv that trained the run of --from, if the run does not know it.
     peak
-        GFLOPS of a large float32 matrix product with the threads of --from's run; measured now if not given.
+        This machine's peak speed in GFLOPS, of a large float32 matrix product, for the column "share of peak"; measured
+        now if not given.
     results
         The folder of the figures as JSON; docs/results in a checkout of qkv, otherwise runs/reproduce/results.
     draw

@@ -1,11 +1,15 @@
 """`qkv runs`: list and compare training runs."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from qkv.cli.console import err, out, print_json
+
+if TYPE_CHECKING:
+    from qkv.training.records import RunRecord
 
 
 def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int:
@@ -15,70 +19,93 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
 
         qkv runs
         qkv runs runs/vit-digits-1 runs/vit-digits-2
+        qkv runs --json
 
     Parameters
     ----------
     folder
         A folder of runs to list, or a run.
     more
-        More runs to compare it with: their metrics, and the config fields in which they differ.
+        More runs to compare it with: their metrics, and the settings in which they differ.
     json
         Print them as JSON.
     """
-    from qkv.training.runs import RECIPE_FILE, open_run
+    from qkv._config import RECIPE_FILE
+    from qkv.training.records import read_record
 
-    places = [folder, *more]
+    places, named = [folder, *more], True
     if not more and not (folder / RECIPE_FILE).is_file():
         places = sorted(path.parent for path in folder.glob(f"*/{RECIPE_FILE}")) if folder.is_dir() else []
         if not places and folder != Path("runs"):
             raise ValueError(f"{folder} is not a run and contains none; a run directory has a {RECIPE_FILE}")
-    found = [open_run(place) for place in places]
+        named = False
     if json:
-        print_json([run.to_dict() for run in found])
+        from qkv.training.runs import open_run
+
+        print_json([run.to_dict() for run in _read_all(places, open_run, named=named)])
         return 0
+    found = _read_all(places, read_record, named=named)
     if not found:
         err().print("no runs yet; start one with: qkv train vit-digits")
         return 0
     _print_runs(found)
     if more:
-        _print_differences(found)
+        _print_differences(places)
     return 0
 
 
-def _print_runs(found: list[Any]) -> None:
-    from qkv.training.report import format_metric
+def _read_all(places: list[Path], read: Callable[[Path], Any], *, named: bool) -> list[Any]:
+    """Read the runs; one that is damaged does not hide the others, unless it was named."""
+    found = []
+    for place in places:
+        try:
+            found.append(read(place))
+        except (ValueError, OSError) as error:
+            if named:
+                raise
+            err().print(f"note: left out {place}: {error}", markup=False)
+    return found
+
+
+def _print_runs(found: "list[RunRecord]") -> None:
+    from qkv.training.records import format_metric
 
     rows = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "recipe", "model", "seed", "parameters", "minutes"):
         rows.add_column(name, no_wrap=True)  # the name of a run is there to be copied; only the result is wrapped
     rows.add_column("result")
     for run in found:
-        metrics = run.result.get("test") or run.result.get("validation") or {}
+        part = "test" if run.result.get("test") else "validation"
         shown = [
             f"{name.replace('_', ' ')} {format_metric(name, value)}"
-            for name, value in metrics.items()
+            for name, value in run.result.get(part, {}).items()
             if isinstance(value, int | float)
         ]
+        result = run.state
+        if run.finished:
+            result = f"{part}: {', '.join(shown)}" if shown else ""
         rows.add_row(
             str(run.folder),
-            run.config.recipe,
-            run.config.model_kind,
-            str(run.config.seed),
+            run.recipe,
+            run.model_kind,
+            str(run.seed),
             f"{run.parameters:,}",
             f"{run.seconds / 60:.1f}",
-            ", ".join(shown) if run.finished else "unfinished",
+            result,
         )
     out().print(rows)
 
 
-def _print_differences(found: list[Any]) -> None:
+def _print_differences(places: list[Path]) -> None:
     from qkv._config import find_differences
+    from qkv.training.runs import open_run
 
+    found = [open_run(place) for place in places]
     differences = find_differences([run.config.to_table() for run in found])
     if not differences:
-        out().print("\nThe configs are the same.")
+        out().print("\nThe settings are the same.")
         return
-    rows = Table("field", *(run.folder.name for run in found), box=None, padding=(0, 2))
+    rows = Table("setting", *(run.folder.name for run in found), box=None, padding=(0, 2))
     for name, values in differences.items():
         rows.add_row(name, *(str(value) for value in values))
     out().print()

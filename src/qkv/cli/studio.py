@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from qkv.cli.console import err, out, print_json
+from qkv.cli.standard_streams import SignalError
 
 
 def studio(
     *models: Path,
     runs: Path = Path("runs"),
-    port: int = 0,
+    port: int | None = None,
     allow_code: bool = False,
     browser: bool | None = None,
     json: bool = False,
@@ -48,11 +49,14 @@ def studio(
     """
     from qkv.studio.server import Studio, open_server
 
+    port = 0 if port is None else port  # 0: any free port
     if not 0 <= port < 65536:
-        raise ValueError(f"port must be from 0 to 65535, got {port}")
+        raise ValueError(f"--port must be from 0 to 65535, got {port}")
     for model in models:
         if not model.is_dir():
             raise ValueError(f"{model} is not a folder; a model is a folder with config.json and safetensors")
+        if not any(model.glob("config.json")) and not any(model.glob("model/config.json")):
+            raise ValueError(f"{model} has no config.json; a model is a folder with config.json and model.safetensors")
     if runs.exists() and not runs.is_dir():
         raise ValueError(f"{runs} is not a folder; --runs takes the folder that contains the runs")
     if browser is None:
@@ -75,14 +79,6 @@ def studio(
     err().print("stopped", style="dim")
     _exit_if_busy(code)
     return code
-
-
-class SignalError(BaseException):
-    """A signal asked the process to stop; raised so that everything is closed on the way out."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = number
 
 
 def _announce(server: Any, json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv.cli.console import err, out, print_json
+from qkv.cli.standard_streams import SignalError
 
 NEXT_STEPS = {
     "qkv byhand --example three-tokens": "the example above, with every number derived",
@@ -39,7 +41,7 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
     seed
         Random seed of the training.
     steps
-        Number of training steps; 0 skips the training.
+        Number of training steps, by default the 1,200 of the recipe vit-digits; 0 skips the training.
     folder
         The run's folder, with its report; a new one in runs/ if not given.
     json
@@ -47,6 +49,8 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
     """
     if steps is not None and steps < 0:
         raise ValueError(f"--steps must be at least 0, got {steps}")
+    if steps == 0 and folder is not None:
+        raise ValueError("--steps 0 trains nothing, so there is no run for --folder; omit one of them")
     solved = solve_example()
     if not json:
         _print_example(solved)
@@ -57,9 +61,10 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
     if json:
         print_json({"example": solved, "digits": trained, "checked": checked})
         return 0
-    _print_checked(checked)
+    part = 2 if trained is None else 4
+    _print_checked(checked, part)
     _print_next_steps(trained)
-    return open_studio(trained) if is_interactive() else 0
+    return open_studio(trained, part + 1) if is_interactive() else 0
 
 
 def is_interactive() -> bool:
@@ -67,12 +72,12 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("CI", "") in ("", "0", "false")
 
 
-def open_studio(trained: dict[str, Any] | None) -> int:
+def open_studio(trained: dict[str, Any] | None, part: int = 5) -> int:
     """Open the studio on the run's parent folder; the tour ends when it is closed."""
     from qkv.cli.studio import studio
 
     runs = Path(trained["folder"]).parent if trained is not None and trained["folder"] else Path("runs")
-    out().print("\n[bold]5. The studio.[/bold] The web app: try out attention and see your run.")
+    out().print(f"\n[bold]{part}. The studio.[/bold] The web app: try out attention and see your run.")
     code = studio(runs=runs)
     return 0 if code == 130 else code  # Ctrl-C closes it
 
@@ -107,7 +112,7 @@ def train_digits(seed: int, steps: int | None, folder: Path | None, *, keep: boo
             callback=lambda stage, settings: make_callback(stage.name, quiet=not keep, json_lines=False),
         )
         if not run.finished:
-            raise KeyboardInterrupt
+            raise SignalError(signal.SIGTERM) if run.stopped == "SIGTERM" else KeyboardInterrupt
         attention = record_digit(run.model)
     test = run.result["test"]
     return {
@@ -198,10 +203,10 @@ def _print_trained(trained: dict[str, Any]) -> None:
     )
 
 
-def _print_checked(checked: dict[str, Any]) -> None:
+def _print_checked(checked: dict[str, Any], part: int) -> None:
     counts = checked["counts"]
     out().print(
-        f"[bold]4. A checked layer.[/bold] {checked['layer']} is {checked['kind']}: "
+        f"[bold]{part}. A checked layer.[/bold] {checked['layer']} is {checked['kind']}: "
         f"{counts['pass']} checks pass, {counts['fail']} fail, {counts['described']} properties described."
     )
     for finding in checked["problems"]:

@@ -27,6 +27,8 @@ def train(
     epochs: int | None = None,
     folder: Path | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
+    device: str | None = None,
+    tensorboard: bool = False,
     show: bool = False,
     quiet: bool = False,
     json: bool = False,
@@ -53,9 +55,10 @@ def train(
     model
         One of the recipe's models, as `qkv train` lists them: the default, a variant, or a baseline such as cnn or rnn.
     preset
-        A named set of overrides, such as nyu-hw4 or cs224n-a5: the numbers of that homework.
+        A named set of overrides, such as nyu-hw4 or cs224n-a5: the numbers of that homework. `qkv train RECIPE --help`
+        lists those of a recipe, with the command that shows their settings.
     set_
-        NAME=VALUE for any field that --show prints, such as model.dim=128; may be repeated.
+        NAME=VALUE for any setting that --show prints, such as model.dim=128; may be repeated.
     config
         A TOML file of overrides, such as another run's recipe.toml; --set is applied after it.
     seed
@@ -65,12 +68,17 @@ def train(
     steps
         Number of steps in all, instead of the recipe's; warm-up and evaluations keep their share.
     epochs
-        Number of epochs, for a recipe with one stage. The schedule of --preset nyu-hw4 stays laid out over 100.
+        Number of epochs, for a recipe with one stage. With --preset nyu-hw4 the learning rate still decays over 100
+        epochs, so that a run can be continued with more of them.
     folder
         Run directory; runs/RECIPE-N by default.
     resume
         auto: resume an unfinished run of the same config, if there is one. never: start a new run. always: resume, or
         fail if there is none.
+    device
+        cpu, cuda, cuda:1 or mps; a GPU if there is one by default.
+    tensorboard
+        Also write the curves for TensorBoard, to the run directory: tensorboard --logdir runs.
     show
         Print the resolved recipe as TOML, as --config reads it, and train nothing.
     quiet
@@ -83,6 +91,8 @@ def train(
 
     table = {} if config is None else read_toml(config)
     name = recipe or table.get("recipe")
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"{config}: recipe must be the name of a recipe, got {name!r}; `qkv train` lists them")
     if name is None and config is not None:
         raise ValueError(f"{config} names no recipe; add it: qkv train RECIPE --config {config}")
     if name is None:
@@ -105,6 +115,8 @@ def train(
             steps=steps,
             epochs=epochs,
             resume=resume,
+            device=device,
+            tensorboard=tensorboard,
             callback=lambda stage, _: make_callback(
                 stage.name, quiet=quiet, json_lines=json, evaluated_on=stage.evaluated_on
             ),
@@ -171,6 +183,20 @@ def _show(config: Any, minutes: float | None, steps: int | None, epochs: int | N
     else:
         out().print(to_toml(config.to_table()), markup=False, soft_wrap=True, end="")
     return 0
+
+
+def print_recipe(name: str) -> None:
+    """Print the models and presets of one recipe, and the commands that show their settings."""
+    from qkv.training.recipes import get_recipe
+
+    recipe = get_recipe(name)
+    rows = Table("", "", box=None, padding=(0, 2), show_header=False)
+    rows.add_row("recipe", f"{recipe.name}: {recipe.summary}")
+    rows.add_row("models", ", ".join(recipe.models))
+    rows.add_row("presets", ", ".join(recipe.presets) or "none")
+    for preset in recipe.presets:
+        rows.add_row("", f"qkv train {recipe.name} --preset {preset} --show")
+    out().print(rows)
 
 
 def _list_recipes(json: bool) -> int:

@@ -1,6 +1,6 @@
 """`qkv use` and `qkv eval`: use a trained model on new inputs, and evaluate a finished run again."""
 
-from typing import Any
+from typing import Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
@@ -8,6 +8,7 @@ from rich.table import Table
 from qkv.cli.bundled_models import print_bundled_models
 from qkv.cli.console import err, out, print_json
 
+UNSURE = 0.6  # a class with a lower probability is marked as unsure
 OPTIONS = {  # of each task
     "classify": {"top"},
     "generate": {"max_new_tokens", "temperature", "seed", "top_p"},
@@ -28,18 +29,21 @@ def use(
     seed: int | None = None,
     num_beams: int | None = None,
     threshold: float | None = None,
+    quantize: Literal["int8"] | None = None,
     json: bool = False,
 ) -> int:
     """Use a trained model: classify images, continue texts, translate, transcribe speech, answer questions.
 
-    The model knows its task. Words of a recording are printed with their times. If the model is not confident of an
-    answer, the line of its corpus that fits the question is printed instead.
+    The model knows its task. A class with a probability below 60 % is marked "unsure". Words of a recording are
+    printed with their times. If the model is not confident of an answer, the line of its corpus that fits the question
+    is printed instead.
 
     Examples:
 
         qkv use qkv:digits seven.png
         qkv use runs/vit-digits-1 seven.png
         qkv use runs/gpt-text-1 "To be, or" --temperature 0.5
+        qkv use HuggingFaceTB/SmolLM2-135M "To be, or" --quantize int8
         qkv use runs/translate-1 "twenty-one thousand"
         qkv use runs/speech-1 recording.wav
         qkv use runs/birthplaces-1 "Where was Ada Lovelace born?" --threshold 0.8
@@ -52,32 +56,40 @@ def use(
     inputs
         Files or texts; without any, lines from standard input.
     top
-        Number of classes to print (images).
+        Number of classes to print (images); 3 by default.
     max_new_tokens
-        Number of tokens to generate (texts).
+        Number of tokens to generate (texts); 200 by default.
     temperature
-        Sampling temperature (texts); 0 takes the most likely token.
+        Sampling temperature (texts), 0.8 by default; 0 takes the most likely token.
     top_p
-        Nucleus sampling (texts): sample from the most likely tokens that together have this probability.
+        Nucleus sampling (texts): sample from the most likely tokens that together have this probability; by
+        default from all tokens.
     seed
-        Random seed (texts).
+        Random seed (texts); 0 by default.
     num_beams
-        Number of beams of the beam search (translations).
+        Number of beams of the beam search (translations); by default the model's own, usually 4.
     threshold
         Least confidence of an answer, from 0 to 1; calibrated in training by default.
+    quantize
+        Round the weights of linear layers to int8: less memory and faster texts. For texts, the cost in perplexity on a
+        page of Shakespeare is printed.
     json
         Print the results as JSON.
     """
-    from qkv.training.inference import load_predictor
+    from qkv.training.inference import load_predictor, quantize_predictor
 
     if checkpoint is None:
         return print_bundled_models("use", json)
     for name, value in (("max-new-tokens", max_new_tokens), ("top", top), ("num-beams", num_beams)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"--seed must be from 0 to 2^63 - 1, got {seed}")
     if threshold is not None and not 0 <= threshold <= 1:
         raise ValueError(f"--threshold must be in [0, 1], got {threshold}")
     predictor = load_predictor(checkpoint)
+    if quantize is not None:
+        err().print(quantize_predictor(predictor, quantize), style="dim", markup=False)
     given = {
         "top": top,
         "max_new_tokens": max_new_tokens,
@@ -95,6 +107,7 @@ def use(
     if json:
         print_json([vars(prediction) for prediction in predictions])
         return 0
+    _print_notes(predictions)
     for prediction in predictions:
         _print_prediction(prediction, single=len(predictions) == 1)
     return 0
@@ -126,7 +139,7 @@ def evaluate(run: str, /, *, json: bool = False) -> int:
         from qkv.checkpoints import resume_command
 
         raise ValueError(f"{run} is not finished; resume it: {resume_command(run)}")
-    result = evaluate_task(get_recipe(opened.config.recipe).build(opened.config), opened.model)
+    result = evaluate_task(get_recipe(opened.config.recipe).build(opened.config, None), opened.model)
     if json:
         print_json(result)
         return 0
@@ -156,14 +169,25 @@ def _read_lines() -> list[str]:
     return [line for line in lines if line]
 
 
+def _print_notes(predictions: list[Any]) -> None:
+    """Print each note once; a note on one of several inputs begins with its name."""
+    inputs: dict[str, list[str]] = {}
+    for prediction in predictions:
+        for note in prediction.notes:
+            inputs.setdefault(note, []).append(prediction.input)
+    for note, names in inputs.items():
+        place = f"{names[0]}: " if len(names) == 1 and len(predictions) > 1 else ""
+        count = f" ({len(names)} of {len(predictions)} inputs)" if len(names) > 1 else ""
+        err().print(f"{place}{note}{count}", style="dim", markup=False)
+
+
 def _print_prediction(prediction: Any, *, single: bool) -> None:
     source, result, more = escape(prediction.input), escape(prediction.result), prediction.more
     head = "" if single else f"[dim]{source}[/dim]  "
-    for note in prediction.notes:
-        err().print(note if single else f"{prediction.input}: {note}", style="dim", markup=False)
     if prediction.task == "classify":
         ranked = "  ".join(f"{escape(name)} {probability:.1%}" for name, probability in more["classes"].items())
-        out().print(f"{head}[bold]{result}[/bold]   [dim]{ranked}[/dim]")
+        unsure = "   unsure" if prediction.confidence is not None and prediction.confidence < UNSURE else ""
+        out().print(f"{head}[bold]{result}[/bold]   [dim]{ranked}[/dim]{unsure}".rstrip())
     elif prediction.task == "generate":
         out().print(f"[dim]{source}[/dim]{result}")
     elif prediction.task == "transcribe":

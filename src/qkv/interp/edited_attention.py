@@ -30,12 +30,23 @@ MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 @dataclass(eq=False)
+class Edge:
+    """An edge to mask. largest: the numbers of queries and keys of the longest call; reached: whether it was in one."""
+
+    head: HeadKey
+    query: int
+    key: int
+    reached: bool = False
+    largest: tuple[int, int] = (0, 0)
+
+
+@dataclass(eq=False)
 class LayerEdit:
     """The edits of one layer."""
 
     scales: dict[HeadKey, float] = field(default_factory=dict)
     ablated: list[HeadKey] = field(default_factory=list)
-    masked_edges: list[tuple[HeadKey, int, int]] = field(default_factory=list)
+    masked_edges: list[Edge] = field(default_factory=list)
     patterns: dict[HeadKey, Pattern] = field(default_factory=dict)
 
     def scale(self, own: float | Tensor, heads: int) -> float | Tensor:
@@ -55,9 +66,12 @@ class LayerEdit:
         if not self.masked_edges:
             return None
         edges = torch.zeros(heads, t, s, dtype=torch.bool, device=device)
-        for head, query, key in self.masked_edges:
-            if 0 <= query - shift < t and 0 <= key < s:
-                edges[slice(None) if head is None else _check_head(head, heads), query - shift, key] = True
+        for edge in self.masked_edges:
+            edge.largest = max(edge.largest, (t + shift, s))
+            if 0 <= edge.query - shift < t and 0 <= edge.key < s:
+                head = slice(None) if edge.head is None else _check_head(edge.head, heads)
+                edges[head, edge.query - shift, edge.key] = True
+                edge.reached = True
         return edges
 
     def ablate(self, x: Float[Tensor, "b h t e"]) -> Float[Tensor, "b h t e"]:
@@ -100,10 +114,11 @@ class EditTable:
         self.used: set[LayerKey | None] = set()  # keys that matched a layer which ran
         for (layer, head), number in _scales_by_head(scale).items():
             self._edit(layer).scales[head] = number
-        for layer, head in ablate_heads:
+        for layer, head in _check_tuples(ablate_heads, "ablate_heads", "(layer, head)", "[(0, 1)]"):
             self._edit(layer).ablated.append(head)
-        for layer, head, query, key in mask_edges:
-            self._edit(layer).masked_edges.append((head, query, key))
+        edges = _check_tuples(mask_edges, "mask_edges", "(layer, head, query, key)", "[(0, 1, 5, 2)]")
+        for layer, head, query, key in edges:
+            self._edit(layer).masked_edges.append(Edge(head, query, key))
         for (layer, head), weights in pattern.items():
             self._edit(layer).patterns[head] = weights
 
@@ -134,6 +149,15 @@ class EditTable:
             merged.masked_edges.extend(edit.masked_edges)
             merged.patterns.update(edit.patterns)
         return merged
+
+
+def _check_tuples(items: Iterable[Any], name: str, form: str, example: str) -> list[tuple[Any, ...]]:
+    """The items of an argument; a ValueError with an example if one is not a tuple of that form."""
+    found = list(items)
+    for item in found:
+        if not isinstance(item, tuple | list) or len(item) != form.count(",") + 1:
+            raise ValueError(f"{name} must be a list of {form}, such as {example}; got {item!r} in it")
+    return found
 
 
 def _scales_by_head(scale: Scale | None) -> dict[tuple[LayerKey | None, HeadKey], float]:

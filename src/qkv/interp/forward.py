@@ -71,6 +71,9 @@ def trace_with_output(
     model: nn.Module, inputs: Inputs, *, activations: ModuleFilter = (), values: bool = False
 ) -> tuple[Trace, Any]:
     """The trace of a run, and what the model returned."""
+    if not isinstance(model, nn.Module):
+        hint = f"; load it first: qkv.load({model!r})" if isinstance(model, str) else ""
+        raise ValueError(f"model must be a torch module, got a {type(model).__name__}{hint}")
     with eval_mode(model), record(model, activations, values=values) as recorded:
         output = call_model(model, inputs)
     if not recorded.layers:

@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.interp.layers import Stripe, TracedLayer
 
 MAX_OFFSET = 16  # the largest distance that is tried for "offset"
+MIN_OFFSET_PAIRS = 3  # pairs of query and key at a distance: fewer say nothing about a pattern
 CONTENT_TYPES = ("duplicate-token", "induction")  # also corrected for what the head gives other keys at that distance
 
 
@@ -47,7 +48,10 @@ class StripeExpectation:
         if self.distances is not None:
             can_tell = (self.visible & (self.seen > 1)[:, None]).double()
             self.pairs = self.sum_by_distance(can_tell)
-            self.uniform = self.sum_by_distance(can_tell / self.seen.clamp(min=1)[:, None])
+            # for "offset", without the first key: a head that attends to it would seem to attend a distance away
+            self.later = torch.arange(stripe.columns.start, stripe.columns.stop, device=device) > 0
+            self.later_pairs = self.sum_by_distance(can_tell * self.later)
+            self.later_uniform = self.sum_by_distance(can_tell * self.later / self.seen.clamp(min=1)[:, None])
             self.content_pairs = {
                 name: self.sum_by_distance(self.expected[name].keys) for name in CONTENT_TYPES if name in self.expected
             }
@@ -121,7 +125,9 @@ class HeadScorer:
         found = {
             "weight": expectation.sum_by_distance(stripe.weights * can_tell[:, None]),
             "pairs": expectation.pairs,
-            "uniform": expectation.uniform,
+            "later weight": expectation.sum_by_distance(stripe.weights * can_tell[:, None] * expectation.later),
+            "later pairs": expectation.later_pairs,
+            "later uniform": expectation.later_uniform,
         }
         for name, count in expectation.content_pairs.items():
             content = stripe.weights.masked_fill(~expectation.expected[name].keys, 0.0)
@@ -163,8 +169,9 @@ class HeadScorer:
         for offset in [each for each in range(-MAX_OFFSET, MAX_OFFSET + 1) if abs(each) > 1]:
             index = self.zero + offset
             if "weight" in self.distances and 0 <= index < len(self.distances["weight"]):
-                weight, pairs, even = (float(self.distances[name][index]) for name in ("weight", "pairs", "uniform"))
-                if pairs - even > 1e-9:
+                sums = (float(self.distances[f"later {name}"][index]) for name in ("weight", "pairs", "uniform"))
+                weight, pairs, even = sums
+                if pairs >= MIN_OFFSET_PAIRS and pairs - even > 1e-9:
                     scores[offset] = _share(weight - even, pairs - even)
         best = max(scores, key=lambda each: scores[each], default=None)
         return (None, 0.0) if best is None else (best, scores[best])

@@ -48,6 +48,7 @@ THRESHOLDS = dict.fromkeys(HEAD_TYPES, 0.3) | {
     "positional": 0.5,
     "uniform": 0.5,
 }
+LESS_INFORMATIVE = ("offset", "attention-sink")  # a fixed distance, or nothing in particular
 WITHOUT_TARGET = ("positional", "uniform")  # types that do not say where a head attends
 
 
@@ -98,12 +99,24 @@ class HeadTypes(AnalysisResult):
         return tuple(tuple(row) for row in rows)
 
     def clearest(self) -> ClassifiedHead:
-        """The head with the highest score, preferring types that say where a head attends."""
-        for excluded in (("offset", *WITHOUT_TARGET, "mixed"), (*WITHOUT_TARGET, "mixed"), ()):
-            candidates = [head for head in self.heads if head.type not in excluded]
-            if candidates:
-                return max(candidates, key=lambda head: head.score)
-        raise ValueError("there are no heads to choose from")
+        """The head with the highest score, preferring types that say what a head attends to."""
+        place = clearest_place([(head.type, head.score) for head in self.heads])
+        return self.heads[place]
+
+
+def clearest_place(typed: Sequence[tuple[str, float]]) -> int:
+    """The place of the most informative (type, score).
+
+    Types that say what a head attends to come first, then fixed distances and attention sinks, then the others.
+
+    >>> clearest_place([("attention-sink", 1.0), ("induction", 0.6), ("uniform", 0.9)])
+    1
+    """
+    for excluded in ((*LESS_INFORMATIVE, *WITHOUT_TARGET, "mixed"), (*WITHOUT_TARGET, "mixed"), ()):
+        candidates = [place for place, (head_type, _) in enumerate(typed) if head_type not in excluded]
+        if candidates:
+            return max(candidates, key=lambda place: typed[place][1])
+    raise ValueError("there are no heads to choose from")
 
 
 def _check_type(head_type: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
+from qkv._files import read_limited
 from qkv.checkpoints import load_any, resolve
 from qkv.interp.forward import Inputs, trace
 from qkv.interp.layers import TracedLayer
@@ -155,7 +156,7 @@ def _read_preprocessor(model: nn.Module, checkpoint: str | Path | None) -> dict[
     content = getattr(model, "extra_files", {}).get(name)
     if content is None and checkpoint is not None:
         path = resolve(checkpoint) / name
-        content = path.read_bytes() if path.is_file() else None
+        content = read_limited(path) if path.is_file() else None
     try:
         settings = json.loads(content) if content else {}
     except ValueError as error:

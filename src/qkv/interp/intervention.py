@@ -137,6 +137,14 @@ class InterventionMode(TorchFunctionMode):
             where = "in the model" if unused[0] is None else f"in layer {unused[0]!r}"
             layers = ", ".join(f"{index} ({name})" for index, name in enumerate(self._names)) or "none"
             raise ValueError(f"no attention that can be changed ran {where}; layers that ran: {layers}")
+        for layer, edit in self._edits.layers.items():
+            for edge in edit.masked_edges:
+                if layer in self._edits.used and not edge.reached:
+                    queries, keys = edge.largest
+                    raise ValueError(
+                        f"mask_edges: there is no edge from query {edge.query} to key {edge.key} in layer {layer!r}, "
+                        f"which ran with {queries} queries and {keys} keys"
+                    )
 
     def _softmax(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         scores = args[0] if args else kwargs["input"]

@@ -83,6 +83,7 @@ class LookResult:
     trace: of the run with the interventions, if there are any. head_types: of the model without them.
     layer, head, query: the map to show. prediction: (token, label, probability), most likely first.
     other: what it is compared with: its name, the prepared input and its trace.
+    notes: sentences on interventions that change nothing.
     """
 
     prepared: PreparedInput
@@ -99,6 +100,7 @@ class LookResult:
     logit_lens: LogitLens | None = None
     comparison: Comparison | None = None
     other: tuple[str, PreparedInput, Trace] | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON data."""
@@ -111,7 +113,7 @@ class LookResult:
             "kind": self.prepared.kind,
             "tokens": self.prepared.tokens,
             "source": self.prepared.source,
-            "notes": self.prepared.notes,
+            "notes": (*self.prepared.notes, *self.notes),
             "prediction": [{"token": n, "text": text, "probability": p} for n, text, p in self.prediction],
             "layers": [
                 {"name": x.name, "heads": x.heads, "queries": x.queries, "keys": x.keys, "storage": x.storage}
@@ -171,8 +173,9 @@ def run_look(prepared: PreparedInput, request: LookRequest, note: Note = lambda 
         ablation_sweep=sweep,
         rollout=_rollout(prepared, request, trace, query),
         logit_lens=lens,
-        comparison=None if other is None else compare(trace, other[2]),
+        comparison=None if other is None else _compare(prepared, request, trace, other[2]),
         other=other,
+        notes=_edges_without_effect(baseline.trace, request),
     )
 
 
@@ -195,13 +198,15 @@ def _choose_head(request: LookRequest, trace: Trace, head_types: HeadTypes) -> t
     clearest = head_types.clearest()
     layer = clearest.layer if request.layer is None else find_layer(trace, request.layer)
     if request.head is not None:
-        head = request.head
+        heads = trace.layers[layer].heads
+        if not -heads <= request.head < heads:
+            raise ValueError(f"layer {layer} has {heads} heads, 0 to {heads - 1}; got --head {request.head}")
+        head = request.head % heads
     elif request.layer is None:
         head = clearest.head
     else:
         heads = [each for each in head_types.heads if each.layer == layer]
         head = max(heads, key=lambda each: each.score).head
-    trace.weights(layer, head, rows=range(1))  # raises if there is no such head
     return layer, head
 
 
@@ -268,6 +273,27 @@ def _prepare_other(prepared: PreparedInput, request: LookRequest, other: str) ->
     return other, found, found.trace()
 
 
+def _compare(prepared: PreparedInput, request: LookRequest, trace: Trace, other: Trace) -> Comparison:
+    """The comparison; if it fails for something that was read as a text, the error says so."""
+    try:
+        return compare(trace, other)
+    except ValueError as error:
+        name = request.compare or ""
+        if is_checkpoint(name, prepared.kind) or prepared.kind in ("image", "audio"):
+            raise
+        raise ValueError(f"{error}. There is no checkpoint {name!r}, so --compare read it as a text") from None
+
+
+def _edges_without_effect(trace: Trace, request: LookRequest) -> tuple[str, ...]:
+    """A note for each edge to mask that the model does not use: the query's weight on the key is 0 without it."""
+    notes = []
+    for text, (layer, head, query, key) in zip(request.mask_edges, parse_edges(trace, request.mask_edges), strict=True):
+        weights = trace.weights(layer, head, rows=range(query, query + 1), columns=range(key, key + 1))
+        if not bool(weights.any()):
+            notes.append(f"--mask-edge {text} changes nothing: query {query} does not attend to key {key} anyway")
+    return tuple(notes)
+
+
 def is_checkpoint(name: str, kind: str) -> bool:
     """Whether a name is a checkpoint, and not an input of this kind."""
     if name in bundled.names():
@@ -320,9 +346,10 @@ def parse_edges(trace: Trace, texts: Iterable[str]) -> list[tuple[int, int | Non
         if len(ends) != 2 or not all(end.strip().isdecimal() for end in ends):
             raise ValueError(f"an edge is head:query:key, such as 3.1:5:2, or 3:5:2 for a whole layer; got {text!r}")
         (layer, head), (query, key) = _parse_head_or_layer(trace, where.strip()), map(int, ends)
-        trace.weights(
-            layer, head or 0, rows=range(query, query + 1), columns=range(key, key + 1)
-        )  # raises if not there
+        sizes = trace.layers[layer]
+        for what, index, size in (("query", query, sizes.queries), ("key", key, sizes.keys)):
+            if index >= size:
+                raise ValueError(f"--mask-edge {text}: there is no {what} {index}; they are 0 to {size - 1}")
         found.append((layer, head, query, key))
     return found
 

@@ -63,7 +63,7 @@ def _describe_prediction(result: LookResult, count: int) -> tuple[str, str]:
 def _map_lines(result: LookResult, width: int, color: bool) -> Iterator[Text]:
     """The head types, unless a head is named, and one head's map."""
     if not result.request.names_head:
-        yield from terminal.head_type_lines(result.head_types)
+        yield from terminal.head_type_lines(result.head_types, width)
         yield Text()
     prepared, trace = result.prepared, result.trace
     layer, head = trace.layer(result.layer), result.head_types.at(result.layer, result.head)

@@ -44,6 +44,7 @@ def encode(tokenizer: Tokenizer | None, text: Text, checkpoint: str, what: str =
     """
     if not isinstance(text, str):
         return [int(token) for token in text]
+    tokenizers.check_length(text, f"the {what}")
     if tokenizer is not None:
         tokens = tokenizers.encode(tokenizer, text, f"the {what}", add_special_tokens=True).tolist()
         if not tokens:

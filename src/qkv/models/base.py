@@ -1,12 +1,17 @@
 """Model: the base class of all models, with config, parameters and saving; weight initialization, image checks."""
 
+import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from qkv.models import folder
+from qkv.nn.quantized import Int8Linear, quantize_linears
+
+MAX_LAYERS = 10_000
+M = TypeVar("M", bound=nn.Module)
 
 
 class Model(nn.Module):
@@ -36,8 +41,20 @@ class Model(nn.Module):
         """The number of parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def quantize(self: M, kind: str = "int8") -> M:
+        """Round the weights of all linear layers to int8, in place, with a scale for every 64 weights.
+
+        Generation on a CPU then reads a quarter of the memory. A quantized model cannot be saved or trained.
+        """
+        if kind != "int8":
+            raise ValueError(f"quantize must be 'int8', got {kind!r}")
+        quantize_linears(self)
+        return self
+
     def save(self, target: str | Path) -> None:
         """Write config.json, model.safetensors and `extra_files` to a folder, atomically. `qkv.load` reads it."""
+        if any(isinstance(module, Int8Linear) for module in self.modules()):
+            raise ValueError("a quantized model cannot be saved; save it first, and quantize it after loading")
         folder.save(self, target)
 
 
@@ -53,6 +70,30 @@ def build(config: object) -> Model:
         if type(config) is cls.config_class:
             return cls(config)
     raise ValueError(f"config must be a model config such as GPTConfig(…), got {type(config).__name__}")
+
+
+def check_fits(config: object) -> None:
+    """Raise a ValueError if the model of a config has too many layers, or does not fit into this machine's memory.
+
+    >>> from qkv.models import GPTConfig
+    >>> check_fits(GPTConfig(vocab_size=65, layers=10**9))
+    Traceback (most recent call last):
+    ValueError: layers must be at most 10,000, got 1000000000
+    """
+    for name, value in vars(config).items():
+        if name.endswith("layers") and isinstance(value, int) and value > MAX_LAYERS:
+            raise ValueError(f"{name} must be at most {MAX_LAYERS:,}, got {value}")
+    cls = next((cls for cls in Model.registry.values() if type(config) is cls.config_class), None)
+    if cls is None:
+        return
+    empty = folder.build_empty(cls, config, "the config")
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in empty.parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 40
+    if needed > memory:
+        raise ValueError(
+            f"the model would have {empty.num_parameters:,} parameters, which take {needed / 1e9:,.0f} GB; this "
+            f"machine has {memory / 1e9:,.0f} GB of memory: choose smaller sizes"
+        )
 
 
 def init_weights(model: nn.Module, *, std: float = 0.02, layers: int = 0) -> None:

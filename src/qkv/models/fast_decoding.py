@@ -26,6 +26,7 @@ from qkv.nn.feed_forward import Activation, FeedForward, activate
 from qkv.nn.kv_cache import KVCache
 from qkv.nn.multi_head_attention import MultiHeadAttention
 from qkv.nn.positions import Rotation
+from qkv.nn.quantized import Int8Linear
 from qkv.nn.rope import Rope
 from qkv.nn.scores import Dot
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SUPPORTED = (
     Block, MultiHeadAttention, FeedForward, TokenEmbedding, LearnedPositions, SinusoidalPositions, PositionEmbedding,
-    nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm, Dropout,
+    nn.ModuleList, nn.Linear, Int8Linear, nn.LayerNorm, nn.RMSNorm, Dropout,
 )  # fmt: skip
 MIN_TOKENS = 4  # for fewer tokens the model itself is used
 MIN_TOKENS_TO_REARRANGE = 48  # copying the weights costs about as much as so many tokens save
@@ -68,7 +69,7 @@ class Product:
         rearrange: copy the matrices into one with its longer axis contiguous.
     """
 
-    def __init__(self, *linears: nn.Linear, rearrange: bool) -> None:
+    def __init__(self, *linears: nn.Linear | Int8Linear, rearrange: bool) -> None:
         self.parts: list[tuple[Tensor, Tensor | None]] = [(linear.weight, linear.bias) for linear in linears]
         if rearrange:
             weights = [weight for weight, _ in self.parts]
@@ -138,7 +139,7 @@ class FastDecoder:
             FastLayer(block, keys, values, max_tokens, rearrange)  # pyright: ignore[reportArgumentType]
             for block, (keys, values) in zip(model.blocks, cached, strict=True)
         ]
-        assert isinstance(model.head, nn.Linear)
+        assert isinstance(model.head, nn.Linear | Int8Linear)
         self.tokens, self.norm = model.tokens.weight, _make_norm_function(model.norm)
         self.head = Product(model.head, rearrange=rearrange)
         positions = torch.arange(self.first, self.first + max_tokens, device=self.tokens.device)

@@ -33,6 +33,10 @@ class LanguageModel(nn.Module):
         """An empty cache to pass to successive calls; None if the model has none."""
         return None
 
+    def prompt_decoder(self, tokens: Tensor, max_new_tokens: int) -> Callable[[Tensor], Tensor] | None:
+        """A faster way to read the prompt (b, t) and the tokens that follow; None if there is none."""
+        return None
+
     def fast_decoder(self, cache: Any, max_tokens: int) -> Callable[[Tensor], Tensor] | None:
         """A faster step after the cached tokens: one token (b,) per call, at most max_tokens; None if there is none."""
         return None
@@ -69,6 +73,13 @@ class LanguageModel(nn.Module):
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be 0 or more, got {max_new_tokens}")
+        if not isinstance(tokens, Tensor):
+            raise ValueError(
+                f"tokens must be a tensor (batch, tokens), got a {type(tokens).__name__}; for one text: "
+                "torch.tensor([ids])"
+            )
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {top_k}")
         if tokens.ndim != 2 or tokens.shape[1] == 0:
             raise ValueError(f"tokens must be (batch, tokens) with at least one token, got {tuple(tokens.shape)}")
         token_mask = check_token_mask(token_mask, tokens)
@@ -99,9 +110,11 @@ class LanguageModel(nn.Module):
         unread = tokens
         ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         fast_decoder: Callable[[Tensor], Tensor] | None = None
+        if cache is not None and not padded:
+            fast_decoder = self.prompt_decoder(tokens, max_new_tokens)
         for step in range(max_new_tokens):
             if fast_decoder is not None:
-                logits = fast_decoder(unread[:, 0])
+                logits = fast_decoder(unread if step == 0 else unread[:, 0])
             else:
                 inputs = tokens if cache is None else unread
                 logits = self.head(self.hidden_states(inputs, token_mask, cache)[:, -1])
@@ -217,7 +230,9 @@ class Translator(nn.Module):
                 break
         return target[:, 1:]
 
-    def _make_beam_step(self, memory: Tensor, token_mask: Tensor | None, num_beams: int, use_cache: bool):
+    def _make_beam_step(
+        self, memory: Tensor, token_mask: Tensor | None, num_beams: int, use_cache: bool
+    ) -> Callable[[Tensor, Tensor | None], Tensor]:
         """The step function of the beam search; each source's memory is repeated for each beam."""
         memory = memory.repeat_interleave(num_beams, dim=0)
         token_mask = None if token_mask is None else token_mask.repeat_interleave(num_beams, dim=0)

@@ -9,9 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.models.base import Model, init_weights
+from qkv.models.compiled_decoding import CompiledDecoder, can_decode_compiled, can_read_prompt
 from qkv.models.fast_decoding import MIN_TOKENS, FastDecoder, can_decode_fast
 from qkv.models.generation import LanguageModel
 from qkv.nn import DenseSynthesizer, Dot, KVCache, LocationAware, RandomSynthesizer, Score
+from qkv.nn.argument_names import explain_names
 from qkv.nn.block import Block, BlockConfig, NormOrder
 from qkv.nn.embeddings import Position, PositionEmbedding, TokenEmbedding, get_position
 from qkv.nn.feed_forward import Activation
@@ -20,7 +22,18 @@ from qkv.nn.multi_head_attention import AttentionBias
 from qkv.nn.norms import NormKind
 from qkv.nn.prepare_masks import prepare_causal
 
+NANOGPT_NAMES = {
+    "n_layer": "layers=",
+    "n_head": "heads=",
+    "n_embd": "dim=",
+    "block_size": "max_length=",
+    "num_layers": "layers=",
+    "num_heads": "heads=",
+    "embed_dim": "dim=",
+}
 
+
+@explain_names(NANOGPT_NAMES)
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes and choices of a GPT.
@@ -132,9 +145,21 @@ class GPT(LanguageModel, Model):
     def new_cache(self) -> KVCache:
         return KVCache(self.config.sliding_window)
 
-    def fast_decoder(self, cache: KVCache, max_tokens: int) -> FastDecoder | None:
+    def prompt_decoder(self, tokens: Int[Tensor, "b t"], max_new_tokens: int) -> CompiledDecoder | None:
+        """A decoder that reads the prompt itself, where that is faster."""
+        if max_new_tokens <= MIN_TOKENS or not can_read_prompt(self, tokens) or not can_decode_fast(self):
+            return None
+        if not can_decode_compiled(self, len(tokens)):
+            return None
+        self.tokens.check(tokens)
+        return CompiledDecoder(self, len(tokens), tokens.shape[1] + max_new_tokens - 1)
+
+    def fast_decoder(self, cache: KVCache, max_tokens: int) -> CompiledDecoder | FastDecoder | None:
         if max_tokens < MIN_TOKENS or not can_decode_fast(self):
             return None
+        rows = cache.layer(0).get()[1].shape[0] if len(self.blocks) else 1
+        if can_decode_compiled(self, rows):
+            return CompiledDecoder(self, rows, max_tokens, cache)
         return FastDecoder(self, cache, max_tokens)
 
     @property

@@ -67,7 +67,7 @@ class Recurrent(nn.Module):
             cache.state = tuple(end) if isinstance(end, tuple) else (end,)
         return out
 
-    def _run_packed(self, x: Tensor, token_mask: Tensor, start):
+    def _run_packed(self, x: Tensor, token_mask: Tensor, start: Any) -> tuple[Tensor, Any]:
         """Move the real tokens to the front, run over them, and move the outputs back."""
         order = (~token_mask).long().sort(dim=1, stable=True).indices
         lengths = token_mask.sum(1).clamp(min=1)  # packing refuses empty rows: their result is undone below

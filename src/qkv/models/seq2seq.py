@@ -32,7 +32,8 @@ class Seq2SeqConfig:
         head_bias: whether the output projection has a bias (BART).
         tie_embeddings: source, target and output share one embedding, as published.
         scale_embeddings: multiply token vectors by √dim, as published.
-        attention_dropout: on attention weights, default `dropout`.
+        attention_dropout, mlp_dropout: on attention weights and on the hidden features of the MLP, default `dropout`;
+            0 as published: there dropout is on residual branches and embeddings only.
     """
 
     vocab_size: int
@@ -56,6 +57,7 @@ class Seq2SeqConfig:
     embedding_norm: bool = False
     head_bias: bool = False
     attention_dropout: float | None = None
+    mlp_dropout: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "position", get_position(self.position, causal=True))

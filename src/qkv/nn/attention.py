@@ -15,11 +15,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from qkv.nn.argument_names import explain_names
 from qkv.nn.dropout import dropout
 from qkv.nn.masks import AndMask, BandMask, DenseMask, Mask, as_mask
 from qkv.nn.masks import causal as causal_mask
 from qkv.nn.shapes import check_attention, check_bias, check_dropout, check_mask, check_scale, repeat_heads
 
+TORCH_NAMES = {  # of torch.nn.functional.scaled_dot_product_attention
+    "attn_mask": "mask= for a boolean mask (True = may attend), bias= for a float one",
+    "is_causal": "causal=",
+    "dropout": "dropout_p=",
+    "enable_gqa": "nothing: keys with fewer heads than the query are shared",
+    "need_weights": "return_weights=",
+}
 BLOCK = 512  # queries at a time, where a mask or a bias must become a tensor
 
 
@@ -58,6 +66,7 @@ def attention(
     hard: bool = False,
     return_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
+@explain_names(TORCH_NAMES)
 def attention(
     query: Float[Tensor, "*batch t d"],
     key: Float[Tensor, "*group s d"],

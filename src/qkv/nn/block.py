@@ -32,6 +32,7 @@ class BlockConfig:
         attention_bias: biases of the attention projections, default `bias`; "qkv": all but the output projection.
         dropout: on attention weights, on the hidden features of the MLP, and on each residual branch.
         attention_dropout: on attention weights, default `dropout`; with 0, fused kernels are used in training.
+        mlp_dropout: on the hidden features of the MLP, default `dropout`.
     """
 
     dim: int
@@ -45,6 +46,7 @@ class BlockConfig:
     norm_eps: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float | None = None
+    mlp_dropout: float | None = None
     bias: bool = True
     attention_bias: AttentionBias | None = None
     score: Score = Dot()  # noqa: RUF009  (frozen: safe to share)
@@ -87,7 +89,8 @@ class BlockConfig:
         )
 
     def make_feed_forward(self) -> FeedForward:
-        return FeedForward(self.dim, self.mlp_dim, activation=self.activation, dropout=self.dropout, bias=self.bias)
+        dropout = self.dropout if self.mlp_dropout is None else self.mlp_dropout
+        return FeedForward(self.dim, self.mlp_dim, activation=self.activation, dropout=dropout, bias=self.bias)
 
 
 class Block(nn.Module):

@@ -7,7 +7,9 @@ queries can see at all (`key_range`); it becomes a tensor (`to_dense`) only wher
 key position i + (s − t): the last query sees the last key, so a cached prefix stays visible (bottom-right alignment).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -167,7 +169,9 @@ class Mask:
     __array_priority__ = 1000
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        cls, function: object, types: object, args: Sequence[Any] = (), kwargs: object = None
+    ) -> Any:
         """Let `tensor & mask` reach `__rand__`; no other operation mixes masks and tensors."""
         if function is Tensor.__and__ and isinstance(args[1], Mask):
             return args[1].__rand__(args[0])

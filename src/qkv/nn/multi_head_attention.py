@@ -10,13 +10,32 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.nn import masks
+from qkv.nn.argument_names import explain_names
 from qkv.nn.attention import apply_weights, attention
 from qkv.nn.kv_cache import LayerKVCache
 from qkv.nn.masks import Mask
 from qkv.nn.positions import Positions, PositionScheme
+from qkv.nn.quantized import Int8Linear
 from qkv.nn.scores import Dot, Score
 from qkv.nn.shapes import check_dropout, check_mask, divisors, merge_heads, repeat_heads, split_heads
 
+LAYER_NAMES = {  # of torch.nn.MultiheadAttention
+    "embed_dim": "dim=",
+    "num_heads": "heads=",
+    "causal": "causal= in the call: layer(x, causal=True)",
+    "batch_first": "nothing: inputs are always (batch, tokens, dim)",
+    "add_zero_attn": "nothing: there is no such option",
+}
+CALL_NAMES = {
+    "attn_mask": "mask=; True = may attend",
+    "is_causal": "causal=",
+    "need_weights": "return_weights=",
+    "key_padding_mask": "token_mask=; True for real tokens",
+}
+THREE_INPUTS = (
+    "MultiHeadAttention computes queries, keys and values itself: write layer(x), or layer(x, memory) for "
+    "cross-attention; qkv.attention(q, k, v) takes three tensors"
+)
 AttentionBias = bool | Literal["qkv"]
 
 
@@ -33,11 +52,15 @@ class MultiHeadAttention(nn.Module):
         dropout: probability with which an attention weight is dropped in training.
         bias: whether the projections have biases; "qkv": those of queries, keys and values have, the output has none.
 
+    Call it as layer(x) for self-attention, layer(x, memory) for cross-attention, with causal=True, mask=, token_mask=,
+    cache= or return_weights=True; see `forward`.
+
     >>> layer = MultiHeadAttention(16, 4)
     >>> layer(torch.randn(2, 5, 16)).shape
     torch.Size([2, 5, 16])
     """
 
+    @explain_names(LAYER_NAMES)
     def __init__(
         self,
         dim: int,
@@ -95,6 +118,7 @@ class MultiHeadAttention(nn.Module):
         cache: LayerKVCache | None = None,
         return_weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
+    @explain_names(CALL_NAMES, most=3, too_many=THREE_INPUTS)
     def forward(
         self,
         x: Float[Tensor, "b t c"],
@@ -207,8 +231,9 @@ class MultiHeadAttention(nn.Module):
     def _check_input(self, name: str, x: Tensor) -> None:
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"{name} must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
-        if x.dtype != self.to_v.weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"{name} must have the layer's dtype {self.to_v.weight.dtype}, got {x.dtype}")
+        dtype = self.to_v.scale.dtype if isinstance(self.to_v, Int8Linear) else self.to_v.weight.dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"{name} must have the layer's dtype {dtype}, got {x.dtype}")
 
 
 def _project_heads(projection: nn.Module | None, norm: nn.Module | None, x: Tensor, heads: int) -> Tensor | None:

@@ -111,6 +111,13 @@ def check_token_mask(token_mask: Tensor | None, x: Tensor) -> Tensor | None:
     if token_mask.dtype != torch.bool or token_mask.shape != x.shape[:2]:
         raise ValueError(
             f"token_mask must be boolean, True for real tokens, of shape (batch, tokens) = {tuple(x.shape[:2])}, got "
-            f"{token_mask.dtype} of {tuple(token_mask.shape)}"
+            f"{token_mask.dtype} of {tuple(token_mask.shape)}{_suggest_loss(token_mask)}"
         )
     return None if bool(token_mask.all()) else token_mask
+
+
+def _suggest_loss(token_mask: Tensor) -> str:
+    """What to write for targets that were passed as a mask, as in nanoGPT's model(tokens, targets)."""
+    if token_mask.dtype != torch.int64:
+        return ""
+    return ". A model returns logits; for a loss: F.cross_entropy(model(tokens).transpose(1, 2), targets)"

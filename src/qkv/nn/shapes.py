@@ -37,17 +37,22 @@ def repeat_heads(x: Float[Tensor, "b g s d"], heads: int) -> Float[Tensor, "b h 
 
 
 def divisors(number: int) -> list[int]:
-    """The positive divisors of a number.
+    """The positive divisors of a number, up to 10,000: a hostile size must not take hours.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+    return [candidate for candidate in range(1, min(number, 10_000) + 1) if number % candidate == 0]
 
 
 def check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise a ValueError unless query, key and value fit together."""
     named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"{name} must be a torch tensor, got a {type(x).__name__}; convert it: torch.as_tensor({name})"
+            )
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
     if not 2 <= query.ndim <= 4 or len({x.ndim for x in named.values()}) > 1:
         raise ValueError(

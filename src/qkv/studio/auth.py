@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import html
 import os
 import secrets
 import shutil
@@ -17,8 +18,11 @@ from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qkv.studio.connections import Connections
 
 MAX_SESSIONS = 32  # browsers that are logged in at a time; the oldest are logged out
 MAX_BODY = 64 * 2**20  # bytes of a request body
@@ -28,6 +32,13 @@ FORM = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>qkv studio</title></head>
 <body><form method="post" action="{address}{path}"><input type="hidden" name="token" value="{token}">
 <button>Open qkv studio</button></form><script>document.forms[0].submit()</script></body></html>
+"""
+REFUSED = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>qkv studio</title>
+<style>body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 36em; margin: 4em auto; padding: 0 1em }}</style></head>
+<body><h1>qkv studio</h1><p>The server refused this request: {reason}.</p>
+<p>To open the studio, open the login file (open.html) that <code>qkv studio</code> printed when it started, in this
+browser. It logs this browser in. If the terminal is gone, start <code>qkv studio</code> again.</p></body></html>
 """
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -107,8 +118,16 @@ class BodyTooLargeError(Exception):
 class RequestGuard:
     """ASGI middleware around the whole app: refuses requests of other hosts, other pages and unknown browsers."""
 
-    def __init__(self, app: ASGIApp, login: Login, hosts: tuple[str, ...], max_body: int = MAX_BODY) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        login: Login,
+        hosts: tuple[str, ...],
+        max_body: int = MAX_BODY,
+        connections: Connections | None = None,
+    ) -> None:
         self.app, self.login, self.hosts, self.max_body = app, login, hosts, max_body
+        self.connections = Connections() if connections is None else connections
         self.cookie = cookie_name(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +144,9 @@ class RequestGuard:
         if refusal is not None:
             await exchange.refuse(*refusal)
             return
-        with contextlib.suppress(BodyTooLargeError):
+        if not logging_in:
+            self.connections.settled(scope.get("client"))
+        with contextlib.suppress(BodyTooLargeError, ClientDisconnect):  # nobody is there to be answered
             await self.app(scope, exchange.receive, exchange.send)
 
     def _check(self, scope: Scope, logging_in: bool, max_body: int) -> Refusal | None:
@@ -138,7 +159,7 @@ class RequestGuard:
         if reason := _check_origin(scope["method"], headers, host, logging_in):
             return 403, reason
         if not logging_in and not self.login.is_session(self._session(headers.get("cookie", ""))):
-            return 401, "not logged in: open the file that qkv studio prints"
+            return 401, "this browser is not logged in: open the file that qkv studio prints"
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length) > max_body:
             return 413, _too_large(max_body)
@@ -182,8 +203,23 @@ class _Exchange:
 
     async def refuse(self, status: int, reason: str) -> None:
         # the connection is closed, because the rest of the body is not read
-        answer = JSONResponse({"error": reason}, status, {"connection": "close"})
+        close = {"connection": "close"}
+        if _reads_pages(self.scope):
+            answer = HTMLResponse(explain_page(reason), status, close)
+        else:
+            answer = JSONResponse({"error": reason}, status, close)
         await answer(self.scope, self._receive, self.send)
+
+
+def explain_page(reason: str) -> str:
+    """A page for a browser whose request was refused: the reason, and how to open the studio."""
+    return REFUSED.format(reason=html.escape(reason))
+
+
+def _reads_pages(scope: Scope) -> bool:
+    """Whether a person looks at the answer: a browser that opens an address prefers HTML."""
+    accepted = dict(scope["headers"]).get(b"accept", b"")
+    return scope["method"] == "GET" and accepted.startswith(b"text/html")
 
 
 def cookie_name(hosts: tuple[str, ...]) -> str:

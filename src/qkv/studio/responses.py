@@ -53,13 +53,26 @@ def post_route(path: str, handler: Callable[[dict[str, Any]], Any], executor: Ex
 
 async def read_body(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body."""
+    content = await request.body()
     try:
-        body = json.loads(await request.body() or b"{}")
-    except ValueError:
+        body = json.loads(content or b"{}")
+        if b"\\ud" in content.lower():
+            json.dumps(body, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("the request body is not Unicode: it has half of a surrogate pair") from None
+    except (ValueError, RecursionError):  # RecursionError: nested thousands deep
         raise ValueError("the request body is not JSON") from None
     if not isinstance(body, dict):
         raise ValueError("the request body must be a JSON object")
     return body
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """JSON data; lone surrogates, from a request or a file name that is not UTF-8, are escaped."""
+    try:
+        return JSONResponse(content, status)
+    except UnicodeEncodeError:
+        return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
 def array_response(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Response:
@@ -82,20 +95,15 @@ ERRORS = (NotFoundError, ValueError, KeyError, TypeError, OSError)
 
 
 def _to_response(result: Any) -> Response:
-    if isinstance(result, Response):
-        return result
-    try:
-        return JSONResponse(result)
-    except UnicodeEncodeError:  # a file name that is not UTF-8
-        return Response(json.dumps(result, allow_nan=False), media_type="application/json")
+    return result if isinstance(result, Response) else json_response(result)
 
 
-def _error_response(problem: Exception) -> JSONResponse:
+def _error_response(problem: Exception) -> Response:
     if isinstance(problem, NotFoundError):
-        return JSONResponse({"error": str(problem)}, 404)
+        return json_response({"error": str(problem)}, 404)
     if isinstance(problem, KeyError):
-        return JSONResponse({"error": f"the request lacks {problem.args[0]!r}"}, 400)
+        return json_response({"error": f"the request lacks {problem.args[0]!r}"}, 400)
     if isinstance(problem, OSError):
         reason = problem.strerror or str(problem)
-        return JSONResponse({"error": f"{problem.filename}: {reason}" if problem.filename else reason}, 500)
-    return JSONResponse({"error": str(problem)}, 400)
+        return json_response({"error": f"{problem.filename}: {reason}" if problem.filename else reason}, 500)
+    return json_response({"error": str(problem)}, 400)

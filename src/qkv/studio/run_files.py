@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qkv._files import open_regular, read_limited
 from qkv.training.checkpointing import CheckpointStore
 from qkv.training.metrics import METRICS_FILE
 from qkv.training.runs import SAMPLES_FILE
@@ -25,6 +26,15 @@ IMAGE = "data:image/png;base64,"
 Series = dict[str, dict[str, list[int | float]]]
 Rows = list[dict[str, Any]]
 FileStamp = tuple[tuple[int, int], ...]
+
+
+def printable_name(folder: Path) -> str:
+    """The name of a folder for the page; bytes that are not UTF-8 are escaped, because addresses cannot contain them.
+
+    >>> printable_name(Path("runs/bad\\udcff"))
+    'bad\\\\udcff'
+    """
+    return folder.name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def file_stamp(*files: Path) -> FileStamp:
@@ -50,7 +60,7 @@ def read_series(folder: Path, mark: str = "") -> dict[str, Any]:
     path = folder / METRICS_FILE
     if not path.is_file():
         return {"mark": "", "reset": True, "more": False, "series": {}}
-    with path.open("rb") as file:
+    with open_regular(path, follow_link=False) as file:
         start = _find_mark(file, mark)
         file.seek(start)
         chunk = file.read(CHUNK)
@@ -71,7 +81,7 @@ def last_step(folder: Path) -> tuple[int, float]:
     path = folder / METRICS_FILE
     if not path.is_file():
         return 0, 0.0
-    with path.open("rb") as file:
+    with open_regular(path, follow_link=False) as file:
         size = file.seek(0, 2)
         file.seek(max(size - TAIL, 0))
         tail = file.read(TAIL)
@@ -96,7 +106,7 @@ def read_samples(folder: Path) -> Rows:
     if not path.is_file() or path.stat().st_size > MAX_SAMPLES_FILE:
         return []
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(read_limited(path, MAX_SAMPLES_FILE, follow_link=False))
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     return limit_rows(rows if isinstance(rows, list) else [])

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qkv._files import open_regular, write_atomic
-from qkv.training.lock import describe_process, is_alive, read_process, terminate
+from qkv.training.lock import describe_process, is_alive, is_held_by, read_process, terminate
 from qkv.training.recipes import get_recipe
 from qkv.training.runs import RECIPE_FILE
 
@@ -69,23 +71,41 @@ class RunProcesses:
     def log_tail(self, folder: Path) -> str:
         """The last lines that a run's process printed."""
         try:
-            with open_regular(folder / LOG_FILE) as file:
+            with open_regular(folder / LOG_FILE, follow_link=False) as file:
                 file.seek(max(file.seek(0, 2) - LOG_TAIL, 0))
                 return file.read().decode("utf-8", "replace").strip()
         except OSError:
             return ""
 
-    def stop(self, folder: Path, holder: dict[str, Any] | None) -> None:
-        """Stop a run with SIGTERM; it saves a checkpoint first. holder: the process that holds its lock."""
+    def stop(self, folder: Path, holder: dict[str, Any] | None, stages: Iterable[Path] = ()) -> None:
+        """Stop a run with SIGTERM; it saves a checkpoint first.
+
+        The files of a run folder may name any process. It is signaled only if it has the lock file of this folder or of
+        one of its stages open, or if it is the `qkv train --folder` of this folder that a studio started.
+
+        holder: the process that its lock names. stages: the folders of its stages.
+        """
         process = holder or _find_process(folder)
         if process is None or not is_alive(process):
             raise ValueError(f"{folder.name} is not running")
+        own = self._processes.get(folder.name)
+        started_here = own is not None and own.poll() is None and own.pid == process.get("pid")
+
+        def is_training(process: dict[str, Any]) -> bool:
+            held = any(is_held_by(process, each) for each in (folder, *stages))
+            return started_here or held or _is_command_of(process, folder) is True
+
         if process.get("host") != describe_process(os.getpid())["host"]:
             raise ValueError(f"{folder.name} runs on {process.get('host')}; stop it there")
         try:
-            terminate(process)
+            terminate(process, is_training)
         except ProcessLookupError:
-            return  # it has ended meanwhile
+            if not is_alive(process):
+                return  # it has ended meanwhile
+            raise ValueError(
+                f"process {process['pid']} does not hold the lock of {folder.name}, so it is not stopped; if it is its "
+                f"training, stop it in a terminal: kill {process['pid']}"
+            ) from None
         except PermissionError:
             raise ValueError(
                 f"{folder.name} runs as process {process['pid']} of another user; they can stop it"
@@ -124,10 +144,11 @@ class RunProcesses:
 
     def _launch(self, folder: Path, options: list[str]) -> None:
         self.problem = ""
-        handle = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        (folder / LOG_FILE).unlink(missing_ok=True)  # in a folder from others it may be a link or a pipe
+        handle = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "qkv", "train", *options, "--quiet"],
+                [sys.executable, "-P", "-m", "qkv", "train", *options, "--quiet"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -181,5 +202,26 @@ def _read_number(
 
 
 def _find_process(folder: Path) -> dict[str, Any] | None:
-    """The live process that a page started for a run."""
-    return read_process(folder / PROCESS_FILE)
+    """The live process that a page started for a run; a copy of the run's folder has none."""
+    process = read_process(folder / PROCESS_FILE)
+    return None if process is None or _is_command_of(process, folder) is False else process
+
+
+def _is_command_of(process: Mapping[str, Any], folder: Path) -> bool | None:
+    """Whether a process is `python … -m qkv train … --folder FOLDER`; None if that cannot be known from here."""
+    if process.get("host") != socket.gethostname():
+        return None
+    place = Path("/proc") / str(process["pid"])
+    try:
+        words = [os.fsdecode(word) for word in (place / "cmdline").read_bytes().split(b"\0")]
+        if words == [""]:
+            return None  # it is about to begin
+        pairs = list(itertools.pairwise(words))
+        if ("-m", "qkv") not in pairs or ("qkv", "train") not in pairs:
+            return False
+        named = [place / "cwd" / after for before, after in pairs if before == "--folder"]
+        return any(os.path.samefile(each, folder) for each in named)
+    except FileNotFoundError:
+        return False if place.exists() else None
+    except OSError:
+        return None

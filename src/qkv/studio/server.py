@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mimetypes
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -14,13 +14,14 @@ from urllib.parse import parse_qs
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from qkv.studio.auth import LOGIN_PATH, MAX_BODY, Login, RequestGuard, cookie_name
+from qkv.studio.auth import LOGIN_PATH, MAX_BODY, Login, RequestGuard, cookie_name, explain_page
+from qkv.studio.connections import Connections, allow_many_files
 from qkv.studio.jobs import Job, Jobs, stream_events
-from qkv.studio.responses import NotFoundError, get_route
+from qkv.studio.responses import NotFoundError, get_route, json_response
 
 HOST = "127.0.0.1"
 MAX_PENDING = 128  # connections that may wait to be accepted
@@ -30,7 +31,7 @@ LOGGED_IN = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
     '<link rel="icon" href="/icon.svg"><title>qkv</title>'  # without an icon, browsers request one that does not exist
 )
-TOKEN_USED = "This token was used already. Open the file that qkv studio prints again."
+TOKEN_USED = "this token was used already: open the login file again"
 
 
 @dataclass
@@ -95,9 +96,12 @@ def open_server(studio: Studio, port: int = 0, max_body: int = MAX_BODY) -> Iter
         login = Login(f"http://{HOST}:{port}")
         stack.callback(login.close)
         stack.callback(studio.stop)
+        allow_many_files()
+        connections = Connections()
         config = uvicorn.Config(
-            make_app(studio, login, (f"{HOST}:{port}", f"localhost:{port}"), max_body),
-            log_level="warning",
+            make_app(studio, login, (f"{HOST}:{port}", f"localhost:{port}"), max_body, connections),
+            http=connections.protocol(),
+            log_level="error",  # a warning for each malformed request would let anybody fill the terminal
             access_log=False,
             lifespan="off",
             ws="none",
@@ -120,7 +124,13 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_app(studio: Studio, login: Login, hosts: tuple[str, ...], max_body: int = MAX_BODY) -> ASGIApp:
+def make_app(
+    studio: Studio,
+    login: Login,
+    hosts: tuple[str, ...],
+    max_body: int = MAX_BODY,
+    connections: Connections | None = None,
+) -> ASGIApp:
     """The ASGI app: login, the API of each page, jobs and static files, behind the request guard."""
     routes: list[BaseRoute] = [Route(LOGIN_PATH, _login_endpoint(login, cookie_name(hosts)), methods=["POST"])]
     for make_routes in page_apis():
@@ -131,7 +141,8 @@ def make_app(studio: Studio, login: Login, hosts: tuple[str, ...], max_body: int
         *_job_routes(studio.jobs),
         Route("/{path:path}", _static_file, methods=["GET"]),
     ]
-    return RequestGuard(Starlette(routes=routes, exception_handlers={500: _internal_error}), login, hosts, max_body)
+    app = Starlette(routes=routes, exception_handlers={500: _internal_error})
+    return RequestGuard(app, login, hosts, max_body, connections)
 
 
 def page_apis() -> list[Callable[[Studio], list[BaseRoute]]]:
@@ -142,15 +153,15 @@ def page_apis() -> list[Callable[[Studio], list[BaseRoute]]]:
 
 
 def _internal_error(request: Request, problem: Exception) -> Response:
-    return JSONResponse({"error": f"{type(problem).__name__}: {problem}. This is a bug in qkv"}, 500)
+    return json_response({"error": f"{type(problem).__name__}: {problem}. This is a bug in qkv"}, 500)
 
 
-def _login_endpoint(login: Login, cookie: str):
+def _login_endpoint(login: Login, cookie: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         body = (await request.body()).decode("utf-8", "replace")
         session = login.exchange(parse_qs(body).get("token", [""])[0])
         if session is None:
-            return PlainTextResponse(TOKEN_USED, 403)
+            return HTMLResponse(explain_page(TOKEN_USED), 403)
         # not a redirect: after one, a browser that comes from a file would not send a SameSite=Strict cookie
         answer = HTMLResponse(LOGGED_IN)
         answer.set_cookie(cookie, session, httponly=True, samesite="strict", path="/")

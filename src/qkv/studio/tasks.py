@@ -68,7 +68,7 @@ def sample_checkpoint(request: dict[str, Any], send: Send) -> None:
     if key not in _tasks:
         _tasks.clear()
         config = open_run(folder).config
-        _tasks[key] = get_recipe(config.recipe).build(config)
+        _tasks[key] = get_recipe(config.recipe).build(config, None)
     task = _tasks[key]
     for stage in reversed(task.stages):
         store = CheckpointStore(task.stage_folder(folder, stage))
@@ -98,7 +98,7 @@ def _report_json(report: Report) -> dict[str, Any]:
                 "sign": SIGNS[finding.verdict],
                 "score": None if finding.score is None else repr(float(finding.score)),
                 "score_text": "" if finding.score is None else f"{finding.score:.2g}",
-                "evidence": finding.evidence,
+                "evidence": f"{finding.evidence} [{finding.shapes}]" if finding.shapes else finding.evidence,
                 "hint": finding.hint or "",
             }
             for finding in findings
@@ -119,6 +119,7 @@ def _result_json(result: ClaimResult) -> dict[str, Any]:
         "expected": result.expected,
         "expected_text": VERDICTS[result.expected],
         "condition": result.condition,
+        "caption": result.figure,  # with the figures of this run; the claim's own caption is the one before a run
         "seed": result.seed,
         "seconds": round(result.seconds, 3),
         "knobs": result.knobs,

@@ -11,7 +11,7 @@ from qkv import __version__
 from qkv._files import atomic_folder
 from qkv.checkpoints import load
 from qkv.checkpoints.bundled import CARD, HOME, sha256
-from qkv.models.folder import CONFIG, EXTRA_FILES, WEIGHTS
+from qkv.models.folder import CONFIG, EXTRA_FILES, WEIGHTS, save
 from qkv.training.recipes import get_recipe
 from qkv.training.runs import RECIPE_FILE, evaluate_task, open_run
 
@@ -34,22 +34,21 @@ class CardInfo:
     sample: Path | None = None
 
 
-def bundle_run(run: str | Path, name: str, info: CardInfo, *, half: bool = False, home: Path = HOME) -> dict[str, Any]:
+def bundle_run(run: str | Path, name: str, info: CardInfo, *, home: Path = HOME) -> dict[str, Any]:
     """Write the model of a run to its folder among the bundled models; return its card.
 
-    half: store the parameters in half precision, which `qkv.load` turns into single precision again. The metrics of the
-    card are measured on the model as stored.
+    Matrices are stored as int8 with a scale for each row; the metrics of the card are measured on the model as stored.
     """
     opened = open_run(run)
     if not opened.finished:
         raise ValueError(f"{run} is not finished; only a finished run can be bundled")
     with atomic_folder(home / name, BUNDLED_FILES) as scratch:
-        (opened.model.half() if half else opened.model).save(scratch)
-        stored = load(scratch).float()
+        save(opened.model, scratch, int8=True)
+        stored = load(scratch)
         (scratch / RECIPE_FILE).write_bytes((opened.folder / RECIPE_FILE).read_bytes())
         if info.sample is not None:
             (scratch / SAMPLE).write_bytes(info.sample.read_bytes())
-        result = evaluate_task(get_recipe(opened.config.recipe).build(opened.config), stored)
+        result = evaluate_task(get_recipe(opened.config.recipe).build(opened.config, None), stored)
         card = {
             "name": f"qkv:{name}",
             **{key: value for key, value in asdict(info).items() if key != "sample"},
@@ -62,7 +61,7 @@ def bundle_run(run: str | Path, name: str, info: CardInfo, *, half: bool = False
                 for part, metrics in result.items()
             },
             "qkv": __version__,
-            "stored": "float16" if half else "float32",
+            "stored": "int8 with a scale for each row",
             "sha256": {path.name: sha256(path) for path in sorted(scratch.iterdir())},
         }
         (scratch / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

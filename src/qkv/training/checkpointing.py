@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from qkv import __version__
-from qkv._files import fsync
+from qkv._files import fsync, read_limited
 from qkv.models import Model
 from qkv.models import folder as model_folder
+from qkv.models.folder import safetensors_pieces
 from qkv.training.distributed import copy_into, full_tensor
 from qkv.training.ema import WeightEMA
 from qkv.training.metrics import DISK_FULL
@@ -38,10 +39,6 @@ CHECKPOINTS = "checkpoints"
 MODEL, EMA, OPTIMIZER = model_folder.WEIGHTS, "ema.safetensors", "optimizer.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
 NAME = re.compile(r"step-(\d{8,})")
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 class CheckpointStore:
@@ -160,26 +157,10 @@ class FileWriter:
         self.write_json(MANIFEST, {"files": self.written})
 
 
-def safetensors_pieces(tensors: dict[str, Tensor]) -> Iterable[Any]:
-    """Yield the bytes of a safetensors file: the header, then each tensor."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        if tensor.numel():
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            yield flat.view(torch.uint8).numpy().data
-
-
 def find_damage(path: Path) -> str | None:
     """Check a directory against its manifest: return what is wrong, or None if it is complete."""
     try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = json.loads(read_limited(path / MANIFEST))["files"]
         listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
@@ -229,7 +210,7 @@ class Snapshot:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Read the state.json of a checkpoint."""
-    return json.loads((path / STATE).read_text(encoding="utf-8"))
+    return json.loads(read_limited(path / STATE))
 
 
 def restore_tensors(
@@ -260,39 +241,59 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
     }
 
 
-def load_checkpoint(source: str | Path, *, ema: bool = True) -> Model:
+def load_checkpoint(source: str | Path, *, ema: bool = True, average_last: int = 1) -> Model:
     """Load the model of a checkpoint, or of a run's newest complete one, with the EMA weights if there are any.
 
-    ema=False takes the weights themselves.
+    Args:
+        ema: False takes the weights themselves.
+        average_last: checkpoint averaging: the mean of the weights of so many newest complete checkpoints of a run, or
+            of all if there are fewer.
     """
-    path = find_checkpoint(source)
-    model = model_folder.load(path, Model.registry)
-    if ema and (path / EMA).is_file():
-        own = model_folder.get_untied_state(model)
-        for name, tensor in model_folder.read_tensors(path / EMA).items():
-            own[name].copy_(tensor)
+    paths = find_checkpoints(source, average_last)
+    model = model_folder.load(paths[0], Model.registry)
+    if len(paths) == 1 and not (ema and (paths[0] / EMA).is_file()):
+        return model
+    own = model_folder.get_untied_state(model)
+    sums = {name: torch.zeros_like(own[name], dtype=torch.float64) for name in own if own[name].is_floating_point()}
+    for path in paths:
+        saved = model_folder.read_tensors(path / MODEL)
+        _check_names(path / MODEL, saved, own)
+        if ema and (path / EMA).is_file():
+            saved |= model_folder.read_tensors(path / EMA)
+        for name, total in sums.items():
+            total += saved[name]
+    for name, total in sums.items():
+        own[name].copy_(total / len(paths))
     return model
 
 
-def export_model(source: str | Path, target: str | Path, *, ema: bool = True) -> Model:
+def export_model(source: str | Path, target: str | Path, *, ema: bool = True, average_last: int = 1) -> Model:
     """Write the model of a checkpoint as a model folder that `qkv.load` reads; return the model."""
-    model = load_checkpoint(source, ema=ema)
+    model = load_checkpoint(source, ema=ema, average_last=average_last)
     model.save(target)
     return model
 
 
-def find_checkpoint(source: str | Path) -> Path:
-    """Return the checkpoint itself, or the newest complete one of a run directory."""
+def find_checkpoints(source: str | Path, count: int = 1) -> list[Path]:
+    """Return the checkpoint itself, or the `count` newest complete ones of a run directory, the newest first."""
+    if count < 1:
+        raise ValueError(f"average_last must be at least 1, got {count}")
     source = Path(source)
     if (source / model_folder.CONFIG).is_file():
         if (damage := find_damage(source)) is not None:
             raise ValueError(f"{source} is not a complete checkpoint: {damage}")
-        return source
-    store = CheckpointStore(source)
+        if count > 1:
+            raise ValueError(f"{source} is one checkpoint; averaging the last {count} needs the run directory")
+        return [source]
+    store, found = CheckpointStore(source), []
     for step in reversed(store.steps()):
         if find_damage(store.path(step)) is None:
-            return store.path(step)
-    raise ValueError(f"{source} is neither a checkpoint nor a run directory with a complete one")
+            found.append(store.path(step))
+        if len(found) == count:
+            break
+    if not found:
+        raise ValueError(f"{source} is neither a checkpoint nor a run directory with a complete one")
+    return found
 
 
 def _gather(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ class CheckpointConfig:
     """How often to log, evaluate and save, in steps; 0 means never. The last step is always evaluated and saved.
 
     keep_last: number of recent checkpoints to keep; the best one is kept as well.
+    average_last: checkpoint averaging: the trained model has the mean of the weights of so many last checkpoints, not
+        those of the best one; 1 averages nothing.
     best_metric: metric of the evaluation that selects the best checkpoint; "" selects none.
     greater_is_better: whether a larger value of `best_metric` is better.
     """
@@ -24,14 +26,25 @@ class CheckpointConfig:
     evaluate_every: int = 0
     checkpoint_every: int = 500
     keep_last: int = 2
+    average_last: int = 1
     best_metric: str = ""
     greater_is_better: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("log_every", 1), ("evaluate_every", 0), ("checkpoint_every", 0), ("keep_last", 1)):
+        least_values = {"log_every": 1, "evaluate_every": 0, "checkpoint_every": 0, "keep_last": 1, "average_last": 1}
+        for name, least in least_values.items():
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise ValueError(f"checkpoint.{name} must be at least {least}, got {value}")
+        if self.average_last > self.keep_last:
+            raise ValueError(
+                f"checkpoint.average_last={self.average_last} needs as many checkpoints, got keep_last={self.keep_last}"
+            )
+        if self.average_last > 1 and self.best_metric:
+            raise ValueError(
+                f"checkpoint.average_last={self.average_last} takes the last checkpoints and best_metric="
+                f"{self.best_metric!r} the best one; set best_metric='' to average"
+            )
 
 
 @dataclass(frozen=True)

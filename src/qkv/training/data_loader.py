@@ -4,7 +4,7 @@
 """
 
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,6 +24,18 @@ class Position(NamedTuple):
     @property
     def next(self) -> "Position":
         return Position(self.epoch, self.index + 1)
+
+
+def check_batches(data: object) -> None:
+    """Raise a ValueError that says what to wrap, unless data gives batches by (epoch, index)."""
+    if hasattr(data, "num_batches") and hasattr(data, "batch"):
+        return
+    advice = "DatasetBatches(dataset, batch_size=32) makes them from a torch Dataset"
+    if isinstance(data, DataLoader):
+        advice = "pass DatasetBatches(loader.dataset, batch_size=32), which can be resumed, instead of the DataLoader"
+    raise ValueError(
+        f"data must have num_batches(epoch) and batch(epoch, index), got a {type(data).__name__}; {advice}"
+    )
 
 
 def iterate_positions(batches: Batches, start: Position) -> Iterator[Position]:
@@ -62,6 +74,8 @@ def load_batches(
 class DatasetBatches:
     """Batches of a map-style torch Dataset, for `train`: {"inputs": …, "targets": …}, or the dict that it yields.
 
+    collate_fn: makes a batch of a list of items, as in torch's DataLoader.
+
     The order of an epoch follows from (seed, epoch). The global torch generator is seeded for each batch, so random
     transforms are resumed exactly as well.
 
@@ -71,10 +85,19 @@ class DatasetBatches:
     (2, torch.Size([2]))
     """
 
-    def __init__(self, dataset: Dataset[Any], batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
+        self.collate_fn = collate_fn
 
     def num_batches(self, epoch: int) -> int:
         return -(-len(self.dataset) // self.batch_size)  # type: ignore[arg-type]
@@ -85,7 +108,7 @@ class DatasetBatches:
         rows = order[index * self.batch_size : (index + 1) * self.batch_size].tolist()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(mix_seed(self.seed, epoch, index))
-            items = default_collate([self.dataset[row] for row in rows])
+            items = self.collate_fn([self.dataset[row] for row in rows])
         if isinstance(items, dict):
             return items
         if isinstance(items, list | tuple) and len(items) == 2 and all(isinstance(part, Tensor) for part in items):

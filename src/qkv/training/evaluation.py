@@ -8,7 +8,7 @@ from torch import nn
 
 from qkv.data.batches import Batch, Batches
 from qkv.training.distributed import World
-from qkv.training.objectives import Objective, named_sums, pack_sums
+from qkv.training.objectives import Objective, named_sums, pack_sums, to_loss_sum
 
 
 def evaluator(
@@ -29,7 +29,7 @@ def evaluator(
         numbers = []
         for index in range(count):
             items, counts = world.shard_batch(batches.batch(0, index))
-            sums = named_sums(objective(model, {name: tensor.to(device) for name, tensor in items.items()}))
+            sums = named_sums(to_loss_sum(objective(model, move_to(items, device)), items))
             names = list(sums)
             numbers.append(pack_sums(sums, device) * counts)
         packed = world.all_reduce(torch.stack(numbers).sum(0)).tolist()
@@ -60,4 +60,9 @@ def eval_mode(model: nn.Module) -> Iterator[torch.device]:
 def first_epoch(batches: Batches, device: torch.device) -> Iterator[Batch]:
     """Yield every batch of the first epoch, on the device."""
     for index in range(batches.num_batches(0)):
-        yield {name: tensor.to(device) for name, tensor in batches.batch(0, index).items()}
+        yield move_to(batches.batch(0, index), device)
+
+
+def move_to(batch: Batch, device: torch.device) -> Batch:
+    """The batch on a device."""
+    return {name: tensor.to(device) for name, tensor in batch.items()}

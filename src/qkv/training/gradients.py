@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from qkv.data.batches import Batch
 from qkv.nn import Block
 from qkv.training.distributed import World
-from qkv.training.objectives import LossSum, Objective, named_sums, pack_sums
+from qkv.training.objectives import Objective, named_sums, pack_sums, to_loss_sum
 
 
 class ModelWithObjective(nn.Module):
@@ -28,11 +28,7 @@ class ModelWithObjective(nn.Module):
         self.metric_names: list[str] = []
 
     def forward(self, batch: Batch, counts: bool) -> tuple[Tensor, Tensor]:
-        loss = self.objective(self.model, batch)
-        if not isinstance(loss, LossSum):
-            raise ValueError(
-                f"an objective must return a LossSum, got {type(loss).__name__}; wrap a loss function in supervised()"
-            )
+        loss = to_loss_sum(self.objective(self.model, batch), batch)
         sums = named_sums(loss)
         self.metric_names = list(sums)
         numbers = pack_sums(sums, loss.total.device)

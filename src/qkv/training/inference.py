@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from qkv.checkpoints import load, load_tokenizer
 from qkv.data.batches import generator_for
+from qkv.data.text.tokenizers import check_length
 from qkv.models import GPT, RNN, Model, Transcriber, ViT
 from qkv.models.transcriber import BLANK
 from qkv.training.recipes.question_answering import answer_questions, scale_confidence
 from qkv.training.runs import PURPOSE_FILE
+
+COST_TOKENS = 512  # that measure the cost of quantization
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Predictor:
 
     def __call__(self, text: str, **options: Any) -> Prediction:
         """Run the model on one input (a file or a text); the options are those of its task."""
+        check_length(text)
         return TASKS[self.task](self, text, **options)
 
 
@@ -77,6 +82,37 @@ def load_predictor(source: str | Path) -> Predictor:
     return Predictor(model, purpose)
 
 
+def quantize_predictor(predictor: Predictor, kind: str) -> str:
+    """Quantize the model of a predictor in place; return a sentence that says what it costs."""
+    model = predictor.model
+    before = _text_perplexity(predictor)
+    model.quantize(kind)
+    after = _text_perplexity(predictor)
+    if before is None or after is None:
+        return f"linear layers are rounded to {kind}"
+    change = f"{before:.3f} to {after:.3f} ({100 * (after / before - 1):+.2f} %)"
+    return f"linear layers are rounded to {kind}: perplexity on {COST_TOKENS} tokens of Shakespeare from {change}"
+
+
+@torch.no_grad()
+def _text_perplexity(predictor: Predictor) -> float | None:
+    """The perplexity of a language model on a page of Shakespeare; None for others, or without these characters."""
+    from qkv.data.text.language_modeling import load_shakespeare
+    from qkv.data.text.tokenizers import encode
+
+    model: Any = predictor.model
+    if predictor.task != "generate":
+        return None
+    try:
+        tokens = encode(load_tokenizer(model), load_shakespeare()[1][: 8 * COST_TOKENS])[:COST_TOKENS]
+    except ValueError:
+        return None
+    limit = min(model.max_positions or COST_TOKENS, COST_TOKENS)
+    windows = [part for part in tokens.split(limit) if len(part) > 1]
+    losses = [F.cross_entropy(model(part[None, :-1])[0], part[1:], reduction="none") for part in windows]
+    return float(torch.cat(losses).mean().exp())
+
+
 def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     """Classify an image file."""
     import numpy as np
@@ -89,6 +125,8 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     digits = reads_digits(config.image_size, config.channels, config.num_classes)
     notes: tuple[str, ...] = ()
     try:
+        if Path(path).is_dir():
+            raise ValueError("this is a folder")
         image = read_image(Path(path), size=None if digits else config.image_size)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; this model classifies image files") from None
@@ -96,6 +134,8 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
         with Image.open(path) as opened:
             prepared, notes = prepare_digit(opened)
         image = np.asarray(prepared)
+        if not image.any():
+            return Prediction("classify", path, "no digit", None, {"classes": {}}, notes)
     pixels = _to_channels(image, config.channels)
     mean, std = (torch.tensor(predictor.purpose[name])[:, None, None] for name in ("mean", "std"))
     with torch.no_grad():
@@ -124,7 +164,7 @@ def generate(
     top_p: float | None = None,
 ) -> Prediction:
     """Continue a text."""
-    from qkv.data.text.tokenizers import encode
+    from qkv.data.text.tokenizers import decode, encode
 
     if not prompt:
         raise ValueError("the prompt must have at least one character")
@@ -139,7 +179,7 @@ def generate(
         raise ValueError(f"this model sees {limit} tokens and the prompt fills them all: use a shorter one")
     generator = generator_for(seed)
     generated = model.generate(tokens, max_new_tokens, temperature=temperature, top_p=top_p, generator=generator)
-    return Prediction("generate", prompt, tokenizer.decode(generated[0, tokens.shape[1] :].tolist()))
+    return Prediction("generate", prompt, decode(tokenizer, generated[0, tokens.shape[1] :]))
 
 
 def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = None) -> Prediction:

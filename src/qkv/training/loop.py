@@ -22,18 +22,19 @@ from qkv._config import flatten
 from qkv.data.batches import Batch, Batches, mix_seed
 from qkv.training.checkpointing import CheckpointStore, Snapshot, environment, read_state, restore_tensors
 from qkv.training.config import TrainConfig
-from qkv.training.data_loader import Position, load_batches
+from qkv.training.data_loader import Position, check_batches, load_batches
 from qkv.training.distributed import World, full_tensor
 from qkv.training.ema import WeightEMA
 from qkv.training.gradients import GradientComputer, activation_checkpointing
 from qkv.training.lock import lock_folder
 from qkv.training.malloc import disable_malloc_trim
 from qkv.training.metrics import METRICS_FILE, MetricsFile, MetricsLogger, TrainCallback, TrainResult
-from qkv.training.nonfinite import ONLY_LOSS, NotFiniteError, find_first_cause
-from qkv.training.objectives import Objective
+from qkv.training.nonfinite import LOSS_FUNCTION, ONLY_LOSS, NotFiniteError, find_first_cause
+from qkv.training.objectives import Objective, check_objective
 from qkv.training.optimizers import make_optimizers, scale_lr
 from qkv.training.schedules import lr_factor
 from qkv.training.state import TrainState
+from qkv.training.tensorboard import CallbackList, TensorBoardCallback
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Resume = Literal["auto", "never", "always"]
@@ -50,15 +51,18 @@ def train(
     evaluate: Evaluate | None = None,
     callback: TrainCallback | None = None,
     resume: Resume = "auto",
+    tensorboard: bool = False,
 ) -> TrainResult:
     """Train a model in place; `folder` gets metrics.jsonl and checkpoints.
 
     Args:
         data: batches by (epoch, index); `DatasetBatches` makes them from a torch Dataset.
-        objective: function of (model, batch) that returns a `LossSum`; `supervised` makes one from a loss function.
+        objective: function of (model, batch) that returns the mean loss of the batch, or (loss, metrics), or a
+            `LossSum`, which counts items exactly where batches differ in size.
         evaluate: computes metrics of the model, which is in eval mode and has its EMA weights if there are any; see
             `evaluator`. Every process calls it.
         callback: receives progress, in rank zero.
+        tensorboard: also write the curves for TensorBoard, to folder/tensorboard.
         resume: "auto" resumes from the newest complete checkpoint, or starts; "always" requires a checkpoint; "never"
             requires a new folder.
 
@@ -74,6 +78,8 @@ def train(
     >>> result.step, result.finished
     (5, True)
     """
+    check_batches(data)
+    check_objective(objective)
     world, folder = World.current(), Path(folder)
     config = TrainConfig.from_dict(json.loads(world.broadcast_text(json.dumps(config.to_dict()))))  # rank zero's config
     if config.disable_malloc_trim:
@@ -83,6 +89,8 @@ def train(
         world.run_on_first(lambda: stack.enter_context(lock_folder(folder)) or "")
         stack.enter_context(activation_checkpointing(model, config.activation_checkpointing))
         callback = callback if callback is not None and world.is_first else TrainCallback()
+        if tensorboard and world.is_first:
+            callback = CallbackList(callback, TensorBoardCallback(folder))
         stack.callback(callback.close)
         trainer = Trainer(model, data, objective, config, folder, evaluate, callback, signals)
         trainer.restore(resume, stack)
@@ -313,18 +321,21 @@ class Trainer:
     def _explain_nonfinite(self, batches: list[tuple[Position, Batch]], loss: float) -> str:
         """Run the batches again to find what was not finite first."""
 
-        def forward(index: int) -> None:
+        def forward(index: int) -> Tensor:
             self._seed(index)
-            self.gradients.forward(batches[index][1])
+            return self.gradients.forward(batches[index][1])[0]
 
         items = [self.world.shard_batch(batch)[0] for _, batch in batches]
         causes = self.world.all_gather_text(find_first_cause(self.model, items, forward))
         cause = next((cause for cause in causes if cause != ONLY_LOSS), ONLY_LOSS)
         what = f"the gradient norm is {self.state.grad_norm}" if math.isfinite(loss) else f"the loss is {loss}"
         positions = ", ".join(f"{position.index} of epoch {position.epoch}" for position, _ in batches)
+        advice = "A lower learning rate, a longer warm-up or gradient clipping often helps"
+        if cause == LOSS_FUNCTION:
+            advice = "Look for a division by 0, a logarithm of 0 or an overflow in the objective"
         return (
-            f"step {self.state.step + 1}: {what}; {cause}. The optimizer step was not made (batch {positions}). A "
-            "lower learning rate, a longer warm-up or gradient clipping often helps"
+            f"step {self.state.step + 1}: {what}; {cause}. The optimizer step was not made (batch {positions}). "
+            f"{advice}"
         )
 
     def _result(self) -> TrainResult:

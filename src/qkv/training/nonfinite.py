@@ -11,6 +11,7 @@ from qkv.data.batches import Batch
 from qkv.training.distributed import local_tensor
 
 ONLY_LOSS = "all module outputs are finite: the loss itself, or its gradient, is not"
+LOSS_FUNCTION = "all module outputs are finite; the objective itself computed a loss that is not"
 
 
 class NotFiniteError(ValueError):
@@ -20,7 +21,8 @@ class NotFiniteError(ValueError):
 def find_first_cause(model: nn.Module, batches: list[Batch], forward: Callable[[int], Any]) -> str:
     """Describe what was not finite first: a weight, a batch, a module output, the loss or a gradient.
 
-    forward: runs the model on the batch with that index again, as in the step. Gradients are those of the step.
+    forward: runs the model on the batch with that index again, as in the step, and returns the loss. Gradients are
+        those of the step.
     """
     for name, parameter in model.named_parameters():
         if not is_finite(parameter):
@@ -33,9 +35,11 @@ def find_first_cause(model: nn.Module, batches: list[Batch], forward: Callable[[
     bad: list[str] = []
     with torch.no_grad(), _watch_outputs(model, order, bad):
         for index in range(len(batches)):
-            forward(index)
+            loss = forward(index)
             if bad:
                 return f"first in the output of {bad[0]}"
+            if isinstance(loss, Tensor) and not is_finite(loss):
+                return LOSS_FUNCTION
     bad_gradients = {name.rpartition(".")[0]: name for name, p in model.named_parameters() if not is_finite(p.grad)}
     for module in reversed(order):  # the backward pass visits modules in reverse order
         if module in bad_gradients:

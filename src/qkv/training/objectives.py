@@ -1,6 +1,7 @@
-"""Training objectives: functions of (model, batch) that return the loss as a LossSum.
+"""Training objectives: functions of (model, batch) that return the loss.
 
-Each is made by a function that takes its options:
+A function of yours may return the mean loss of the batch, or (loss, metrics). Those here return a LossSum. Each is made
+by a function that takes its options:
 
     classification()         images (or another input), targets        → model(images)
     language_model()         tokens, targets, loss_mask                → model(tokens)
@@ -11,7 +12,8 @@ Each is made by a function that takes its options:
 Span corruption and question answering use the language model: `loss_mask` in the batch says which tokens count.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -38,7 +40,8 @@ class LossSum:
     metrics: dict[str, Tensor | Sum] = field(default_factory=dict)
 
 
-Objective = Callable[[nn.Module, Batch], LossSum]
+Loss = LossSum | Tensor | tuple[Tensor, Mapping[str, Tensor | float]]
+Objective = Callable[[nn.Module, Batch], Loss]
 
 
 def classification(*, label_smoothing: float = 0.0, key: str = "images") -> Objective:
@@ -115,9 +118,46 @@ def supervised(loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
 
     def objective(model: nn.Module, batch: Batch) -> LossSum:
         inputs, targets = take(batch, "inputs", "targets")
-        return LossSum(loss(model(inputs), targets) * len(targets), len(targets))
+        mean = loss(model(inputs), targets)
+        if mean.numel() != 1:
+            raise ValueError(
+                f"the loss function must return one number, the mean over the batch; got shape {tuple(mean.shape)}"
+            )
+        return LossSum(mean.reshape(()) * len(targets), len(targets))
 
     return objective
+
+
+def check_objective(objective: object) -> None:
+    """Raise a ValueError that says what to wrap if an objective is a loss of (input, target), as PyTorch's are."""
+    is_loss = isinstance(objective, nn.modules.loss._Loss)
+    if callable(objective) and not is_loss:
+        try:
+            is_loss = list(inspect.signature(objective).parameters)[:2] == ["input", "target"]
+        except (TypeError, ValueError):  # a builtin without a signature
+            return
+    if is_loss:
+        name = getattr(objective, "__name__", type(objective).__name__)
+        raise ValueError(
+            f"{name} is a loss of (input, target); an objective takes (model, batch): pass supervised({name})"
+        )
+
+
+def to_loss_sum(loss: Loss, batch: Batch) -> LossSum:
+    """Convert what an objective returned: a mean loss and means of metrics count once for each item of the batch.
+
+    >>> to_loss_sum((torch.tensor(0.5), {"accuracy": 0.25}), {"inputs": torch.zeros(4, 3)})
+    LossSum(total=tensor(2.), count=4, metrics={'accuracy': tensor(1.)})
+    """
+    if isinstance(loss, LossSum):
+        return loss
+    mean, metrics = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, {})
+    if not isinstance(mean, Tensor) or mean.numel() != 1 or not isinstance(metrics, Mapping):
+        what = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"an objective must return the mean loss, (loss, metrics) or a LossSum; got {what}")
+    count = len(next(iter(batch.values())))
+    sums: dict[str, Tensor | Sum] = {name: torch.as_tensor(value).detach() * count for name, value in metrics.items()}
+    return LossSum(mean.reshape(()) * count, count, sums)
 
 
 def take(batch: Batch, *names: str) -> tuple[Tensor, ...]:

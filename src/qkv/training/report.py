@@ -13,6 +13,7 @@ from qkv._config import to_toml
 from qkv._figures import FigurePanel, Heatmap, Lines, draw_svg
 from qkv._html import page, table
 from qkv.training.metrics import read_metrics
+from qkv.training.records import format_metric
 
 if TYPE_CHECKING:
     from qkv.training.recipes.definition import Task
@@ -72,16 +73,6 @@ def training_curves(folder: Path, evaluated_on: str = "validation") -> list[Figu
             x, y = zip(*points, strict=True)
             panels.append(Lines(f"{evaluated_on} {name.replace('_', ' ')}", "step", x=x, series={evaluated_on: y}))
     return panels
-
-
-def format_metric(name: str, value: float) -> str:
-    """Format a metric: shares as percentages.
-
-    >>> format_metric("accuracy", 0.98333), format_metric("loss", 0.0712)
-    ('98.33%', '0.071')
-    """
-    is_share = name in ("accuracy", "too_short") or name.startswith("word_error_rate")
-    return f"{value:.2%}" if is_share else f"{value:,.3f}"
 
 
 def describe_best(best: Mapping[str, Any]) -> tuple[str, str]:

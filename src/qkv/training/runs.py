@@ -15,6 +15,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,24 +25,35 @@ import torch
 
 import qkv
 from qkv import __version__
-from qkv._config import find_differences, read_toml, to_toml
-from qkv._files import json_safe, read_json, write_atomic
+from qkv._config import RECIPE_FILE, find_differences, read_toml, to_toml
+from qkv._files import read_json, write_atomic
 from qkv.data.batches import Batches
 from qkv.models import Model
 from qkv.models import folder as model_folder
-from qkv.models.folder import MODEL_FOLDER, RECIPE_FILE
+from qkv.models.folder import MODEL_FOLDER
 from qkv.training import time_budget
 from qkv.training.checkpointing import load_checkpoint
 from qkv.training.config import TrainConfig
+from qkv.training.device import use_device
 from qkv.training.distributed import World, single_process
 from qkv.training.loop import train
 from qkv.training.metrics import TrainCallback, TrainResult
 from qkv.training.optimizers import make_optimizers
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import PICKED_ON_TEST, RecipeConfig, Stage, Task, copy_to_device
+from qkv.training.run_state import (
+    STATUS_FILE,
+    RunState,
+    find_state,
+    read_status,
+    recorded_error,
+    recorded_test,
+    write_status,
+)
 
-STATUS_FILE, REPORT_FILE = "run.json", "report.html"
+REPORT_FILE = "report.html"
 PURPOSE_FILE, SAMPLES_FILE, PREPARED_FILE = "purpose.json", "samples.json", "prepared.json"
+MAX_PREPARED_BYTES = 2**30
 UNKNOWN_COMMIT = "unknown"
 CallbackFactory = Callable[[Stage, TrainConfig], TrainCallback]
 
@@ -69,10 +81,22 @@ class Run:
         """Load the trained model."""
         return model_folder.load(self.folder / MODEL_FOLDER, Model.registry)
 
+    @property
+    def stage_folders(self) -> dict[str, Path]:
+        """The directory of each stage's metrics and checkpoints; a run with one stage keeps them in its own."""
+        names = list(self.config.stages)
+        return {name: self.folder if len(names) == 1 else self.folder / name for name in names}
+
+    @property
+    def state(self) -> RunState:
+        """Read the present state of the run from its directory."""
+        return find_state(self.folder, self.stage_folders.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""
         return {
             "folder": str(self.folder),
+            "state": self.state if (self.folder / STATUS_FILE).is_file() else "stopped",
             "recipe": self.config.to_table(),
             "finished": self.finished,
             "stopped": self.stopped,
@@ -91,6 +115,8 @@ def run_recipe(
     steps: int | None = None,
     epochs: int | None = None,
     resume: Literal["auto", "never", "always"] = "auto",
+    device: str | None = None,
+    tensorboard: bool = False,
     callback: CallbackFactory | None = None,
     on_note: Callable[[str], None] | None = None,
     **options: Any,
@@ -106,6 +132,8 @@ def run_recipe(
         steps: number of steps in all, instead of the recipe's.
         epochs: number of epochs of a recipe with one stage. A schedule with `total_steps` stays laid out over these; a
             finished run of fewer epochs in `folder` then resumes from its last checkpoint.
+        device: cpu, cuda, cuda:1, mps …; a GPU if there is one by default. Under torchrun each process has its own.
+        tensorboard: also write the curves for TensorBoard.
         callback: makes the TrainCallback of each stage. on_note: receives what was guessed or left out.
 
     >>> run = run_recipe("vit-digits", {"model.dim": 32}, steps=200)  # doctest: +SKIP
@@ -129,35 +157,90 @@ def run_recipe(
         if read_status(run_folder).get("finished"):
             on_note(f"{run_folder} is finished already; this is its result")
             return open_run(run_folder)
-    task = get_recipe(config.recipe).build(config)
-    for text in task.notes:
-        on_note(text)
-    if not started:
-        _check_stages(task)
-        try:
-            task = time_budget.fit_to_length(task, minutes, steps, on_note, epochs)
-        except time_budget.StoppedError as stopped:
-            return Run(run_folder, task.config, False, str(stopped), 0.0, task.model.num_parameters, notes=task.notes)
-        create_run(run_folder, task, minutes, epochs)
-    result, seconds = None, 0.0
+    with use_device(device):
+        on_note("reading the data …")
+        task = _build_task(config)
+        for text in task.notes:
+            on_note(text)
+        if not started:
+            try:
+                task = _start_run(run_folder, task, minutes, steps, epochs, on_note)
+            except time_budget.StoppedError as stopped:
+                size = task.model.num_parameters
+                return Run(run_folder, task.config, False, str(stopped), 0.0, size, notes=task.notes)
+        with recorded_error(run_folder) if World.current().is_first else nullcontext():
+            return _train_and_test(run_folder, task, callback, on_note, tensorboard)
+
+
+def _start_run(
+    run_folder: Path,
+    task: Task,
+    minutes: float | int | None,
+    steps: int | None,
+    epochs: int | None,
+    on_note: Callable[[str], None],
+) -> Task:
+    """Fit a task to its length and create its run directory."""
+    _check_stages(task)
+    fitted = time_budget.fit_to_length(task, minutes, steps, on_note, epochs)
+    if time_budget.trial_items(fitted.config) != time_budget.trial_items(task.config):  # evaluated on other items
+        before, fitted = task.notes, _build_task(fitted.config)
+        for text in fitted.notes:
+            if text not in before:
+                on_note(text)
+    create_run(run_folder, fitted, minutes, epochs)
+    return fitted
+
+
+def _build_task(config: RecipeConfig) -> Task:
+    """Build the task of a config; a run of very few steps evaluates a sample, and says so."""
+    limit = time_budget.trial_items(config)
+    task = get_recipe(config.recipe).build(config, limit)
+    if limit is None:
+        return task
+    note = (
+        f"a trial run of {time_budget.total_steps(config)} steps: validation and test use at most {limit} items; "
+        f"runs of {time_budget.TRIAL_STEPS} steps and more use all"
+    )
+    return replace(task, notes=(*task.notes, note))
+
+
+def _train_and_test(
+    run_folder: Path,
+    task: Task,
+    callback: CallbackFactory | None,
+    on_note: Callable[[str], None],
+    tensorboard: bool,
+) -> Run:
+    """Train the stages of a task in its run directory, from where they stopped, and test the best model."""
+    result, best, seconds = None, None, 0.0
     task.model.extra_files = {**task.model.extra_files, **task.files}
     for stage in task.stages:
         model = copy_to_device(task.model)  # training may shard it over processes for good
-        if result is not None:  # start with the best weights of the previous stage
-            model.load_state_dict(_best_model(result).state_dict())
+        if best is not None:  # start with the best weights of the previous stage
+            model.load_state_dict(best.state_dict())
         stage_config, home = task.config.stages[stage.name], task.stage_folder(run_folder, stage)
         batches = _prepare_batches(stage, model, home, on_note)
         events = None if callback is None else callback(stage, stage_config)
-        result = train(model, batches, stage.objective, stage_config, home, evaluate=stage.validate, callback=events)
+        result = train(
+            model,
+            batches,
+            stage.objective,
+            stage_config,
+            home,
+            evaluate=stage.validate,
+            callback=events,
+            tensorboard=tensorboard,
+        )
         seconds += result.seconds
         if result.stopped or not result.finished:  # also when asked to stop during the last step
             return Run(run_folder, task.config, False, result.stopped, seconds, model.num_parameters, notes=task.notes)
-    assert result is not None
-    best = _best_model(result)
+        best = _best_model(result, stage_config)
+    assert result is not None and best is not None
     run = Run(run_folder, task.config, True, None, seconds, best.num_parameters, notes=task.notes)
     if not World.current().is_first:
         return run
-    with single_process():  # the others have left
+    with single_process(), recorded_test(run_folder):  # the other processes have left
         return _finish(run, task, best, on_note, _describe_best(task, result))
 
 
@@ -209,7 +292,7 @@ def extend_run(run_folder: Path, wanted: RecipeConfig, epochs: int) -> str:
 
     Every step then has the numbers of a run that had these epochs from the start.
     """
-    table, status = read_toml(run_folder / RECIPE_FILE), read_status(run_folder)
+    table, status = read_toml(run_folder / RECIPE_FILE, follow_link=False), read_status(run_folder)
     before = status.get("epochs")
     if table.get("recipe") != wanted.recipe or not status.get("finished") or before is None or before >= epochs:
         return ""
@@ -217,7 +300,7 @@ def extend_run(run_folder: Path, wanted: RecipeConfig, epochs: int) -> str:
     fixed = all(stage.schedule.total_steps is not None for stage in present.stages.values())
     if not fixed or _describe_difference(run_folder, present, wanted, None, None, before):
         return ""
-    config = time_budget.with_epochs(get_recipe(wanted.recipe).build(present), epochs)
+    config = time_budget.with_epochs(_build_task(present), epochs)
     write_atomic(run_folder / RECIPE_FILE, to_toml(config.to_table(), comment="qkv train --config this-file"))
     kept = {name: value for name, value in status.items() if name not in ("result", "testing_seconds")}
     write_status(run_folder, {**kept, "epochs": epochs, "finished": False})
@@ -236,12 +319,16 @@ def _prepare_batches(stage: Stage, model: Model, home: Path, on_note: Callable[[
             on_note(f"{stage.name}: the model prepares its training data")
             home.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(prepare(model), ensure_ascii=False, indent=1) + "\n")
-        return json.dumps(read_json(path, f"the training data of {stage.name}; remove it to make it again"))
+        expected = f"the training data of {stage.name}; remove it to make it again"
+        return json.dumps(read_json(path, expected, max_bytes=MAX_PREPARED_BYTES))
 
     return stage.prepared(json.loads(World.current().run_on_first(read_or_prepare)))
 
 
-def _best_model(result: TrainResult) -> Model:
+def _best_model(result: TrainResult, config: TrainConfig) -> Model:
+    """The model that a stage ends with: the mean of its last checkpoints, the best one, or the last one."""
+    if config.checkpoint.average_last > 1:
+        return load_checkpoint(result.folder, average_last=config.checkpoint.average_last)
     return load_checkpoint(result.best or result.checkpoint or result.folder)
 
 
@@ -295,7 +382,7 @@ def choose_folder(
     if resume != "never":
         for run_folder in existing:
             if (run_folder / RECIPE_FILE).is_file() and not read_status(run_folder).get("finished"):
-                present = get_recipe(config.recipe).from_table(read_toml(run_folder / RECIPE_FILE))
+                present = get_recipe(config.recipe).from_table(read_toml(run_folder / RECIPE_FILE, follow_link=False))
                 if _describe_difference(run_folder, present, config, minutes, steps, epochs) is None:
                     return run_folder
     return home / f"{config.recipe}-{max(map(_run_number, existing), default=0) + 1}"
@@ -306,34 +393,24 @@ def open_run(run_folder: str | Path) -> Run:
     run_folder = Path(run_folder)
     if not (run_folder / RECIPE_FILE).is_file():
         raise ValueError(f"{run_folder} is not a run: it has no {RECIPE_FILE}. `qkv runs` lists the runs")
-    table, status = read_toml(run_folder / RECIPE_FILE), read_status(run_folder)
+    table, status = read_toml(run_folder / RECIPE_FILE, follow_link=False), read_status(run_folder)
     return Run(
         folder=run_folder,
         config=get_recipe(str(table.get("recipe"))).from_table(table),
         finished=bool(status.get("finished")),
         stopped=None,
         seconds=float(status.get("seconds", 0.0)),
-        parameters=int(status.get("parameters", 0)),
+        parameters=status.get("parameters", 0),
         result=status.get("result", {}),
-        notes=tuple(status.get("notes", ())),
+        notes=tuple(map(str, status.get("notes", ()))),
     )
-
-
-def read_status(run_folder: Path) -> dict[str, Any]:
-    """Read the run.json of a run directory."""
-    return read_json(run_folder / STATUS_FILE, "a run directory has recipe.toml and run.json")
-
-
-def write_status(run_folder: Path, status: dict[str, Any]) -> None:
-    """Write the run.json of a run directory."""
-    write_atomic(run_folder / STATUS_FILE, json.dumps(json_safe(status), indent=2, ensure_ascii=False) + "\n")
 
 
 def _read_config(
     run_folder: Path, wanted: RecipeConfig, minutes: float | int | None, steps: int | None, epochs: int | None = None
 ) -> RecipeConfig:
     """Read the config of a run directory; raises a ValueError if it is not the wanted one."""
-    table = read_toml(run_folder / RECIPE_FILE)
+    table = read_toml(run_folder / RECIPE_FILE, follow_link=False)
     if table.get("recipe") != wanted.recipe:
         raise ValueError(
             f"{run_folder} contains a run of {table.get('recipe')}, not of {wanted.recipe}; choose another directory"

@@ -1,13 +1,16 @@
-"""Learning-rate schedules: warm-up, then cosine, warmup-stable-decay (WSD), constant, or minGPT's cosine over tokens.
+"""Learning-rate schedules: warm-up, then cosine, warmup-stable-decay (WSD), constant, inverse square root (2017), or
+minGPT's cosine over tokens.
 
 A schedule is a function of the step, so checkpoints save nothing for it.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from qkv._config import variant
+
+ScheduleKind = Literal["cosine", "wsd", "constant", "inverse-sqrt", "token-cosine"]
 
 
 @variant
@@ -58,14 +61,15 @@ class ScheduleConfig:
     """How the learning rate changes: linear warm-up, then by `kind`, down to `min_lr_ratio` times the maximum.
 
     kind: "cosine" decays from the end of the warm-up to the last step; "wsd" (warmup-stable-decay) stays constant and
-        decays linearly over the last `decay_steps`; "constant" stays; "token-cosine" is minGPT's, see `TokenCosine`.
+        decays linearly over the last `decay_steps`; "constant" stays; "inverse-sqrt" falls as 1/√step, the schedule of
+        the 2017 transformer, see `inverse_sqrt_lr`; "token-cosine" is minGPT's, see `TokenCosine`.
     decay_steps: length of the decay of "wsd"; None for a fifth of all steps.
     total_steps: number of steps that the schedule is laid out over; None for those of the run. A run of fewer steps
         makes the first part of the schedule.
     tokens: the numbers of "token-cosine".
     """
 
-    kind: Literal["cosine", "wsd", "constant", "token-cosine"] = "cosine"
+    kind: ScheduleKind = "cosine"
     warmup_steps: int = 0
     decay_steps: int | None = None
     min_lr_ratio: float = 0.0
@@ -73,7 +77,7 @@ class ScheduleConfig:
     tokens: TokenCosine | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("cosine", "wsd", "constant", "token-cosine")
+        kinds = get_args(ScheduleKind)
         if self.kind not in kinds:
             raise ValueError(f"schedule.kind must be one of {', '.join(kinds)}, got {self.kind!r}")
         if self.total_steps is not None and not 1 <= self.total_steps < math.inf:
@@ -92,6 +96,21 @@ class ScheduleConfig:
             raise ValueError(f"schedule.min_lr_ratio must be in [0, 1], got {self.min_lr_ratio}")
 
 
+def inverse_sqrt_lr(dim: int, warmup_steps: int, step: int | None = None) -> float:
+    """Compute the learning rate of Vaswani et al. (2017), dim^(−½) · min(step^(−½), step · warmup_steps^(−3/2)).
+
+    step: from 1, as in the paper; None for the end of the warm-up, where it is largest: (dim · warmup_steps)^(−½), the
+        `lr` that belongs to the kind "inverse-sqrt".
+
+    >>> [f"{inverse_sqrt_lr(512, 4000, step):.3g}" for step in (1, None, 100_000)]
+    ['1.75e-07', '0.000699', '0.00014']
+    """
+    if min(dim, warmup_steps) < 1 or (step is not None and step < 1):
+        raise ValueError(f"dim, warmup_steps and step must be at least 1, got {dim}, {warmup_steps} and {step}")
+    step = warmup_steps if step is None else step
+    return dim**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
+
+
 def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """Compute the factor on the maximum learning rate at step `step` (from 0) of `steps`, or of schedule.total_steps.
 
@@ -99,6 +118,8 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     the end of the warm-up (cosine) or the start of the decay (wsd) and m = min_lr_ratio,
 
         cosine  m + (1 − m)·(1 + cos πp)/2        wsd  1 − (1 − m)·p
+
+    "inverse-sqrt" is √(warmup_steps / (step + 1)), at least m.
 
     >>> [round(lr_factor(ScheduleConfig("cosine", warmup_steps=2), step, 6), 3) for step in range(6)]
     [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
@@ -111,6 +132,8 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     steps = schedule.total_steps or steps
     if step < warmup:
         return (step + 1) / warmup
+    if schedule.kind == "inverse-sqrt":
+        return max(least, math.sqrt(max(warmup, 1) / (step + 1)))
     if schedule.kind == "constant":
         return 1.0
     if schedule.kind == "cosine":

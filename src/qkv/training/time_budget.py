@@ -27,6 +27,8 @@ TRAINING_SHARE = 0.97  # the rest is for logging and checkpoints
 MAX_MINUTES = 60 * 24 * 366
 MAX_EVALUATIONS = 10  # of a run with a time budget
 EVALUATION_SHARE = 0.2  # of its time, at most
+MIN_STEPS = 10  # of a stage with a time budget
+TRIAL_STEPS, TRIAL_ITEMS = 50, 256  # a run of fewer steps is evaluated on so many items
 
 
 def check_length(minutes: float | int | None, steps: int | None, epochs: int | None = None) -> None:
@@ -63,13 +65,28 @@ def fit_to_length(
         seconds = 60 * minutes * shares[stage.name] * TRAINING_SHARE
         step_time, evaluation_time = measure_speed(task, stage, config, trial_seconds=TRIAL_SHARE * seconds)
         evaluations = count_evaluations(seconds, evaluation_time)
-        count = max(int((seconds - (evaluations + 1) * evaluation_time) / step_time), MAX_EVALUATIONS)
+        fitting = int((seconds - (evaluations + 1) * evaluation_time) / step_time)
+        count = max(fitting, MIN_STEPS)
         stages[stage.name] = rescale_steps(config, count, evaluations=evaluations)
-        on_note(
-            f"{stage.name}: {step_time * 1000:.0f} ms per step, so {count:,} steps fit into "
-            f"{60 * minutes * shares[stage.name]:.0f} s"
-        )
+        on_note(f"{stage.name}: {describe_fit(fitting, step_time, 60 * minutes * shares[stage.name])}")
     return replace(task, config=replace(task.config, stages=stages))
+
+
+def describe_fit(fitting: int, step_time: float, seconds: float | int) -> str:
+    """Say how many steps fit into a stage's time, and how long it takes if that is fewer than the minimum.
+
+    >>> describe_fit(250, 0.2, 60)
+    '200 ms per step, so 250 steps fit into 60 s'
+    >>> describe_fit(2, 20.0, 60)
+    '20000 ms per step; fewer than 10 steps fit into 60 s, so the minimum of 10 is made in about 200 s'
+    """
+    speed = f"{step_time * 1000:.0f} ms per step"
+    if fitting >= MIN_STEPS:
+        return f"{speed}, so {fitting:,} steps fit into {seconds:.0f} s"
+    return (
+        f"{speed}; fewer than {MIN_STEPS} steps fit into {seconds:.0f} s, so the minimum of {MIN_STEPS} is made in "
+        f"about {MIN_STEPS * step_time:.0f} s"
+    )
 
 
 def count_evaluations(seconds: float | int, evaluation_time: float | int) -> int:
@@ -131,6 +148,16 @@ def total_steps(config: RecipeConfig) -> int:
     (4000, 2000)
     """
     return sum(config.stages[name].steps for name in get_recipe(config.recipe).stage_shares(config))
+
+
+def trial_items(config: RecipeConfig) -> int | None:
+    """Return on how many items at most a run is validated and tested; None for all, unless it has very few steps.
+
+    >>> recipe = get_recipe("vit-digits")
+    >>> trial_items(with_steps(recipe.resolve(), 10)), trial_items(recipe.resolve())
+    (256, None)
+    """
+    return TRIAL_ITEMS if total_steps(config) < TRIAL_STEPS else None
 
 
 def rescale_steps(config: TrainConfig, steps: int, evaluations: int | None = None) -> TrainConfig:

@@ -35,13 +35,15 @@ CAUSAL_WRONG = {
         ("att = att.softmax(-1)", "att = (q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])).softmax(-1) * self.mask[:t, :t]"),
         {"no future", "softmax over keys", "equals the formula"},
     ),
-    "softmax over queries": (("softmax(-1)", "softmax(-2)"), {"no future", "softmax over keys", "scale 1/√d", "equals the formula"}),
+    "softmax over queries": (("softmax(-1)", "softmax(-2)"), {"no future", "softmax over keys", "equals the formula"}),
+    "not itself": (('self.mask[:t, :t] == 0, float("-inf")', "self.mask[:t, :t].tril(-1) == 0, -1e9"), {"no future", "whole past", "equals the formula"}),
+    "one token ahead": (("config.block_size, config.block_size)))", "config.block_size, config.block_size), 1))"), {"no future", "equals the formula"}),
     "a window": (("self.mask[:t, :t] == 0", "torch.triu(self.mask[:t, :t], -7) == 0"), {"whole past", "equals the formula"}),
     "no transpose": (
         ("f(x).view(b, t, self.n_head, -1).transpose(1, 2)", "f(x).view(b, self.n_head, t, -1)"),
-        {"no future", "whole past", "scale 1/√d", "independent heads", "equals the formula"},
+        {"no future", "independent heads", "equals the formula"},
     ),
-    "dropout in eval": (("self.drop(att)", "nn.functional.dropout(att, 0.1)"), None),
+    "dropout in eval": (("self.drop(att)", "nn.functional.dropout(att, 0.1)"), {"deterministic, independent rows"}),
     "detached weights": (("(att @ v)", "(att.detach() @ v)"), {"gradients"}),
     "batch mean": (("return self.proj(", "return x.mean(0, keepdim=True) + self.proj("), {"deterministic, independent rows", "softmax over keys", "scale 1/√d", "equals the formula"}),
     "no max subtracted": (("att.softmax(-1)", "att.exp() / att.exp().sum(-1, keepdim=True)"), {"runs"}),
@@ -82,6 +84,9 @@ MULTI_HEAD_WRONG = {
         {"sees everything", "cross-attention", "equals the formula"},
     ),
     "no output projection": (("self.out_proj(out.transpose(1, 2).flatten(2))", "out.transpose(1, 2).flatten(2)"), {"equals the formula"}),
+    "no scale": ((" / math.sqrt(self.head_dim)", ""), {"scale 1/√d", "cross-attention", "equals the formula"}),
+    "softmax over queries": (("scores.softmax(-1)", "scores.softmax(-2)"), None),
+    "no transpose": (("x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)", "x.reshape(x.shape[0], self.heads, x.shape[1], self.head_dim)"), None),
 }  # fmt: skip
 
 SYNTHESIZER = """
@@ -115,6 +120,14 @@ SYNTHESIZER_WRONG = {
         ("scores.masked_fill(future, float(\"-inf\")).softmax(-1)", "scores.softmax(-1).masked_fill(future, 0.0)"),
         {"softmax over keys", "equals the formula", "no future"},
     ),
+    "scaled": (("(h @ self.w2 + self.b2)[..., :t]", "(h @ self.w2 + self.b2)[..., :t] / h.shape[-1] ** 0.5"), {"equals the formula"}),
+    "last columns": (("[..., :t]", "[..., -t:]"), {"equals the formula"}),
+    "softmax over queries": ((".softmax(-1)", ".softmax(-2)"), {"no future", "softmax over keys", "equals the formula"}),
+    "ReLU of the scores": (("(h @ self.w2 + self.b2)[", "torch.relu(h @ self.w2 + self.b2)["), {"equals the formula"}),
+    "one token ahead": (("triu(1)", "triu(2)"), {"no future", "equals the formula"}),
+    "masked with 0": (('float("-inf")', "0.0"), {"no future", "equals the formula"}),
+    "dropout in eval": (("(weights @ v)", "(nn.functional.dropout(weights) @ v)"), {"deterministic, independent rows"}),
+    "detached": (("(weights @ v)", "(weights.detach() @ v)"), {"gradients"}),
     "scores meet keys": (("(h @ self.w2 + self.b2)[..., :t]", "h @ h.transpose(-2, -1)"), {"scores without keys", "equals the formula"}),
 }  # fmt: skip
 
@@ -135,12 +148,15 @@ class PatchEmbedding(nn.Module):
         return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))
 """
 PATCHES_WRONG = {
-    "reshaped at once": (("patches.reshape(", "images.reshape("), {"independent patches", "order", "equals the formula"}),
+    "reshaped at once": (("patches.reshape(", "images.reshape("), {"independent patches", "equals the formula"}),
     "columns first": (("permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"), {"order", "equals the formula"}),
     "channels last": (("permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 3, 5, 1)"), {"equals the formula"}),
     "channels first": (("return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))",
                         "return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p)).transpose(1, 2)"), None),
     "detached": (("return self.proj(patches", "return self.proj(patches.detach()"), {"gradients"}),
+    "an activation": (("return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))", "return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p)).tanh()"), {"equals the formula"}),
+    "no bias": (("return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))", "return patches.reshape(b, (h // p) * (w // p), c * p * p) @ self.proj.weight.T"), {"equals the formula"}),
+    "mean over the batch": (("return self.proj(", "return images.mean() + self.proj("), None),
 }  # fmt: skip
 
 SPANS = """
@@ -155,12 +171,13 @@ def corrupt(document, block_size, rng):
 """
 SPANS_WRONG = {
     "no padding": ((' + "□" * (block_size - len(out))', ""), {"length"}),
-    "no second sign": (('suffix + "⁇" + masked', "suffix + masked"), {"form", "content in order", "cut", "about a quarter", "anywhere"}),
+    "no second sign": (('suffix + "⁇" + masked', "suffix + masked"), {"form"}),
     "masked in the middle": (('prefix + "⁇" + suffix + "⁇" + masked', 'prefix + "⁇" + masked + "⁇" + suffix'),
                              {"content in order", "about a quarter"}),
     "never cut": (("text = document[:length]", "text = document[: block_size - 2]"), {"cut"}),
     "half is masked": (("rng.uniform(0.1, 0.4)", "rng.uniform(0.4, 0.6)"), {"about a quarter"}),
     "always at the start": (("rng.randint(0, len(text) - count)", "0"), {"anywhere"}),
+    "two paddings": (("□\" * (block_size", "□\" * (block_size + 1"), {"length"}),
     "its own generator": (("    length = rng", "    import random\n    rng = random.Random()\n    length = rng"), {"randomness"}),
 }  # fmt: skip
 

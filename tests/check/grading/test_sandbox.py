@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from submissions import ROPE, SPANS
 
 from qkv.check.grading import Limits, bundled_rubrics, grade_files, load_rubric
-from qkv.check.grading.client import Call, Sandbox, SandboxUnavailableError, SubmissionError, clean
+from qkv.check.grading.client import Call, Sandbox, SandboxUnavailableError, SubmissionError, clean, missing_features
 from qkv.check.grading.exercises.common import SecretDraws
 from qkv.check.grading.grade import sandbox_required
+from qkv.check.grading.sandbox import memory_group
 from qkv.cli.main import run as run_command
 
 ATTACKS = """
@@ -167,6 +168,23 @@ def wrong_kind(path):
 def surrogate(path):
     return "\\ud800"
 
+def system_calls(path):
+    libc = ctypes.CDLL(None, use_errno=True)
+    tried = {
+        "shmget": (29, 0x51, 4096, 0o1666), "semget": (64, 0x51, 1, 0o1666), "msgget": (68, 0x51, 0o1666),
+        "keyctl": (250, 0, -3), "vsock": (41, 40, 1, 0), "netlink": (41, 16, 3, 0), "io_uring_setup": (425, 4, 0),
+        "ptrace": (101, 0), "unshare user": (272, 0x10000000), "clone user": (56, 0x10000011, 0, 0, 0, 0),
+        "clone3": (435, 0, 0), "memfd_create": (319, b"x", 0), "bpf": (321, 0, 0, 0), "x32 getpid": (0x40000027,),
+        "newer than known": (470,),
+    }
+    return str([name for name, call in tried.items() if libc.syscall(*map(ctypes.c_long, call[:1]), *call[1:]) >= 0])
+
+def ipc_namespace(path):
+    return tell(lambda: os.readlink("/proc/self/ns/ipc"))
+
+def pages(path):
+    kept = [bytearray(1 << 20) for _ in range(3000)]
+
 ATTACKS = {name: value for name, value in globals().items() if callable(value)}
 """
 ANSWERED = {
@@ -184,7 +202,7 @@ ANSWERED = {
     "scratch": "done: ([], 1)",
 }
 UNANSWERED = {
-    "files_of_memory": "OSError",
+    "files_of_memory": "OSError|PermissionError",
     "exit": "SystemExit",
     "exit_hard": "without returning anything",
     "abort": "ended by signal",
@@ -265,6 +283,62 @@ def test_sandbox_has_no_privileges_and_gains_none(sandbox):
     assert not said.startswith("(0,")
     assert "refused: " in said
     assert "QKV" not in attack(sandbox, "environment") and "seed" not in attack(sandbox, "environment")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names system calls by their numbers on x86-64")
+def test_sandbox_refuses_system_calls_that_computing_does_not_need(sandbox):
+    if "seccomp filter" in missing_features():
+        pytest.skip("this kernel has no seccomp filters")
+    assert attack(sandbox, "system_calls") == "[]"
+
+
+def test_each_call_has_its_own_ipc_namespace(sandbox):
+    """Even without the filter, a shared segment does not reach the next call."""
+    shown = attack(sandbox, "ipc_namespace")
+    if shown.startswith("refused"):
+        pytest.skip("this system allows no /proc in the sandbox")
+    shared = [os.readlink(f"/proc/{number}/ns/ipc") for number in (os.getpid(), sandbox._process.pid)]
+    assert "ipc:" in shown and not any(each in shown for each in shared)
+
+
+def test_a_memory_group_is_made_limited_joined_and_removed(sandbox):
+    if "memory cgroup" in missing_features():
+        pytest.skip("this system offers no memory cgroup")
+    with Sandbox(ATTACKS, "attack", None, seed=1, limits=Limits(memory=256 << 20)) as limited:
+        group = Path(limited._group)
+        assert len((group / "cgroup.procs").read_text().split()) == 2  # launcher and fork server
+        with pytest.raises(SubmissionError, match="MemoryError"):
+            attack(limited, "pages")
+    assert not group.exists()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_group_finds_the_place_that_the_system_offers(tmp_path, version):
+    """A file tree as the kernel shows it, for both versions of cgroups."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    own = tmp_path / ("sys/fs/cgroup/memory/job" if version == 1 else "sys/fs/cgroup/user/job")
+    own.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/job\n0::/\n" if version == 1 else "0::/user/job\n")
+    for folder in (own, own.parent):
+        (folder / "cgroup.procs").touch()
+    if version == 2:
+        (own / "cgroup.subtree_control").write_text("")  # it has processes, so it can have no limited children
+        (own.parent / "cgroup.subtree_control").write_text("cpu memory\n")
+    group = memory_group.create(1000, "x", str(tmp_path))
+    place = own if version == 1 else own.parent
+    assert group is not None and Path(group).parent == place
+    name = "memory.limit_in_bytes" if version == 1 else "memory.max"
+    assert Path(group, name).read_text() == str(1000 + memory_group.KERNEL_BYTES)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    assert memory_group.create(1000, "x", str(tmp_path)) is None
+
+
+def test_qkv_grade_says_in_one_line_what_the_system_lacks(tmp_path, capsys, monkeypatch, sandbox):
+    monkeypatch.setattr("qkv.check.grading.client.missing_features", lambda: ["seccomp filter", "memory cgroup"])
+    (path,) = write(tmp_path / "in", quitter="import os\nos._exit(0)")
+    assert run_command(["grade", "rope", str(path)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("note: this system offers the sandbox no seccomp filter and no memory cgroup") == 1
 
 
 def test_a_lone_surrogate_in_a_text_is_removed_by_clean(sandbox):
@@ -382,7 +456,7 @@ def test_qkv_grade_writes_a_csv_and_the_seed_reproduces_it(tmp_path, capsys, san
     )
     assert rows[1] == "ada,1,2,3,1,1,1,1,10,,11"
     assert rows[2].startswith("'=alan,1,2,3,1,0,1,1,9,")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grades.csv", "in"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grades.csv", "grades.journal.jsonl", "in"]
 
 
 def test_ctrl_c_stops_qkv_grade(tmp_path):
@@ -425,11 +499,10 @@ def test_without_isolation_there_are_still_limits():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rope"], "name the submissions"),
         (["ropes", "x.py"], "did you mean rope?"),
         (["nothing.toml", "x.py"], "there is no rubric nothing.toml"),
         (["rope", "x.py"], "there is no file x.py"),
-        (["rope", "{folder}"], "is a directory; name the files in it"),
+        (["rope", "{folder}/empty"], "has no .py, .ipynb or .zip file to grade"),
         (["rope", "{file}", "--csv", "/nowhere/grades.csv"], "name a file in an existing directory"),
         (["rope", "{file}", "--csv", "{file}"], "is one of the submissions"),
         (["rope", "{file}", "--jobs", "0"], "--jobs must be at least 1"),
@@ -439,6 +512,7 @@ def test_without_isolation_there_are_still_limits():
 def test_wrong_use_of_qkv_grade_is_one_sentence_and_exit_code_2(arguments, said, tmp_path, capsys):
     file = tmp_path / "ada.py"
     file.write_text(ROPE)
+    (tmp_path / "empty").mkdir()
     line = [argument.format(file=file, folder=tmp_path) for argument in arguments]
     assert run_command(["grade", *line]) == 2
     shown = capsys.readouterr()
@@ -462,3 +536,11 @@ def test_secret_draws_come_from_the_grading_seed_alone():
     assert torch.equal(draw(1), draw(1))
     assert not torch.isclose(draw(1), draw(2)).any()
     assert len(set(draw(1).tolist())) == 8
+
+
+def test_sandbox_hides_the_packages_of_qkv_and_not_the_folder_that_they_are_in():
+    """In an installed wheel that folder is site-packages, which has torch."""
+    from qkv.check.grading import client
+
+    assert {path.name for path in client.OWN_PACKAGES} == {"qkv", "qkv_pytest"}
+    assert all((path / "__init__.py").is_file() for path in client.OWN_PACKAGES)

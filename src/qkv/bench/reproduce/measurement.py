@@ -25,10 +25,13 @@ from qkv.bench.reproduce.rows import ResultRow, RowPart
 from qkv.data.batches import Batch, Batches, MixedBatches
 from qkv.training import Objective, Run, TrainConfig, read_metrics
 from qkv.training.checkpointing import CheckpointStore, read_state
+from qkv.training.evaluation import move_to
 from qkv.training.metrics import METRICS_FILE
+from qkv.training.objectives import to_loss_sum
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import RecipeConfig, Task
-from qkv.training.runs import UNKNOWN_COMMIT, read_status
+from qkv.training.run_state import read_status
+from qkv.training.runs import UNKNOWN_COMMIT
 from qkv.training.time_budget import rescale_steps
 
 MAX_POINTS = 60  # of a curve
@@ -247,7 +250,7 @@ def count_flops(model: nn.Module, objective: Objective, batch: Batch) -> tuple[i
     model = copy.deepcopy(model).train()
     device = next(model.parameters()).device
     with torch.random.fork_rng(), _countable_operations(), FlopCounterMode(display=False) as counter:
-        loss = objective(model, {name: tensor.to(device) for name, tensor in batch.items()})
+        loss = to_loss_sum(objective(model, move_to(batch, device)), batch)
         loss.total.backward()
     return counter.get_total_flops(), float(loss.count)
 

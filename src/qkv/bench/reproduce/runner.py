@@ -33,7 +33,8 @@ from qkv.training.recipes import get_recipe
 from qkv.training.recipes.birthplaces import load_facts
 from qkv.training.recipes.definition import RecipeConfig, Task
 from qkv.training.recipes.question_answering import Answer
-from qkv.training.runs import UNKNOWN_COMMIT, CallbackFactory, find_checkout, read_status
+from qkv.training.run_state import read_status
+from qkv.training.runs import UNKNOWN_COMMIT, CallbackFactory, find_checkout
 
 RUNS = Path("runs/reproduce")
 NAME_IN_QUESTION = re.compile(r"(Where was )(\S.*\S)( born\?)")
@@ -258,7 +259,7 @@ def _measure_part(
 def _build_task(run: Run, config: RecipeConfig, on_note: OnNote) -> Task | None:
     """The run's data and model, to count operations with; None if the data cannot be read."""
     try:
-        return get_recipe(config.recipe).build(config)
+        return get_recipe(config.recipe).build(config, None)
     except (ValueError, OSError) as error:
         on_note(f"operations of {run.folder} are not counted: {error} (--data FOLDER says where its data is)")
         return None

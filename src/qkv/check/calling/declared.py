@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.check.calling.forms import CallForm, find_dims, find_vocab_size
 from qkv.check.calling.functions import function_implementation
 from qkv.check.calling.mask_forms import additive_mask
-from qkv.check.calling.signatures import CallForm, find_dims, find_vocab_size
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, randomize_weights
 from qkv.check.report import describe_error

@@ -7,15 +7,17 @@ Axes: b batch · t targets · s sources · c features.
 
 from __future__ import annotations
 
-import inspect
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qkv.check.calling.forms import fill_required, find_dims, find_vocab_size, has_sequence_first, padding_argument
+from qkv.check.calling.guard import call_target
 from qkv.check.calling.mask_forms import MaskForm, find_mask_form
-from qkv.check.calling.signatures import (
+from qkv.check.calling.names import (
     MASKS,
     MEMORIES,
     PADDING_MASKS,
@@ -25,13 +27,11 @@ from qkv.check.calling.signatures import (
     TARGETS,
     Fill,
     Parameters,
-    fill_required,
-    find_dims,
-    find_output,
-    find_vocab_size,
-    has_sequence_first,
-    padding_argument,
+    parameters_of,
+    qkv_names,
+    required_names,
 )
+from qkv.check.calling.outputs import find_output
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, random_tokens
 from qkv.check.report import describe_error
@@ -45,78 +45,118 @@ class EncoderDecoderCall:
     """How to call a module of two sequences: the parameters, whether they are tokens, and the batch axis.
 
     Args:
-        size: the number of tokens, or the size of a vector.
+        size: the number of tokens, or the size of a vector, of the target; `source_size`, of the source.
         filled: values of its other required parameters.
     """
 
     module: nn.Module
-    source: str
+    sources: tuple[str, ...]
     target: str
     size: int
+    source_size: int
     tokens: bool
+    source_tokens: bool
     sequence_first: bool
     dtype: torch.dtype
     filled: Fill
 
     def __call__(self, source: Tensor, target: Tensor, named: dict[str, Any]) -> Tensor | None:
-        given = {self.source: source, self.target: target}
+        given = dict.fromkeys(self.sources, source) | {self.target: target}
         if self.sequence_first:
             given = {name: x.transpose(0, 1) for name, x in given.items()}
         more = {name: value(target) for name, value in self.filled.items() if name not in named}
-        result = self.module(**given, **more, **named)
-        if self.sequence_first and isinstance(result, Tensor):
+        result = call_target(self.module, **given, **more, **named)
+        if self.sequence_first:
+            result = result if isinstance(result, Tensor) else result[0]
             result = result.transpose(0, 1)
         return find_output(result, *target.shape[:2])
 
-    def random_input(self, batch: int, length: int, seed: int) -> Tensor:
+    def random_source(self, batch: int, length: int, seed: int) -> Tensor:
+        return self._random(self.source_size, batch, length, seed, tokens=self.source_tokens)
+
+    def random_target(self, batch: int, length: int, seed: int) -> Tensor:
+        return self._random(self.size, batch, length, seed, tokens=self.tokens)
+
+    def _random(self, size: int, batch: int, length: int, seed: int, *, tokens: bool) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        if self.tokens:
-            return random_tokens(self.size, batch, length, generator)
-        return torch.randn(batch, length, self.size, generator=generator, dtype=self.dtype)
+        if tokens:
+            return random_tokens(size, batch, length, generator)
+        return torch.randn(batch, length, size, generator=generator, dtype=self.dtype)
 
 
 def encoder_decoder_implementation(
-    module: nn.Module, name: str, contract: Contract, dtype: torch.dtype, tried: dict[str, str]
+    module: nn.Module,
+    name: str,
+    contract: Contract,
+    dtype: torch.dtype,
+    tried: dict[str, str],
+    *,
+    optional: bool = False,
 ) -> Implementation | None:
-    """A module of two sequences as an implementation, or None if it is not one."""
-    parameters = inspect.signature(module.forward).parameters
-    found = _source_and_target(parameters, module)
+    """A module of two sequences as an implementation, or None if it is not one.
+
+    optional: also if the second sequence has a default, for modules that could not be called without it.
+    """
+    parameters = parameters_of(module)
+    found = _sources_and_target(parameters, module, optional=optional)
     if found is None:
         return None
-    source, target = found
+    sources, target = found
     vocab_size = find_vocab_size(module)
-    tokens = vocab_size is not None
-    sizes = [vocab_size] if vocab_size is not None else find_dims(module)
-    sequence_first = not tokens and has_sequence_first(module)
-    axes = "(b, s)"
-    if not tokens:
-        axes = "(s, b, c)" if sequence_first else "(b, s, c)"
-    for required, filled in fill_required(parameters, [source, target]):
-        for size in sizes:
-            call = EncoderDecoderCall(module, source, target, size, tokens, sequence_first, dtype, filled)
-            words = f"{source} {axes} and {target} {axes.replace('s', 't')}{required}"
-            try:
-                if call(call.random_input(2, SOURCE_LENGTH, 1), call.random_input(2, 8, 2), {}) is not None:
-                    return _make_implementation(call, name, words, _find_masking(call, parameters, contract))
-                tried.setdefault(words, "no output of shape (batch, targets, …)")
-            except Exception as error:
-                tried.setdefault(words, describe_error(error))
+    ways = ((True, True), (True, False), (False, False)) if vocab_size is not None else ((False, False),)
+    for tokens, source_tokens in ways:
+        dims, source_dims = ([vocab_size or 0] if read else find_dims(module) for read in (tokens, source_tokens))
+        sizes = sorted(itertools.product(dims, source_dims), key=lambda pair: pair[0] != pair[1])
+        for required, filled in fill_required(parameters, [*sources, target], module):
+            for (size, source_size), sequence_first in itertools.product(sizes, _batch_axes(module, tokens=tokens)):
+                call = EncoderDecoderCall(
+                    module, sources, target, size, source_size, tokens, source_tokens, sequence_first, dtype, filled
+                )
+                words = _words(call, required)
+                try:
+                    if call(call.random_source(2, SOURCE_LENGTH, 1), call.random_target(2, 8, 2), {}) is not None:
+                        return _make_implementation(call, name, words, _find_masking(call, parameters, contract))
+                    tried.setdefault(words, "no output of shape (batch, targets, …)")
+                except Exception as error:
+                    tried.setdefault(words, describe_error(error))
     return None
 
 
-def _source_and_target(parameters: Parameters, module: nn.Module) -> tuple[str, str] | None:
-    """The names of the source and the target parameter; None for a module of one sequence."""
-    names = list(parameters)
+def _batch_axes(module: nn.Module, *, tokens: bool) -> tuple[bool, ...]:
+    """Whether the sequence is the first axis, likely values first."""
+    if tokens:
+        return (False,)
+    return (True,) if has_sequence_first(module) else (False, True)
+
+
+def _words(call: EncoderDecoderCall, required: str) -> str:
+    vectors = "(s, b, c)" if call.sequence_first else "(b, s, c)"
+    source, target = ("(b, s)" if tokens else vectors for tokens in (call.source_tokens, call.tokens))
+    wide = "" if call.size == call.source_size or call.tokens else f" of {call.source_size} features"
+    return f"{', '.join(call.sources)} {source}{wide} and {call.target} {target.replace('s', 't')}{required}"
+
+
+def _sources_and_target(
+    parameters: Parameters, module: nn.Module, *, optional: bool
+) -> tuple[tuple[str, ...], str] | None:
+    """The names of the source parameters and of the target; None for a module of one sequence."""
+    names, required, roles = list(parameters), required_names(parameters), qkv_names(parameters)
+    if "query" in roles and ("key" in roles or "keys and values" in roles):
+        if not optional:
+            return None  # tried as self-attention first
+        return tuple(roles[role] for role in ("key", "value", "keys and values") if role in roles), roles["query"]
     target = next((known for known in TARGETS if known in names), None)
-    if target is None:
-        if len(names) > 1 and names[1] in MEMORIES and parameters[names[1]].default is inspect.Parameter.empty:
-            return names[1], names[0]
-        return None
-    if target == "decoder_input_ids" and not getattr(getattr(module, "config", None), "is_encoder_decoder", True):
-        return None
-    source = next((known for known in (*MEMORIES, *SOURCES) if known in names and known != target), None)
-    optional = parameters[target].default is not inspect.Parameter.empty and target not in OPTIONAL_TARGETS
-    return None if source is None or optional else (source, target)
+    needed = target is not None and (target in required or target in OPTIONAL_TARGETS)
+    if target is not None and needed:
+        if target == "decoder_input_ids" and not getattr(getattr(module, "config", None), "is_encoder_decoder", True):
+            return None
+        sources = [known for known in (*MEMORIES, *SOURCES) if known in names and known != target]
+        source = next((known for known in sources if known in required), next(iter(sources), None))
+        if source is not None:
+            return (source,), target
+    memory = next((known for known in names[1:] if known in MEMORIES and (optional or known in required)), None)
+    main = next((known for known in (*required, *names) if known != memory), None)
+    return None if memory is None or main is None else ((memory,), main)
 
 
 @dataclass(frozen=True)
@@ -178,7 +218,7 @@ def _find_masking(call: EncoderDecoderCall, parameters: Parameters, contract: Co
 def _make_implementation(
     call: EncoderDecoderCall, name: str, words: str, masking: EncoderDecoderMasking
 ) -> Implementation:
-    source, target = call.random_input(1, SOURCE_LENGTH, 1), call.random_input(1, 8, 2)
+    source, target = call.random_source(1, SOURCE_LENGTH, 1), call.random_target(1, 8, 2)
 
     def run(source: Tensor, target: Tensor, target_tokens: Tensor | None, source_tokens: Tensor | None) -> Tensor:
         out = call(source, target, masking.arguments(target, call.dtype, target_tokens, source_tokens))
@@ -206,6 +246,8 @@ def _make_implementation(
     source_side = replace(
         target_side,
         run=run_source,
+        vocab_size=call.source_size if call.source_tokens else None,
+        dim=None if call.source_tokens else call.source_size,
         length=SOURCE_LENGTH,
         takes_padding=masking.takes_source_padding,
         aligned=False,
@@ -217,7 +259,7 @@ def _target_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Con
     """The form of the target's causal mask, if a causal kind is promised and the mask has to be passed."""
     if contract.kind != "causal":
         return None
-    source = call.random_input(2, SOURCE_LENGTH, 1)
+    source = call.random_source(2, SOURCE_LENGTH, 1)
 
     def run(x: Tensor, form: MaskForm, mask: Tensor) -> Tensor | None:
         return call(source, x, {form.parameter: form(mask, call.dtype)})
@@ -225,15 +267,15 @@ def _target_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Con
     prefixes = ("tgt", "trg", "target", "look", "self")
     likely = [known for known in parameters if known in MASKS and known.startswith(prefixes)]
     likely += [known for known in parameters if known in ("mask", "causal_mask", "attn_mask")]
-    return find_mask_form(likely, run, call.random_input(2, 6, 2), contract.mask, keys=False)
+    return find_mask_form(likely, run, call.random_target(2, 6, 2), contract.mask, keys=False)
 
 
 def _source_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Contract) -> MaskForm | None:
     """The form of the source's mask, found by hiding one of its tokens."""
-    target = call.random_input(2, 6, 2)
+    target = call.random_target(2, 6, 2)
 
     def run(x: Tensor, form: MaskForm, mask: Tensor) -> Tensor | None:
         return call(x, target, {form.parameter: form(mask, call.dtype)})
 
     likely = [known for known in SOURCE_MASKS if known in parameters]
-    return find_mask_form(likely, run, call.random_input(2, 6, 1), contract.mask, keys=True)
+    return find_mask_form(likely, run, call.random_source(2, 6, 1), contract.mask, keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import warnings
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.check.calling.modules import module_implementation
+from qkv.check.calling.modules import form_implementation, module_implementation
+from qkv.check.calling.multimodal import conditioned_form
+from qkv.check.calling.names import parameters_of
+from qkv.check.calling.outputs import find_rows
 from qkv.check.contract import Contract
-from qkv.check.implementation import Implementation
+from qkv.check.implementation import Implementation, randomize_weights
 
 MAX_PARAMETERS = 20_000_000  # an architecture that stays larger with every known size made small is not built
 
@@ -25,7 +29,17 @@ FAMILIES = {
     "encoder": ("MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", Contract()),
     "image classifier": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", Contract()),
     "image encoder": ("MODEL_FOR_IMAGE_MAPPING_NAMES", Contract()),
+    "image-text": ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", Contract(kind="causal")),
+    "image and text encoder": ("MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES", Contract()),
+    "speech": ("MODEL_FOR_CTC_MAPPING_NAMES", Contract()),
+    "speech classifier": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", Contract()),
+    "speech to text": ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", Contract(kind="causal")),
+    "video": ("MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES", Contract()),
+    "time series": ("MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES", Contract()),
+    "time series classifier": ("MODEL_FOR_TIME_SERIES_CLASSIFICATION_MAPPING_NAMES", Contract()),
+    "time series regression": ("MODEL_FOR_TIME_SERIES_REGRESSION_MAPPING_NAMES", Contract()),
 }
+WITH_OTHER_INPUTS = ("image-text", "speech to text", "image and text encoder")  # tokens, with another input given
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,7 @@ DESIGNS: dict[str, Design] = {
 # gradient; they are trained by a loss of their own).
 UNUSED_BY_DESIGN = (
     "pooler", "indexer", "vision", "visual", "image", "audio", "speech", "video", "multi_modal", "multimodal", "mm_",
+    "masked_spec",
     "patch_embed", "embed_positions_img", "talker", "mtp", "nextn", "qformer", "perceiver", "projector", "connector",
     "mask_token", "seq_relationship", "_global", "entity", "pronunciation_embed", "shape_embed", "eoi_embedding",
     "mask_emb", "seg_embed", "r_s_bias", "cross_attention", "crossattention", "encoder_attn", "cross_attn",
@@ -75,12 +90,55 @@ def hugging_face_implementation(
     name: str, contract: Contract, arguments: dict[str, Any] | None = None
 ) -> Implementation:
     """An architecture as an implementation, in float32: many compute norms and angles in float32 in any case."""
-    impl = module_implementation(build_small(name, arguments), f"hf:{name}", contract, (torch.float32,))
+    impl = _text_or_conditioned(build_small(name, arguments), f"hf:{name}", contract, architectures().get(name))
     design = find_design(name)
     how = f"{impl.how}, built small with random weights{f'; by design {design.why}' if design.why else ''}"
     return replace(
         impl, how=how, unused_by_design=(*UNUSED_BY_DESIGN, *_uncalled(impl)), inexact_gradient=design.gradient
     )
+
+
+def _text_or_conditioned(module: nn.Module, name: str, contract: Contract, family: str | None) -> Implementation:
+    """A model as an implementation; one on text with images or speech is checked with that input given, if it can be.
+
+    Its KV cache is then not checked: it would hold the other input, too.
+    """
+    tried: dict[str, str] = {}
+    reads_more = any(word in known for known in parameters_of(module) for word in OTHER_INPUTS[:3])
+    if family not in WITH_OTHER_INPUTS and not (family == "causal" and reads_more):
+        return module_implementation(module, name, contract, (torch.float32,))
+    module = randomize_weights(module.float().eval())
+    with torch.no_grad():
+        found = conditioned_form(
+            module, parameters_of(module), torch.float32, tried, separate=family == "image and text encoder"
+        )
+    try:
+        text = module_implementation(module, name, contract, (torch.float32,))
+    except ValueError as error:
+        if found is None:
+            attempts = "; ".join(f"{form}: {why}" for form, why in list(tried.items())[:3])
+            raise ValueError(f"{error}; with another input: {attempts}") from None
+        text = None
+    if found is None:
+        assert text is not None
+        return text
+    form, call = found
+    with torch.no_grad():
+        parameters = {key: value for key, value in parameters_of(module).items() if call.takes_name(key)}
+        impl = form_implementation(module, name, contract, form, [form], 8, torch.float32, parameters)
+
+    def run_source(pieces: torch.Tensor, token_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = form.sample(1, 8, torch.float32).expand(len(pieces), -1)
+        out = find_rows(call(x, {}, pieces), len(pieces))
+        assert out is not None
+        return out
+
+    medium = call.other.medium
+    source = replace(
+        impl, run=run_source, vocab_size=None, dim=medium.size, length=medium.pieces, fixed_length=medium.pieces,
+        takes_padding=False, aligned=False, run_cached=None,
+    )  # fmt: skip
+    return replace(impl, source=source, run_cached=None)
 
 
 def family_contract(name: str, promised: Contract | None = None) -> Contract:
@@ -259,6 +317,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "levit": {"image_size": 128, "patch_size": 16, "hidden_sizes": [16, 32, 48], "num_attention_heads": [2, 4, 4],
               "depths": [1, 1, 1], "key_dim": [8, 8, 8]},
     "pvt": {"image_size": 128}, "pvt_v2": {"image_size": 128}, "glpn": {"image_size": 128},
+    "gemma3": {"mm_tokens_per_image": 4},
+    "llava_next": {"image_grid_pinpoints": [[32, 32]]}, "llava_next_video": {"image_grid_pinpoints": [[32, 32]]},
+    "llava_onevision": {"image_grid_pinpoints": [[32, 32]]},
     "longformer": {"attention_window": 4}, "led": {"attention_window": 4},
     "prophetnet": {"ngram": 2},
     "convnext": {"image_size": 128}, "poolformer": {"image_size": 128}, "swiftformer": {"image_size": 128},
@@ -308,11 +369,31 @@ def small_fields(default: Any) -> dict[str, Any]:
     sizes |= {name: _per_stage(name, value) for name, value in values.items() if isinstance(value, list | tuple)}
     sizes |= _per_layer(default, sizes)
     sizes |= SPECIAL.get(getattr(default, "model_type", ""), {})
+    sizes |= _special_tokens(own, sizes) | _rotary_sections(default, own)
     for name, part in own.items():
         if hasattr(part, "to_dict") and hasattr(part, "model_type"):
             decoder = {"is_decoder": True, "add_cross_attention": True} if name == "decoder" else {}
             sizes[name] = small_config(type(part), **decoder)
     return sizes
+
+
+def _rotary_sections(default: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a head that rotate by time, height and width (mrope_section), for the small head."""
+    rotary = own.get("rope_parameters")
+    sees = re.search(r"vl|\dv|omni", getattr(default, "model_type", "")) is not None
+    if not isinstance(rotary, dict) or "rope_type" not in rotary or not (sees or "mrope_section" in rotary):
+        return {}
+    count = int(DIM // HEADS * rotary.get("partial_rotary_factor", own.get("partial_rotary_factor") or 1.0)) // 2
+    third = count // 3
+    return {"rope_parameters": rotary | {"mrope_section": [count - 2 * third, third, third]}}
+
+
+def _special_tokens(own: dict[str, Any], sizes: dict[str, Any]) -> dict[str, int]:
+    """Tokens beyond the small vocabulary, such as those that stand for an image, as its last ones."""
+    names = [name for name, value in own.items() if name.endswith(("_token_id", "_token_index"))
+             and isinstance(value, int) and value >= VOCAB_SIZE and name not in sizes]  # fmt: skip
+    values = list(dict.fromkeys(own[name] for name in names))
+    return {name: VOCAB_SIZE - 1 - values.index(own[name]) for name in names}
 
 
 def _field(default: Any, name: str) -> Any:

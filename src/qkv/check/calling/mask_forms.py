@@ -136,7 +136,7 @@ def _try_forms(
         mask[0, hidden] = False
     for form in forms:
         try:
-            outs = [run(y, form, mask) for y in (x, _change(x, hidden), _change(x, visible))]
+            outs = [run(y, form, mask) for y in (x, change_token(x, hidden), change_token(x, visible))]
         except Exception:  # the module does not take this form
             continue
         if any(out is None or not bool(out.isfinite().all()) for out in outs):
@@ -147,7 +147,7 @@ def _try_forms(
         yield form, effects[0], effects[1]
 
 
-def _change(x: Tensor, position: int) -> Tensor:
+def change_token(x: Tensor, position: int) -> Tensor:
     """x with another vector or token at one position."""
     x = x.clone()
     if x.is_floating_point():

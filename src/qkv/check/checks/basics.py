@@ -1,14 +1,18 @@
-"""Basic checks that hold under every contract: deterministic in eval, batch independence, finite outputs, dtype.
+"""Basic checks that hold under every contract: deterministic in eval, batch independence, finite outputs, lengths.
 
 Axes: b batch · h heads · t queries · s keys · d head dim.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from qkv.check.calling.functions import HEAD_DIM, random_qkv
+from qkv.check.calling.functions import random_qkv
+from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.report import Finding, judge
+from qkv.check.report import Finding, describe_error, judge
+from qkv.check.shapes import Sweep, describe_lengths
 
 
 def check_determinism(impl: Implementation) -> Finding:
@@ -21,15 +25,25 @@ def check_determinism(impl: Implementation) -> Finding:
 
 
 def check_inputs_not_mutated(impl: Implementation) -> Finding:
-    """The input is the same after the call."""
+    """The input, and a padding mask with it, are the same after the call."""
     generator = torch.Generator().manual_seed(5)
     if impl.attention is None:
-        inputs = (impl.random_input(2, impl.length, generator),)
+        calls: list[tuple[Tensor, ...]] = [(impl.random_input(2, impl.length, generator),)]
+        if impl.takes_padding:
+            token_mask = torch.arange(impl.length) < torch.tensor([[impl.length - 3], [impl.length]])
+            calls.append((impl.random_input(2, impl.length, generator), token_mask))
     else:
-        inputs = random_qkv(6, generator, batch=2)
-    before = [x.clone() for x in inputs]
-    (impl.attention or impl.run)(*inputs)
-    change = max(float((x - y).abs().max()) for x, y in zip(inputs, before, strict=True))
+        n = impl.nearest_length(6)
+        calls = [random_qkv(n, generator, batch=2)]
+        if impl.takes_mask:
+            calls.append((*random_qkv(n, generator, batch=2), torch.ones(n, n, dtype=torch.bool).tril()))
+    change = 0.0
+    for inputs in calls:
+        before = [x.clone() for x in inputs]
+        (impl.attention or impl.run)(*inputs)
+        change = max(
+            [change, *(float((x.double() - y.double()).abs().max()) for x, y in zip(inputs, before, strict=True))]
+        )
     if change == 0:
         return Finding("inputs not mutated", "pass", 0.0, "the input is bit-identical after the call")
     evidence = f"the call changed its input by up to {change:.2g}"
@@ -37,31 +51,67 @@ def check_inputs_not_mutated(impl: Implementation) -> Finding:
     return Finding("inputs not mutated", "fail", change, evidence, hint, "input changed")
 
 
-def check_batch_independence(impl: Implementation) -> list[Finding]:
-    """A row's output does not depend on the other rows, on their number or on their order."""
+def check_batch_independence(impl: Implementation, sweep: Sweep) -> list[Finding]:
+    """A row's output does not depend on the other rows, on their number or on their order, at any length."""
     generator = torch.Generator().manual_seed(6)
     x, others = impl.random_input(3, impl.length, generator), impl.random_input(2, impl.length, generator)
     expected = impl.run(x)[:1]
     cases = {
-        "alone": ("a row alone", impl.run(x[:1])),
-        "with others": ("a row among other rows", impl.run(torch.cat((x[:1], others)))[:1]),
-        "reordered": ("a row of a reordered batch", impl.run(x.flip(0))[-1:]),
+        "alone": ("a row alone", lambda: impl.run(x[:1])),
+        "with others": ("a row among other rows", lambda: impl.run(torch.cat((x[:1], others)))[:1]),
+        "reordered": ("a row of a reordered batch", lambda: impl.run(x.flip(0))[-1:]),
     }
+    findings = [_compare_rows(impl, case, words, expected, row) for case, (words, row) in cases.items()]
+    return [*findings, _check_batch_sizes(impl, sweep)]
+
+
+def _compare_rows(impl: Implementation, case: str, words: str, expected: Tensor, row: Callable[[], Tensor]) -> Finding:
     limit = 1e-9 if impl.dtype == torch.float64 else 1e-4
+    hint = "something mixes rows: a norm, a mean or a view over the batch axis"
+    try:
+        score = relative_difference(expected, row())
+    except Exception as error:
+        evidence = f"{words} raises {describe_error(error)}"
+        if is_refusal(error):
+            return Finding(f"batch ({case})", "described", None, evidence)
+        hint = "an axis of size 1 is lost (squeeze, view), or a batch size is written into the code"
+        return Finding(f"batch ({case})", "fail", 1.0, evidence, hint, "batch mixed")
+    evidence = f"the output of {words} differs by {score:.2g} (relative)"
+    return judge(f"batch ({case})", score, limit, evidence, hint, "batch mixed")
+
+
+def _check_batch_sizes(impl: Implementation, sweep: Sweep) -> Finding:
+    """Batches of 1 and 5 give the rows of a batch of 2, at several lengths."""
     findings = []
-    for case, (words, row) in cases.items():
-        score = relative_difference(expected, row)
-        ok = score <= limit
-        hint = None if ok else "something mixes rows: a norm, a mean or a view over the batch axis"
-        evidence = f"the output of {words} differs by {score:.2g} (relative)"
-        findings.append(Finding(f"batch ({case})", "pass" if ok else "fail", score, evidence, hint, "batch mixed"))
-    return findings
+    for length in sweep.only(1, 2, 17, 65):
+        x, expected = sweep.x[:, :length], sweep.outs[length]
+        more = impl.random_input(3, length, torch.Generator().manual_seed(45)).to(x)
+        rows = {
+            f"a row of {length} tokens alone": (expected[1:], lambda x=x: impl.run(x[1:])),
+            f"rows of {length} tokens in a batch of 5": (
+                expected,
+                lambda x=x, more=more: impl.run(torch.cat((x, more)))[:2],
+            ),
+        }
+        findings += [_compare_rows(impl, "sizes", words, *row) for words, row in rows.items()]
+    return max(findings, key=lambda finding: (finding.verdict == "fail", finding.score or 0.0))
 
 
-def check_finite(impl: Implementation) -> Finding:
-    """Finite inputs, also large ones, give finite outputs."""
+def is_refusal(error: Exception) -> bool:
+    """Whether code refuses an input on purpose, by raise or assert, instead of failing in an operation."""
+    return isinstance(error, ValueError | AssertionError | NotImplementedError)
+
+
+def check_finite(impl: Implementation, sweep: Sweep, contract: Contract = NO_PROMISES) -> Finding:
+    """Finite inputs, also large ones, give finite outputs at every length.
+
+    Inputs × 1000 are judged where a softmax is promised, which bears any size. The exponentials of linear attention
+    and of random features (Performer) underflow there by design.
+    """
     x = impl.random_input(2, impl.length, torch.Generator().manual_seed(7))
-    sizes = (1.0,) if impl.vocab_size is not None else (1.0, 30.0, 1000.0)
+    sizes = (1.0,) if impl.vocab_size is not None else (1.0, 30.0)
+    if impl.vocab_size is None and contract.softmax is not None:
+        sizes = (1.0, 30.0, 1000.0)
     for size in sizes:
         out = impl.run(x if size == 1.0 else x * size)
         if not bool(out.isfinite().all()):
@@ -69,33 +119,22 @@ def check_finite(impl: Implementation) -> Finding:
             hint = "the softmax overflows: subtract the row's maximum first, or use torch.softmax"
             evidence = f"for inputs × {size:g}, {share:.0%} of the outputs are NaN or infinite"
             return Finding("finite", "fail", share, evidence, hint, "overflow")
+    for length, out in sweep.outs.items():
+        if not bool(out.isfinite().all()):
+            share = float((~out.isfinite()).float().mean())
+            evidence = f"for {length} token{'s' if length > 1 else ''}, {share:.0%} of the outputs are NaN or infinite"
+            hint = "a row that may attend to nothing, a division by a length or by a variance of 0, or an overflow"
+            return Finding("finite", "fail", share, evidence, hint, "overflow")
     return Finding("finite", "pass", 0.0, f"outputs are finite for inputs × {', '.join(f'{s:g}' for s in sizes)}")
 
 
-def check_dtype(impl: Implementation) -> list[Finding]:
-    """In float32 a function errs at most three times as much as the written formula, also on large inputs.
-
-    Its own output in float64 is the reference.
-    """
-    assert impl.attention is not None
-    q, k, v = random_qkv(32, torch.Generator().manual_seed(38), batch=2)
-    errors, worst = [], 0.0
-    for size in (1.0, 30.0):
-        parts = (size * q, k, v)
-        exact = impl.attention(*parts)
-        try:
-            single = impl.attention(*(part.float() for part in parts)).double()
-        except Exception as error:
-            return [Finding("dtype", "n/a", None, f"float32 inputs raise {type(error).__name__}")]
-        naive = float((_formula(*(part.float() for part in parts)) - _formula(*parts)).abs().max())
-        limit = 3 * naive + 4 * torch.finfo(torch.float32).eps * float(exact.abs().max())
-        error = float((single - exact).abs().nan_to_num(nan=float("inf")).max())
-        worst = max(worst, error / limit)
-        errors.append(f"× {size:g}: {error:.2g} (the formula {naive:.2g})")
-    evidence = f"error of float32 against float64, inputs {', '.join(errors)}"
-    hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
-    return [judge("dtype", worst, 1.0, evidence, hint, "low precision")]
-
-
-def _formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (HEAD_DIM**-0.5 * q @ k.mT).softmax(-1) @ v
+def check_lengths(impl: Implementation, sweep: Sweep) -> list[Finding]:
+    """Which lengths of the sweep run: one token must, if two and three do."""
+    error = sweep.refused.get(1)
+    if error is not None and {2, 3} <= set(sweep.outs) and not is_refusal(error):
+        evidence = f"one token raises {describe_error(error)}; two tokens do not"
+        hint = "an axis of size 1 is lost: squeeze() without an axis, or a view that drops it"
+        return [Finding("lengths", "fail", 1.0, evidence, hint, "one token")]
+    lengths = ", ".join(map(str, sweep.lengths))
+    more = describe_lengths(sweep)
+    return [Finding("lengths", "described", None, f"runs at {lengths} tokens{f'; {more}' if more else ''}")]

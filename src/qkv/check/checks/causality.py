@@ -3,6 +3,7 @@
 Axes: t outputs · s inputs.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,10 +12,14 @@ from torch import Tensor
 from qkv.check.checks.basics import check_batch_independence, check_finite, check_inputs_not_mutated
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_grad_modes
-from qkv.check.contract import Contract
+from qkv.check.checks.state import dropout_rates
+from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation
-from qkv.check.influence import InfluenceMap, measure_influence, name_kind
+from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, sample_influence
 from qkv.check.report import Finding, judge
+from qkv.check.shapes import Sweep, run_lengths
+
+CAUSAL_KINDS = ("causal", "window of", "strictly causal")
 
 HINTS = {
     "sees one token ahead": (
@@ -29,22 +34,143 @@ HINTS = {
 }
 
 
-def check_kind(influence: InfluenceMap, contract: Contract) -> list[Finding]:
-    """Judge the influence map if a kind is promised, else describe it."""
+def check_kind(influence: InfluenceMap, contract: Contract, samples: Sequence[InfluenceMap] = ()) -> list[Finding]:
+    """Judge the influence map if a kind is promised, else describe it.
+
+    Args:
+        samples: columns of the maps of longer sequences.
+    """
     found = name_kind(influence)
     if influence.empty:
         return [Finding("kind", "inconclusive", None, "no output changes when any token changes")]
-    if contract.kind is None or influence.effects.shape[0] != influence.effects.shape[1]:
-        return [Finding("kind", "described", None, f"the influence map shows: {found}")]
+    if influence.effects.shape[0] != influence.effects.shape[1]:
+        evidence = f"the influence map shows: {found}"
+        if contract.kind != "bidirectional":
+            return [Finding("kind", "described", None, evidence)]
+        hint = "a mask hides part of the sequence"
+        return [judge("kind", float((~influence.reached).float().mean()), 0.0, evidence, hint, "window")]
+    long = [_check_sample(sample, found, contract, influence.sparse) for sample in samples if not sample.empty]
+    worst = next((finding for finding in long if finding.verdict == "fail"), None)
+    if contract.kind is None:
+        findings = [Finding("kind", "described", None, f"the influence map shows: {found}")]
+        changed = next((finding.evidence for finding in long if finding.score), None)
+        if changed is not None and worst is None:
+            findings = [Finding("kind", "described", None, f"the influence map shows: {found}; {changed}")]
+        return [*findings, worst] if worst is not None else findings
     if contract.kind == "causal":
-        return [_check_future(influence, found), _check_past(influence, found)]
+        future = _check_future(influence, found)
+        if future.verdict != "fail" and worst is not None and worst.check == "causal":
+            future = worst
+        past = _check_past(influence, found)
+        if past.verdict == "pass" and worst is not None and worst.check == "past reachable":
+            past = worst
+        return [future, past]
+    return [_check_promised_kind(influence, found, contract, long)]
+
+
+def _check_promised_kind(influence: InfluenceMap, found: str, contract: Contract, long: list[Finding]) -> Finding:
+    """Judge a promised kind other than causal."""
     names = {"window": f"window of {contract.window}", "chunked": "chunks"}
-    promised = names.get(contract.kind, contract.kind)
+    promised = names.get(str(contract.kind), str(contract.kind))
     evidence = f"promised {promised}; measured {found}"
-    if found.startswith(promised):
-        return [Finding("kind", "pass", None, evidence)]
-    hint, family = _kind_hint(found, contract)
-    return [Finding("kind", "fail", None, evidence, hint, family)]
+    worst = next((finding for finding in long if finding.verdict == "fail"), None)
+    holds = found.startswith(promised)
+    if contract.window is not None:
+        holds = torch.equal(influence.visible, _allowed(influence, contract))
+        if holds and worst is None and contract.window >= influence.effects.shape[0] and not long:
+            needed = f"only sequences longer than {contract.window} tokens show the window, and none could be run"
+            return Finding("kind", "inconclusive", None, f"{evidence}: {needed}")
+    if not holds:
+        hint, family = _kind_hint(found, contract)
+        return Finding("kind", "fail", None, evidence, hint, family)
+    return worst or Finding("kind", "pass", None, evidence)
+
+
+def _allowed(influence: InfluenceMap, contract: Contract) -> Tensor:
+    """Which outputs may see which tokens: by a promised window, or else causally."""
+    distances = influence.distances
+    return (distances >= 0) & (distances < (contract.window or 1 << 30))
+
+
+def _check_sample(sample: InfluenceMap, found: str, contract: Contract, sparse: bool) -> Finding:
+    """Judge some columns of the map of a longer sequence: by the promise, or by what a short sequence showed.
+
+    The score is 1 if the map is of another kind than that of a short sequence.
+    """
+    length, columns = sample.effects.shape[0], sample.columns or ()
+    at = f"at {length} tokens"
+    causal = contract.kind in ("causal", "window") or (contract.kind is None and found.startswith(CAUSAL_KINDS))
+    allowed = _allowed(sample, contract)
+    if causal:
+        leaks = sample.effects.masked_fill(allowed, 0.0)
+        control = sample.effects.masked_fill(~allowed, 0.0).amax(0)
+        ratio = leaks / control.clamp(min=1e-12)
+        ratio = torch.where(leaks > 1e-12, ratio, 0.0)  # rounding, in a column where nothing is visible
+        worst = float(ratio.max())
+        if worst > sample.tolerance:
+            i, column = divmod(int(ratio.argmax()), len(columns))
+            j = columns[column]
+            evidence = (
+                f"{at} output {i} changes when token {j} changes (effect {float(leaks[i, column]):.2g}; an allowed "
+                f"change has {float(control[column]):.2g})"
+            )
+            return _long_leak(sample, evidence, contract, i, j)
+    elif not found.startswith("bidirectional"):
+        return Finding("kind", "described", 0.0, f"{at}: not compared")
+    else:
+        allowed = torch.ones_like(allowed)
+    unseen = allowed & ~sample.reached
+    if sample.tolerance > 1e-5 or sparse or not bool(unseen.any()):  # in low precision small effects drown
+        return Finding("kind", "pass", 0.0, f"{at} the map is of the same kind")
+    i, column = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
+    name = "past reachable" if contract.kind == "causal" else "kind"
+    evidence = f"{at} output {i} does not change when token {columns[column]} changes"
+    width = int(sample.distances[sample.reached].max()) + 1
+    if contract.kind in (None, "causal") and causal:
+        if torch.equal(sample.reached, allowed & (sample.distances < width)):
+            return Finding(name, "described", 1.0, f"{evidence}: a window of {width}")
+        if _fades(sample, unseen):
+            return Finding(name, "described", 0.0, f"{evidence}: the influence of a token fades with distance")
+    verdict = "described" if contract.kind is None else "fail"
+    hint = "beyond this length a mask or a block hides part of the sequence"
+    return Finding(name, verdict, 1.0, evidence, hint, "window")
+
+
+def _fades(sample: InfluenceMap, unseen: Tensor) -> bool:
+    """Whether effects become small before they vanish, as in recurrent layers: a mask ends them at once."""
+    sizes = sample.effects / sample.effects.amax(0, keepdim=True).clamp(min=1e-300)
+    edge = unseen[1:] & ~unseen[:-1] & (sample.distances[:-1] >= 0)
+    return not bool((sizes[:-1][edge] > 1e-6).any()) and bool(edge.any())
+
+
+def _long_leak(sample: InfluenceMap, evidence: str, contract: Contract, i: int, j: int) -> Finding:
+    """A leak that only a longer sequence shows."""
+    if contract.kind == "window" and i >= j:
+        size = int(sample.distances[sample.reached].max()) + 1
+        hint = f"the window has {size} tokens, promised were {contract.window}: an inequality is off by one"
+        return Finding("kind", "fail", 1.0, evidence, hint, "window")
+    name = {"causal": "causal", "window": "kind"}.get(str(contract.kind), "kind (lengths)")
+    words = "future tokens leak" if contract.kind else "future tokens leak, which they do not in a short sequence"
+    hint, family = "only longer sequences leak: look for blocks, cached masks and paths for long inputs", "leak"
+    later = sample.effects.masked_fill(sample.distances >= 0, 0.0)
+    ahead = {int(-sample.distances[place[0], place[1]]) for place in (later > sample.tolerance).nonzero().tolist()}
+    if ahead == {1} and int((later > sample.tolerance).sum()) >= len(sample.columns or ()) - 1:
+        hint, family = HINTS["sees one token ahead"]
+    return Finding(name, "fail", 1.0, f"{evidence}: {words}", hint, family)
+
+
+def sample_maps(impl: Implementation, sweep: Sweep, contract: Contract, seed: int = 0) -> list[InfluenceMap]:
+    """Columns of the influence map at the longer lengths of a sweep."""
+    maps = []
+    for length in sweep.lengths:
+        if length <= impl.length:
+            continue
+        columns = columns_of(length, 24 if length <= 40 else 14 if length <= 140 else 9 if length <= 300 else 3)
+        if contract.window is not None and contract.window < length:
+            edge = length - 1 - contract.window
+            columns = sorted({*columns, edge, edge + 1, 0})
+        maps.append(sample_influence(impl, length, columns, seed))
+    return maps
 
 
 def _check_future(influence: InfluenceMap, found: str) -> Finding:
@@ -68,7 +194,8 @@ def _check_future(influence: InfluenceMap, found: str) -> Finding:
 def _check_past(influence: InfluenceMap, found: str) -> Finding:
     """Every output changes when an earlier token, or its own, changes."""
     n = influence.effects.shape[0]
-    unseen = torch.ones(n, n, dtype=torch.bool).tril() & ~influence.visible
+    seen = influence.visible if influence.tolerance > 1e-5 else influence.reached
+    unseen = torch.ones(n, n, dtype=torch.bool).tril() & ~seen
     if not bool(unseen.any()):
         return Finding("past reachable", "pass", 0.0, "every output changes when a token up to its own changes")
     i, j = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
@@ -111,33 +238,83 @@ def _largest(effects: Tensor, where: Tensor) -> tuple[float, int, int]:
     return float(effects[i, j]), i, j
 
 
-def check_truncation(impl: Implementation, contract: Contract) -> list[Finding]:
+def check_truncation(impl: Implementation, contract: Contract, sweep: Sweep, kind: str) -> list[Finding]:
     """f(x[:t]) = f(x)[:t] for a causal implementation; perturbation misses positions that depend on the length."""
-    if contract.kind not in ("causal", "window"):
+    promised = contract.kind in ("causal", "window")
+    if not promised and not (contract.kind is None and kind.startswith(CAUSAL_KINDS)):
         return [Finding("truncation", "n/a", None, "only a causal implementation promises it")]
-    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(8))
-    whole = impl.run(x)
-    size, worst, at = float(whole.abs().max()) or 1.0, 0.0, 0
-    for length in (1, 2, impl.length // 2, impl.length - 1):
-        off = float((impl.run(x[:, :length]) - whole[:, :length]).abs().max()) / size
+    if not impl.aligned or any(out.shape[1] != length for length, out in sweep.outs.items()):
+        return [Finding("truncation", "n/a", None, "outputs do not belong to single tokens")]
+    x = sweep.x[:, : impl.length]
+    outs = {length: impl.run(x[:, :length]) for length in (impl.length // 2, impl.length - 1)} | sweep.outs
+    longest = sweep.longest()
+    whole = sweep.outs[longest]
+    worst, at, failing = 0.0, 0, []
+    for length in sorted(outs):
+        beginning = whole[: len(outs[length]), :length]
+        off = float((outs[length][: len(whole)] - beginning).abs().nan_to_num(nan=float("inf")).max())
+        off /= float(beginning.abs().max()) or 1.0
+        if off > 10 * impl.tolerance:
+            failing.append(length)
         if not off <= worst:
             worst, at = off, length
-    cut = at or impl.length - 1
-    evidence = f"a sequence cut to length {cut} gives outputs that differ by {worst:.2g} (relative)"
+    evidence = f"a sequence cut to length {at or longest} gives outputs that differ by {worst:.2g} (relative)"
     hint = "outputs depend on the sequence length: positions counted from the end, a mean over the sequence, or a leak"
+    if failing:
+        same = [length for length in outs if length not in failing and length < longest]
+        evidence += f" from those of {longest} tokens"
+        if same and max(same) > max(failing):
+            evidence += f"; from {min(length for length in same if length > max(failing))} tokens on they are the same"
+            hint = f"something changes between {max(failing)} and {longest} tokens: a path, a table or a block"
     return [judge("truncation", worst, 10 * impl.tolerance, evidence, hint, "positions")]
+
+
+def describe_sample(sample: InfluenceMap, kind: str) -> Finding:
+    """A longer map compared with the kind of a short one; the score is 1 if it is another."""
+    return _check_sample(sample, kind, NO_PROMISES, sparse=False)
+
+
+def check_training_leak(impl: Implementation, contract: Contract, kind: str) -> list[Finding]:
+    """In training mode, with dropout, later tokens have no effect either; both calls drop the same elements."""
+    module = impl.module
+    causal = contract.kind in ("causal", "window") or (contract.kind is None and kind.startswith(CAUSAL_KINDS))
+    if module is None or not causal or not impl.aligned:
+        return []
+    generator = torch.Generator().manual_seed(50)
+    x = impl.random_input(2, impl.length, generator)
+    last = impl.length - 1
+    outs = []
+    with dropout_rates(module, 0.5) as count:
+        if not count:
+            return []
+        module.train()
+        try:
+            for y in (x, impl.change_token(x, last, generator), impl.change_token(x, 0, generator)):
+                torch.manual_seed(51)
+                outs.append(impl.run(y))
+        finally:
+            module.eval()
+    leak, control = (float((out - outs[0])[:, :last].abs().max()) for out in outs[1:])
+    evidence = (
+        f"in training, with dropout, the last token has effect {leak:.2g} on earlier outputs (the first {control:.2g})"
+    )
+    if not control > 0:
+        return [Finding("causal (training)", "inconclusive", None, evidence)]
+    hint = "dropout undoes the mask: drop weights after the softmax, not masked scores before it"
+    return [judge("causal (training)", leak / control, impl.tolerance, evidence, hint, "mask not −∞")]
 
 
 def check_source(impl: Implementation, contract: Contract) -> list[Finding]:
     """The source side of an encoder–decoder; its finding names begin with "source: "."""
     assert impl.source is not None
     source = impl.source
+    sweep = run_lengths(source, NO_PROMISES)
     findings = [
         check_inputs_not_mutated(source),
-        *check_batch_independence(source),
-        check_finite(source),
-        check_grad_modes(source),
-        *check_padding(source, replace(contract, position=None)),
+        *check_batch_independence(source, sweep),
+        check_finite(source, sweep),
+        check_grad_modes(source, sweep),
+        *check_padding(source, replace(contract, position=None), sweep),
     ]
     renamed = [replace(finding, check=f"source: {finding.check}") for finding in findings]
     return [_check_cross_attention(source, contract), *renamed]

@@ -1,96 +1,244 @@
 """Gradients: they agree with finite differences, and they reach every parameter."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding
+from qkv.check.shapes import Sweep
+
+MAX_GROUPS = 40  # of parameters, each with its own derivative
 
 # parameters that this call cannot reach: cross-attention without an encoder, and a pooler beside the outputs
 OTHER_INPUTS = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
 
 
-def check_gradient(impl: Implementation) -> list[Finding]:
-    """The directional derivative, and every parameter reached."""
+def check_gradient(impl: Implementation, sweep: Sweep) -> list[Finding]:
+    """The directional derivative, of inputs and of each parameter, and every parameter reached."""
+    if not impl.differentiable:
+        return [Finding("gradient", "n/a", None, "PyTorch cannot follow this code: it has no gradient here")]
     with impl.in_float64() as exact:
-        derivative = check_directional_derivative(exact)
+        derivative = check_directional_derivative(exact, sweep)
         if impl.inexact_gradient is not None and derivative.verdict == "fail":
             evidence = f"{derivative.evidence}: {impl.inexact_gradient}"
             derivative = Finding("gradient", "described", derivative.score, evidence)
-        return [derivative, check_parameters_reached(exact)]
+        return [derivative, check_parameters_reached(exact), *check_position_tables(exact, sweep)]
 
 
-def check_directional_derivative(impl: Implementation) -> Finding:
-    """The gradient along a random direction equals the difference quotient: nothing in between is detached."""
+def check_directional_derivative(impl: Implementation, sweep: Sweep) -> Finding:
+    """Gradients along random directions equal difference quotients: nothing in between is detached.
+
+    Directions are those of the input as a whole, of its two halves in a longer sequence, and of each parameter.
+    """
     generator = torch.Generator().manual_seed(12)
     x = impl.random_input(2, impl.length, generator)
-    if impl.vocab_size is not None:
-        return _derivative_by_weights(impl, x, generator)
-    x = x.requires_grad_()
-    out = impl.run(x)
-    if not out.requires_grad:
+    if not _output(impl, x).requires_grad and (impl.vocab_size is None or _trainable(impl)):
         hint = "something detaches, or runs without grad"
         return Finding("gradient", "fail", 1.0, "the output has no gradient", hint, "detached")
+    findings = []
+    if impl.vocab_size is None:
+        findings.append(_derivative_by_input(impl, x, slice(None), generator))
+        long = sweep.longest(65)
+        if long > impl.length:
+            y, half = impl.random_input(1, long, generator), long // 2
+            findings += [_derivative_by_input(impl, y, part, generator) for part in (slice(half), slice(half, None))]
+    findings += _derivatives_by_parameters(impl, x, generator)
+    if not findings:
+        return Finding("gradient", "n/a", None, "tokens have no gradient and there are no parameters")
+    order = {"fail": 0, "inconclusive": 1}
+    worst = min(findings, key=lambda finding: (order.get(finding.verdict, 2), findings.index(finding)))
+    return _name_backward(impl, x, worst)
+
+
+def weighted_gradients(out: Tensor, weights: Tensor, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of the sum of out · weights; passing weights to autograd.grad would import sympy."""
+    with torch.enable_grad():
+        return torch.autograd.grad((out * weights).sum(), inputs, allow_unused=True)
+
+
+def _output(impl: Implementation, x: Tensor) -> Tensor:
+    return impl.run(x.clone().requires_grad_() if x.is_floating_point() else x)
+
+
+def _trainable(impl: Implementation) -> dict[str, Tensor]:
+    if impl.module is None:
+        return {}
+    return {name: p for name, p in impl.module.named_parameters() if p.requires_grad and p.numel()}
+
+
+def _derivative_by_input(impl: Implementation, x: Tensor, part: slice, generator: Generator) -> Finding:
+    """The derivative along a direction of some positions of the input."""
+    x = x.clone().requires_grad_()
+    out = impl.run(x)
     weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
-    direction = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    (gradient,) = torch.autograd.grad((out * weights).sum(), x)
+    direction = torch.zeros_like(x)
+    direction[:, part] = torch.randn(x[:, part].shape, generator=generator, dtype=x.dtype)
+    (gradient,) = weighted_gradients(out, weights, [x])
+    slope = 0.0 if gradient is None else float((gradient * direction).sum())
 
     def quotient(step: float) -> float:
         with torch.no_grad():
             ahead, behind = (impl.run(x.detach() + sign * step * direction) for sign in (1, -1))
         return float(((ahead - behind) * weights).sum() / (2 * step))
 
-    return _compare(float((gradient * direction).sum()), quotient, impl)
+    where = "" if part == slice(None) else f" of tokens {part.start or 0} to {(part.stop or x.shape[1]) - 1}"
+    return _compare(slope, quotient, impl, f"along a direction{where}")
 
 
-def _derivative_by_weights(impl: Implementation, x: Tensor, generator: Generator) -> Finding:
-    """The same for models on tokens, with the weights as the variable."""
-    if impl.module is None:
-        return Finding("gradient", "n/a", None, "tokens have no gradient and there are no parameters")
-    parameters = [p for p in impl.module.parameters() if p.requires_grad]
+def _derivatives_by_parameters(impl: Implementation, x: Tensor, generator: Generator) -> list[Finding]:
+    """The same with the parameters as the variable: each one, or in a large model each role over all layers."""
+    parameters = _trainable(impl)
+    if not parameters:
+        return []
+    groups: dict[str, list[Tensor]] = {}
+    for name, parameter in parameters.items():
+        role = name if len(parameters) <= MAX_GROUPS else re.sub(r"\d+", "*", name)
+        groups.setdefault(role, []).append(parameter)
     out = impl.run(x)
     weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
-    gradients = torch.autograd.grad((out * weights).sum(), parameters, allow_unused=True)
-    directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for p in parameters]
+    gradients = dict(
+        zip(
+            map(id, parameters.values()),
+            weighted_gradients(out, weights, list(parameters.values())),
+            strict=True,
+        )
+    )
+    slopes, quotients = {}, {}
+    for role, group in list(groups.items())[:MAX_GROUPS]:
+        directions = [_direction(impl, parameter, generator) for parameter in group]
+        pairs = [(gradients[id(p)], d) for p, d in zip(group, directions, strict=True)]
+        slopes[role] = float(sum(float((g * d).sum()) for g, d in pairs if g is not None))
+        quotients[role] = partial(_parameter_quotient, impl, x, weights, group, directions)
+    floor = 1e-4 * max(map(abs, slopes.values()), default=0.0)
+    return [_compare(slopes[role], quotients[role], impl, f"of {role}", floor) for role in slopes]
+
+
+def _direction(impl: Implementation, parameter: Tensor, generator: Generator) -> Tensor:
+    direction = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+    assert impl.module is not None
     for part in impl.module.modules():  # the padding row has no gradient, as PyTorch documents
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            for parameter, direction in zip(parameters, directions, strict=True):
-                if parameter is part.weight:
-                    direction[part.padding_idx] = 0.0
-    slope = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
-
-    def quotient(step: float) -> float:
-        sides = []
-        with torch.no_grad():
-            kept = [parameter.clone() for parameter in parameters]
-            for sign in (1, -1):
-                for parameter, middle, direction in zip(parameters, kept, directions, strict=True):
-                    parameter.copy_(middle + sign * step * direction)
-                sides.append(float((impl.run(x) * weights).sum()))
-            for parameter, middle in zip(parameters, kept, strict=True):
-                parameter.copy_(middle)
-        return (sides[0] - sides[1]) / (2 * step)
-
-    return _compare(slope, quotient, impl)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None and parameter is part.weight:
+            direction[part.padding_idx] = 0.0
+    return direction
 
 
-def _compare(slope: float, quotient: Callable[[float], float], impl: Implementation) -> Finding:
+def _parameter_quotient(
+    impl: Implementation, x: Tensor, weights: Tensor, group: list[Tensor], directions: list[Tensor], step: float
+) -> float:
+    sides = []
+    with torch.no_grad():
+        kept = [parameter.clone() for parameter in group]
+        for sign in (1, -1):
+            for parameter, middle, direction in zip(group, kept, directions, strict=True):
+                parameter.copy_(middle + sign * step * direction)
+            sides.append((impl.run(x) * weights).sum())
+        for parameter, middle in zip(group, kept, strict=True):
+            parameter.copy_(middle)
+    return float(sides[0] - sides[1]) / (2 * step)
+
+
+def _compare(
+    slope: float, quotient: Callable[[float], float], impl: Implementation, what: str, floor: float = 0.0
+) -> Finding:
     """Compare with the quotient at the best step: a large step bends, a small one drowns in rounding."""
     exact = impl.dtype == torch.float64
-    steps = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8) if exact else (3e-2, 1e-2, 3e-3, 1e-3)
-    quotients = [quotient(step) for step in steps]
-    best = min(quotients, key=lambda found: abs(slope - found))
-    score = abs(slope - best) / max(abs(best), abs(slope), 1e-12)
-    evidence = f"the gradient along a direction is {slope:.6g}, the difference quotient {best:.6g}"
-    if score <= (2e-3 if exact and not impl.float32_inside else 3e-2):
+    steps = (1e-5, 1e-4, 1e-6, 1e-3, 1e-7, 1e-8) if exact else (3e-2, 1e-2, 3e-3, 1e-3)
+    limit = 2e-3 if exact and not impl.float32_inside else 3e-2
+    quotients: list[float] = []
+    best = score = float("inf")
+    for step in steps:
+        quotients.append(quotient(step))
+        best = min(quotients, key=lambda found: abs(slope - found))
+        score = abs(slope - best) / max(abs(best), abs(slope), floor, 1e-12)
+        if score <= limit:
+            break
+    evidence = f"the gradient {what} is {slope:.6g}, the difference quotient {best:.6g}"
+    if score <= limit:
         return Finding("gradient", "pass", score, evidence)
-    spread = max(quotients[1:3]) - min(quotients[1:3])
+    spread = max(quotients[:3]) - min(quotients[:3])
     if spread > 0.05 * abs(best):  # the function jumps (a choice of experts): there is no quotient to compare with
         return Finding("gradient", "inconclusive", score, "the difference quotient depends on the step: it jumps")
     hint = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it"
     return Finding("gradient", "fail", score, evidence, hint, "detached")
+
+
+def _name_backward(impl: Implementation, x: Tensor, finding: Finding) -> Finding:
+    """A wrong gradient comes from a hand-written backward pass, if the graph has one and the gradient is not lost."""
+    if finding.verdict != "fail" or "is 0," in finding.evidence:
+        return finding
+    names = sorted(written_backwards(_output(impl, x)))
+    if not names:
+        return finding
+    hint = f"the hand-written backward pass of {' and '.join(names)} is not the derivative of its forward pass"
+    return replace(finding, hint=hint, family="wrong gradient")
+
+
+def written_backwards(out: Tensor) -> set[str]:
+    """The names of the autograd functions with a hand-written backward pass in the graph of an output."""
+    found, seen, waiting = set(), set(), [out.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            found.add(type(node).__name__.removesuffix("Backward"))
+        waiting += [child for child, _ in node.next_functions]
+    return found
+
+
+def check_position_tables(impl: Implementation, sweep: Sweep) -> list[Finding]:
+    """A table of which t tokens use t rows in short sequences is used so in longer ones: no two positions share one."""
+    if impl.module is None or not impl.aligned:
+        return []
+    tables = {
+        (name, axis): table.shape[axis]
+        for name, table in _tables(impl.module)
+        for axis in range(table.ndim)
+        if table.shape[axis] > impl.length
+    }
+    for length in (impl.length - 3, impl.length):
+        used = _rows_used(impl, sweep.x[:, :length], tables)
+        tables = {place: size for place, size in tables.items() if used.get(place) == length}
+    if not tables:
+        return []
+    for length in (length for length in sweep.up_to(65) if length > impl.length):
+        fitting = {place: size for place, size in tables.items() if size >= length}
+        for (name, _), rows in _rows_used(impl, sweep.x[:, :length], fitting).items():
+            if rows < length:
+                evidence = f"{length} tokens use {rows} rows of {name}, {impl.length} tokens use {impl.length}"
+                hint = "tokens share a position: positions are clamped or wrap"
+                return [Finding("position tables", "fail", 1 - rows / length, evidence, hint, "positions")]
+    names = ", ".join(dict.fromkeys(name for name, _ in tables))
+    return [Finding("position tables", "pass", 0.0, f"every position has its own row of {names}")]
+
+
+def _tables(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, table) for name, table in module.named_parameters() if table.requires_grad and table.ndim >= 2]
+
+
+def _rows_used(impl: Implementation, x: Tensor, tables: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """How many rows of each table, along an axis, get a gradient."""
+    if not tables or impl.module is None:
+        return {}
+    known = dict(_tables(impl.module))
+    names = list(dict.fromkeys(name for name, _ in tables))
+    out = impl.run(x)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(52), dtype=torch.float64).to(out.dtype)
+    gradients = weighted_gradients(out, weights, [known[name] for name in names])
+    found = dict(zip(names, gradients, strict=True))
+    used = {}
+    for name, axis in tables:
+        gradient = found[name]
+        if gradient is not None:
+            others = [other for other in range(gradient.ndim) if other != axis]
+            used[name, axis] = int((gradient.abs().amax(others) > 0).sum())
+    return used
 
 
 def check_parameters_reached(impl: Implementation) -> Finding:
@@ -109,7 +257,11 @@ def check_parameters_reached(impl: Implementation) -> Finding:
     for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is None and not any(word in name.lower() for word in OTHER_INPUTS):
             unreached.append(name)
-        if gradient is not None and float(gradient.abs().max()) <= limit and not _softmax_cancels(name):
+        if (
+            gradient is not None
+            and float(gradient.abs().max()) <= limit
+            and not _softmax_cancels(name, parameters[name])
+        ):
             unreached.append(name)
     by_design = [name for name in unreached if any(word in name.lower() for word in impl.unused_by_design)]
     lost = [name for name in unreached if name not in by_design]
@@ -127,6 +279,6 @@ def check_parameters_reached(impl: Implementation) -> Finding:
     return Finding("parameters reached", "fail", len(lost) / len(parameters), evidence, hint, family)
 
 
-def _softmax_cancels(name: str) -> bool:
-    """A bias of the keys adds the same to every score of a query: the softmax cancels it, in correct code too."""
-    return name.endswith("bias") and any(word in name.lower() for word in ("k", "qkv", "attn", "in_proj"))
+def _softmax_cancels(name: str, parameter: Tensor) -> bool:
+    """A bias that adds the same to every score of a query has no effect: a softmax cancels it, in correct code too."""
+    return name.endswith("bias") and parameter.ndim == 1

@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from qkv.check.checks.state import dropout_rates
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, describe_error, judge
+from qkv.check.shapes import Sweep
+from qkv.check.tracing.recorder import record_attention
 
 WEIGHT_FLAGS = ("need_weights", "output_attentions", "return_weights", "weights", "return_attention", "return_attn")
 CHECKPOINTING = ("gradient_checkpointing", "use_checkpoint", "checkpointing", "use_checkpointing", "grad_checkpointing")
 
 
-def check_grad_modes(impl: Implementation) -> Finding:
+def check_grad_modes(impl: Implementation, sweep: Sweep) -> Finding:
     """Outputs are the same with and without gradients, where libraries take different paths; with padding too."""
     x = impl.random_input(2, impl.length, torch.Generator().manual_seed(20))
     worst = 0.0
@@ -27,38 +30,51 @@ def check_grad_modes(impl: Implementation) -> Finding:
         with torch.no_grad():
             fast = impl.run(x, token_mask)
         with torch.enable_grad():
-            slow = impl.run(x, token_mask).detach()
+            slow = impl.run(_tracked(impl, x), token_mask).detach()
         worst = max(worst, _difference(impl, token_mask, slow, fast))
+    for length in sweep.only(1, 33, 129):
+        with torch.enable_grad():
+            slow = impl.run(_tracked(impl, sweep.x[:, :length])).detach()
+        worst = max(worst, _difference(impl, None, slow, sweep.outs[length]))
     evidence = f"outputs with and without gradients differ by {worst:.2g} (relative)"
     hint = "a fast path without gradients computes something else"
     return judge("paths agree", worst, 10 * impl.tolerance, evidence, hint, "paths differ")
 
 
-def check_paths(impl: Implementation) -> list[Finding]:
+def _tracked(impl: Implementation, x: Tensor) -> Tensor:
+    """The input with gradients, as a layer in the middle of a model gets it: not a leaf."""
+    return x.clone().requires_grad_() * 1 if x.is_floating_point() and impl.differentiable else x
+
+
+def check_paths(impl: Implementation, sweep: Sweep) -> list[Finding]:
     """Training and eval, checkpointing on and off, weights returned or not give the same outputs."""
     module = impl.module
     assert module is not None
-    findings = [_compare_path(impl, "training", "in training and in eval", _training_mode)]
+    findings = [_compare_path(impl, "training", "in training and in eval", _training_mode, sweep)]
     if _checkpointing_switches(module) or hasattr(module, "gradient_checkpointing_enable"):
         words = "with and without activation checkpointing"
-        findings.append(_compare_path(impl, "checkpointing", words, _checkpointing))
+        findings.append(_compare_path(impl, "checkpointing", words, _checkpointing, sweep))
     flag = next((name for name in WEIGHT_FLAGS if name in inspect.signature(module.forward).parameters), None)
     if flag is not None:
         words = "with and without returning weights"
-        findings.append(_compare_path(impl, "weights", words, partial(_returning_weights, flag=flag)))
+        findings.append(_compare_path(impl, "weights", words, partial(_returning_weights, flag=flag), sweep))
     return findings
 
 
-def _compare_path(impl: Implementation, name: str, words: str, path: Callable[[nn.Module], Any]) -> Finding:
+def _compare_path(
+    impl: Implementation, name: str, words: str, path: Callable[[nn.Module], Any], sweep: Sweep
+) -> Finding:
     """The same input on the plain path and on another."""
     assert impl.module is not None
     x = impl.random_input(2, impl.length, torch.Generator().manual_seed(27))
     check, worst = f"paths agree ({name})", 0.0
+    inputs = [(x, token_mask) for token_mask in _token_masks(impl)]
+    inputs += [(sweep.x[:, :length], None) for length in sweep.only(1, 65)]
     with torch.enable_grad():
-        for token_mask in _token_masks(impl):
+        for x, token_mask in inputs:
             plain = impl.run(x, token_mask).detach()
             with path(impl.module):
-                first, again = (impl.run(x, token_mask).detach() for _ in range(2))
+                first, again = (impl.run(_tracked(impl, x), token_mask).detach() for _ in range(2))
             if not torch.equal(first.nan_to_num(), again.nan_to_num()):
                 return Finding(check, "n/a", None, "this path is random (dropout): not compared")
             worst = max(worst, _difference(impl, token_mask, plain, first))
@@ -84,20 +100,16 @@ def _difference(impl: Implementation, token_mask: Tensor | None, expected: Tenso
 
 @contextmanager
 def _training_mode(module: nn.Module) -> Iterator[None]:
-    """Training mode with dropout modules off and batch norms in eval: they differ by design, and keep state."""
-    rates = [(part, part.p) for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
-    for part, _ in rates:
-        part.p = 0.0
-    module.train()
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.eval()
-    try:
-        yield
-    finally:
-        module.eval()
-        for part, rate in rates:
-            part.p = rate
+    """Training mode with dropout rates of 0 and batch norms in eval: they differ by design, and keep state."""
+    with dropout_rates(module, 0.0):
+        module.train()
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()
+        try:
+            yield
+        finally:
+            module.eval()
 
 
 @contextmanager
@@ -141,6 +153,81 @@ def _returning_weights(module: nn.Module, flag: str) -> Iterator[None]:
         yield
     finally:
         del module.forward
+
+
+# -- context and returned weights --------------------------------------------------------------------------------------
+
+
+CONTEXTS = ("context", "memory", "encoder_hidden_states", "kv", "key_value_states", "source", "cond", "encoder_out")
+
+
+def check_context(impl: Implementation, kind: str) -> list[Finding]:
+    """With an optional context, a query gives the same output alone and among others; queries do not see each other.
+
+    A layer that is causal by its own positions is left out.
+    """
+    module = impl.module
+    if module is None or impl.vocab_size is not None or not impl.aligned or kind != "bidirectional":
+        return []
+    parameters = inspect.signature(module.forward).parameters
+    name = next((known for known in CONTEXTS if known in parameters and parameters[known].default is None), None)
+    if name is None:
+        return []
+    check, worst, at = "context", 0.0, 0
+    for length in (2, 7, 33):
+        generator = torch.Generator().manual_seed(61 + length)
+        x, context = (impl.random_input(2, n, generator) for n in (5, length))
+        forward = module.forward
+        module.forward = partial(forward, **{name: context})
+        try:
+            whole = impl.run(x)
+            parts = [impl.run(part) for part in (x[:, :1], x[:, 1:3], x[:, 3:])]
+            control = impl.run(impl.change_token(x, 0, generator))[:, 1:]
+        except Exception as error:  # a context of another width, or of the same length only
+            return [
+                Finding(check, "n/a", None, f"with {name} of {length} tokens the call raises {type(error).__name__}")
+            ]
+        finally:
+            del module.forward
+        if relative_difference(whole[:, 1:], control) > impl.tolerance:
+            return [Finding(check, "n/a", None, "queries see each other beside the context")]
+        off = relative_difference(whole, torch.cat(parts, dim=1))
+        if off > worst:
+            worst, at = off, length
+    evidence = f"with {name}= {at or 33} tokens, queries alone and together differ by {worst:.2g} (relative)"
+    hint = "the path for one or a few queries computes something else: check the axis of its softmax and its scale"
+    return [judge(check, worst, 10 * impl.tolerance, evidence, hint, "paths differ")]
+
+
+def check_returned_weights(impl: Implementation) -> list[Finding]:
+    """Returned weights (b, h, t, s), or their mean over the heads, are those that made the output."""
+    module = impl.module
+    if module is None or impl.all_outputs is None or impl.source is not None:
+        return []
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(62))
+    flag = next((name for name in WEIGHT_FLAGS if name in inspect.signature(module.forward).parameters), None)
+    flagged = flag is not None and inspect.signature(module.forward).parameters[flag].default is False
+    with _returning_weights(module, str(flag)) if flagged else nullcontext():
+        try:
+            with torch.enable_grad(), record_attention(module, 2) as recordings:
+                returned = [out.detach().double() for out in impl.all_outputs(x)]
+        except Exception:  # this output cannot be recorded
+            return []
+    made = [attention.weights for attention in recordings[0].attentions]
+    if not made or any(float((weights.sum(-1) - 1).abs().max()) > 1e-6 for weights in made):
+        return []
+    made += [weights.mean(1) for weights in made]
+    worst = 0.0
+    found = [out for out in returned if out.ndim >= 3 and any(out.shape == weights.shape for weights in made)]
+    found = [out for out in found if bool((out >= 0).all()) and float((out.sum(-1) - 1).abs().max()) <= 1e-6]
+    for out in found:
+        same = [relative_difference(weights, out) for weights in made if weights.shape == out.shape]
+        worst = max(worst, min(same))
+    if not found:
+        return []
+    evidence = f"returned weights differ by {worst:.2g} (relative) from those that made the output"
+    hint = "the returned weights are computed once more, in another way: scale, mask and axis must be the same"
+    return [judge("returned weights", worst, 1e-4, evidence, hint, "paths differ")]
 
 
 # -- save and load -----------------------------------------------------------------------------------------------------

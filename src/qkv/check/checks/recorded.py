@@ -4,8 +4,8 @@ They say where in a module it happens. Promises of the contract are judged, the 
 """
 
 from qkv.check.contract import Contract
-from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict
-from qkv.check.tracing.heads import find_merge_bug, find_split_bug, grouped_layout
+from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict, judge
+from qkv.check.tracing.heads import find_merge_bug, find_split_bug
 from qkv.check.tracing.readings import Reading
 from qkv.check.tracing.rotary import find_rotary_bugs
 from qkv.check.tracing.scores import attended_pattern, describe_scale, find_softmax_bug, future_weight, row_sum_error
@@ -74,11 +74,15 @@ def _check_layers(readings: list[Reading], contract: Contract, leaks: bool) -> F
 def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
     """The factor on the projections' q·k in all, layer by layer; the worst layer is reported."""
     known = [(reading, reading.scale) for reading in readings if reading.scale is not None]
+    if not known and contract.scale is not None and any(reading.normed_scales for reading in readings):
+        return _check_normed_scale(readings, contract)
     if not known:
         bent = any(reading.slope is not None and reading.slope[1] > 1e-5 for reading in readings)
         why = "something (a norm, a convolution) is between the projections and q·k"
         if bent:
             why = "scores are not a straight line of q·k (a softcap, a clip)"
+        if contract.scale is not None and not bent and _slopes_are_promised(readings, contract):
+            return Finding("scale", "pass", 0.0, f"scores grow with the product as promised; {why}")
         verdict: Verdict = "described" if contract.scale is None else "inconclusive"
         return Finding("scale", verdict, None, f"the scale could not be measured: {why}")
 
@@ -97,6 +101,26 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
         return Finding("scale", "pass", error(reading, scale), evidence)
     hint = Diagnosis("scale", f"the scale of q·k is {words}", attention.name).hint
     return Finding("scale", "fail", error(reading, scale), evidence, hint, "scale")
+
+
+def _slopes_are_promised(readings: list[Reading], contract: Contract) -> bool:
+    """Whether every attention multiplies the product of its queries and keys, as they are, by the promised scale."""
+    slopes = [(reading.slope, contract.scale_for(reading.attention.head_dim)) for reading in readings]
+    return all(slope is not None and scale and abs(slope[0] / scale - 1) <= 1e-3 for slope, scale in slopes)
+
+
+def _check_normed_scale(readings: list[Reading], contract: Contract) -> Finding:
+    """The factor on the product of queries and keys that a norm made; a convention that fits the promise passes."""
+    errors = []
+    for reading in readings:
+        promised = contract.scale_for(reading.attention.head_dim)
+        assert promised is not None
+        if reading.normed_scales:
+            errors.append(min((abs(scale / promised - 1), scale) for scale in reading.normed_scales))
+    error, scale = max(errors)
+    evidence = f"queries and keys are normalized; scores grow with their product by {scale:.4f}"
+    hint = f"the scale of q·k is {scale:.4g}, promised was {contract.scale}"
+    return judge("scale", error, 0.01, evidence, hint, "scale")
 
 
 def _check_softmax(readings: list[Reading], contract: Contract) -> Finding:
@@ -122,7 +146,7 @@ def _check_heads(readings: list[Reading], contract: Contract) -> Finding:
     """How projections are split into heads, and heads merged into one output."""
     found = []
     for reading in readings:
-        found.append(find_split_bug(reading.attention, reading.matches))
+        found.append(find_split_bug(reading.attention, reading.matches, reading.recording))
         found.append(find_merge_bug(reading.attention, reading.recording))
     bugs = [bug for bug in found if bug is not None]
     if not bugs:
@@ -136,7 +160,7 @@ def _check_heads(readings: list[Reading], contract: Contract) -> Finding:
 
 def _check_grouped(readings: list[Reading], contract: Contract) -> Finding:
     """How query heads share key heads (GQA)."""
-    layouts = {layout for r in readings if (layout := grouped_layout(r.matches["keys"])) is not None}
+    layouts = {layout for reading in readings if (layout := reading.grouped) is not None}
     if not layouts:
         return Finding("grouped heads", "n/a", None, "each query head has its own keys")
     evidence = f"key heads are {', '.join(sorted(layouts))} over the query heads"

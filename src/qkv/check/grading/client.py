@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.check.grading.sandbox import messages
+from qkv.check.grading.reading import Submission
+from qkv.check.grading.sandbox import memory_group, messages, seccomp
 
 START = """
 import os, sys
@@ -31,6 +33,8 @@ sys.path[:] = [sys.argv[1], *map(os.path.realpath, sys.path)]  # in the sandbox 
 from sandbox import fork_server
 fork_server.main(int(sys.argv[2]))
 """
+PACKAGE = Path(__file__).parents[2]
+OWN_PACKAGES = (PACKAGE, PACKAGE.with_name("qkv_pytest"))  # a submission must not find them; torch may be beside them
 START_SECONDS = 120.0  # torch is imported first
 
 
@@ -50,10 +54,12 @@ class SubmissionError(RuntimeError):
 class Limits:
     """What one call may use: processor seconds, memory beyond torch itself, and bytes to return, write or print.
 
-    max_timeouts: after this many calls without an answer in time, no more are made.
+    total_seconds: what all calls of a submission may take together, by the clock.
+    max_timeouts: after this many calls without an answer in time, no more are made for that exercise.
     """
 
     seconds: int = 5
+    total_seconds: int = 600
     memory: int = 1 << 30
     max_bytes: int = 16 << 20
     max_timeouts: int = 2
@@ -84,9 +90,12 @@ class Sandbox:
 
     isolated: run it in its own namespaces; without, only time, memory and file sizes are limited.
     hidden: directories that the submission must not see.
+    name, build, file, also, synonyms: what the next calls are about (`select`).
+    notes: what the submission's process says it did not execute.
+    quiet, same_seed: dropout is off; every call draws the same random numbers. To judge the rest of what is random.
     """
 
-    source: str
+    source: str | Submission
     name: str
     build: dict[str, Any] | None
     seed: int
@@ -96,7 +105,34 @@ class Sandbox:
     dtype: str = "float64"
     num_calls: int = 0
     num_timeouts: int = 0
+    num_memory_kills: int = 0
     stopped: bool = False
+    file: str | None = None
+    also: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, ...], ...] = ()
+    notes: dict[str, None] = field(default_factory=dict)
+    deadline: float = float("inf")
+    quiet: bool = False
+    same_seed: bool = False
+
+    @property
+    def package(self) -> str:
+        """The submission as it is sent to the sandbox."""
+        submission = Submission.of_text(self.source) if isinstance(self.source, str) else self.source
+        return submission.pack()
+
+    def select(
+        self,
+        name: str,
+        build: dict[str, Any] | None,
+        file: str | None = None,
+        also: tuple[str, ...] = (),
+        synonyms: tuple[tuple[str, ...], ...] = (),
+    ) -> None:
+        """Choose what the next calls are about. Calls that were too slow before no longer count."""
+        self.name, self.build, self.file, self.also, self.synonyms = name, build, file, also, synonyms
+        self.num_timeouts, self.dtype = 0, "float64"
+        self.quiet = self.same_seed = False
 
     def stop(self) -> None:
         """End it from another thread, whatever it is doing."""
@@ -107,11 +143,12 @@ class Sandbox:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def __enter__(self) -> Sandbox:
+        self.deadline = time.monotonic() + self.limits.total_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="qkv-grade-")
         base = Path(self._folder.name, "root")
         base.mkdir(mode=0o755)
         file = Path(self._folder.name, "submission.py")
-        file.write_text(self.source, encoding="utf-8")
+        file.write_text(self.package, encoding="utf-8", errors="surrogatepass")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = ours
         here = Path(__file__).parent
@@ -126,14 +163,15 @@ class Sandbox:
                 cwd="/",
                 start_new_session=True,
             )
-        package = here.parents[2]  # a submission must not find qkv
+        self._group = memory_group.create(self.limits.memory, str(self._process.pid)) if self.isolated else None
         settings = {
             "source": str(file),
             "base": str(base),
-            "hidden": [str(package), *(str(path.resolve()) for path in self.hidden)],
+            "hidden": [str(path.resolve()) for path in (*OWN_PACKAGES, *self.hidden)],
             "isolated": self.isolated,
             "seconds": self.limits.seconds,
             "memory": self.limits.memory,
+            "memory_group": self._group,
             "file_size": self.limits.max_bytes,
         }
         try:
@@ -161,17 +199,28 @@ class Sandbox:
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._group:
+            memory_group.remove(self._group)
         self._folder.cleanup()
 
     def describe(self) -> tuple[dict[str, Tensor], dict[str, bool]]:
         """Return its parameters with their initial values, and which of them are trainable."""
         tensors, reply = self._request("describe", {}, [], grad=False)
+        self._take_notes(reply.get("notes"))
         about = reply.get("parameters")
         if not isinstance(about, dict):
             raise SubmissionError("the reply does not describe its parameters")
         values = {name: tensors[f"w.{name}"] for name in about if f"w.{name}" in tensors}
         trainable = {name: isinstance(about[name], dict) and about[name].get("trainable") is True for name in values}
         return values, trainable
+
+    def describe_function(self) -> None:
+        """Load the submission, and raise here if it does not run or does not define what is asked for."""
+        build, self.build = self.build, None
+        try:
+            self.describe()
+        finally:
+            self.build = build
 
     def call(
         self, calls: Sequence[Call], weights: dict[str, Tensor] | None = None, *, grad: bool = False
@@ -193,21 +242,45 @@ class Sandbox:
                 raise SubmissionError(str(error)) from None
         return results, {name: tensor for name, tensor in outputs.items() if "." in name}
 
+    def probe(
+        self, code: str, arguments: dict[str, Any], tensors: dict[str, Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Run the grader's own code on the submission's object, in a new process. Returns tensors and JSON values."""
+        outputs, reply = self._request("probe", tensors or {}, [], grad=True, probe=code, arguments=arguments)
+        values = reply.get("values")
+        if not isinstance(values, dict):
+            raise SubmissionError("the reply does not answer the request")
+        return outputs, values
+
+    def _take_notes(self, notes: Any) -> None:
+        if isinstance(notes, list):
+            self.notes |= dict.fromkeys(clean(str(note)) for note in notes[:20])
+
+    def _fields(self, task: str, calls: list[dict[str, Any]], *, grad: bool) -> dict[str, Any]:
+        """The request as JSON. Its seed is derived from the secret and the number of the call."""
+        self.num_calls += 1
+        purpose = "every call" if self.same_seed else f"call {self.num_calls}"
+        return {
+            "task": task, "name": self.name, "build": self.build, "dtype": self.dtype, "grad": grad, "calls": calls,
+            "file": self.file, "also": self.also, "synonyms": self.synonyms,
+            "seed": derive_seed(self.seed, purpose) % 2**31, "quiet": self.quiet,
+        }  # fmt: skip
+
     def _request(
-        self, task: str, tensors: dict[str, Tensor], calls: list[dict[str, Any]], *, grad: bool
+        self, task: str, tensors: dict[str, Tensor], calls: list[dict[str, Any]], *, grad: bool, **more: Any
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if self.num_timeouts >= self.limits.max_timeouts:
             raise SubmissionError(f"given up after {self.num_timeouts} calls that did not answer in time", "time")
-        self.num_calls += 1
-        fields = {
-            "task": task, "name": self.name, "build": self.build, "dtype": self.dtype, "grad": grad, "calls": calls,
-            "seed": derive_seed(self.seed, f"call {self.num_calls}") % 2**31,
-        }  # fmt: skip
+        if time.monotonic() > self.deadline:
+            total = self.limits.total_seconds
+            raise SubmissionError(f"given up: all calls together took more than {total} seconds", "time")
+        fields = self._fields(task, calls, grad=grad) | more
         request, result, printed = (_anonymous_file() for _ in range(3))
         try:
             with os.fdopen(request, "wb", closefd=False) as file:
                 file.write(messages.encode(tensors, fields))
-            message = json.dumps({"wall_seconds": self.limits.wall_seconds}).encode()
+            wall = max(1.0, min(self.limits.wall_seconds, self.deadline - time.monotonic()))
+            message = json.dumps({"wall_seconds": wall}).encode()
             try:
                 socket.send_fds(self._channel, [message], [request, result, printed])
             except OSError:
@@ -224,6 +297,9 @@ class Sandbox:
         if ended == "broken":
             raise SandboxUnavailableError(str(status.get("why")))
         number = status.get("signal")
+        if number == signal.SIGKILL and self._group and memory_group.num_kills(self._group) > self.num_memory_kills:
+            self.num_memory_kills = memory_group.num_kills(self._group)
+            raise SubmissionError(f"it used more than {self.limits.memory} bytes of memory")
         if ended == "time" or number == signal.SIGXCPU or (number == signal.SIGKILL and ended == "signal"):
             self.num_timeouts += 1
             raise SubmissionError(f"it did not answer within {self.limits.seconds} seconds of computing", "time")
@@ -241,6 +317,16 @@ class Sandbox:
         if not message:
             raise SubmissionError("its sandbox has ended", "time")
         return json.loads(message)
+
+
+def missing_features() -> list[str]:
+    """The parts of the sandbox that this system does not offer, as noun phrases; it works without them."""
+    missing = [] if seccomp.is_available() else ["seccomp filter"]
+    group = memory_group.create(1 << 30, "probe")
+    if group is None:
+        return [*missing, "memory cgroup"]
+    memory_group.remove(group)
+    return missing
 
 
 def derive_seed(secret: int, purpose: str) -> int:
@@ -312,6 +398,7 @@ def _environment() -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), "/scratch")
     fixed = {"PATH": "/nowhere", "LANG": "C.UTF-8", "USER": "student", "PYTHONHASHSEED": "0"}
+    fixed["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile would start a compiler
     return {**fixed, **kept, **threads, **folders}
 
 

@@ -1,38 +1,51 @@
-"""Grade submissions against a rubric: one file or many, as data, CSV and a terminal table."""
+"""Grade submissions against a rubric: one file or many. Each gets a grade with a reason for every point lost."""
 
 from __future__ import annotations
 
-import csv
-import errno
-import io
-import os
+import re
 import secrets
-import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from qkv.check.grading.client import Sandbox, SandboxUnavailableError, SubmissionError, clean
-from qkv.check.grading.exercises import EXERCISES
-from qkv.check.grading.exercises.common import GradedCheck, SecretDraws
-from qkv.check.grading.rubric import Property, Rubric
-from qkv.check.report import Finding
+from qkv.check.grading.exercises import EXERCISES, Exercise
+from qkv.check.grading.exercises.common import (
+    DETERMINISM,
+    EXPLAINED,
+    GradedCheck,
+    NoiseError,
+    SecretDraws,
+    apply_cause,
+    quiet_down,
+)
+from qkv.check.grading.exercises.names import BATCH_FIRST, LINES, LINES_OF_CAUSES, SYNONYMS
+from qkv.check.grading.reading import Line, RefusedError, Submission, read_submission
+from qkv.check.grading.rubric import GradedExercise, Property, Rubric
+from qkv.check.report import BUG_FAMILIES, Finding
 
-MAX_FILE_BYTES = 1_000_000
 ENOUGH_FAILURES = 3  # if the first sandboxes all fail, this many of them, the system allows none
+NOT_GRADED = "not graded"
 STAGES = {
     "import": "the file does not run",
     "name": "the interface is not met",
     "build": "it could not be built",
     "time": "it was stopped",
 }
+REMEDIES = {
+    "it did not answer within": "a loop does not end, or something long runs while the file is loaded (training?): "
+    'put it under if __name__ == "__main__":',
+    "No module named": "hand in that file as well, in a zip archive, or leave the import out",
+    "EOFError": "the file asks for input while it is loaded: leave that out",
+    "NotImplementedError": "this part is still to be written",
+    "the file defines no": "use the name that the exercise asks for",
+    "no file defines": "use the name that the exercise asks for",
+}  # by what an error says
+PLACE = re.compile(r"\((?:(?P<file>[^()]+?\.\w+), )?(?:cell (?P<cell>\d+), )?line (?P<line>\d+)\)")
 Progress = Callable[["Grade", int, int], None]
 
 
@@ -47,14 +60,35 @@ class PropertyGrade:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """What cost points: the property, what was measured, the usual fix, and the place in the student's file."""
+
+    property: str
+    points: float
+    check: str
+    evidence: str
+    fix: str | None
+    where: Line | None = None
+
+
+@dataclass(frozen=True)
 class Grade:
-    """The points of one submission. remark: the first thing that cost points, in a sentence; None if nothing did."""
+    """The points of one submission.
+
+    remark: the first thing that cost points, in a sentence; None if nothing did.
+    refused: why the file could not be graded at all; None if it was.
+    notes: what was not executed or left out. seconds: how long the grading took.
+    """
 
     student: str
     path: str
     properties: tuple[PropertyGrade, ...]
     remark: str | None
     seed: int
+    mistakes: tuple[Mistake, ...] = ()
+    refused: str | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def total(self) -> float:
@@ -67,6 +101,19 @@ class Grade:
     def to_dict(self) -> dict[str, Any]:
         return {"total": self.total, "possible": self.possible, **asdict(self)}
 
+    @staticmethod
+    def from_dict(table: dict[str, Any]) -> Grade:
+        """The grade that `to_dict` wrote; raises TypeError or KeyError if it is another table."""
+        fields = {name: value for name, value in table.items() if name not in ("total", "possible")}
+        fields["properties"] = tuple(
+            PropertyGrade(**{**part, "findings": tuple(Finding(**finding) for finding in part["findings"])})
+            for part in table["properties"]
+        )
+        fields["mistakes"] = tuple(
+            Mistake(**{**part, "where": Line(**part["where"]) if part["where"] else None}) for part in table["mistakes"]
+        )
+        return Grade(**{**fields, "notes": tuple(table["notes"])})
+
 
 def grade_files(
     rubric: Rubric,
@@ -77,6 +124,7 @@ def grade_files(
     isolated: bool = True,
     hidden: Sequence[Path] = (),
     progress: Progress | None = None,
+    finished: dict[int, Grade] | None = None,
 ) -> list[Grade]:
     """Grade many submissions at once; one that fails never affects another, and each gets a grade.
 
@@ -89,6 +137,7 @@ def grade_files(
         isolated: run them in the sandbox; without, only time, memory and file sizes are limited.
         hidden: directories that no submission may see, besides those of the submissions themselves.
         progress: called with each grade, the number done and the number of files.
+        finished: grades by index of the file that need not be made again.
     Returns:
         Grades in the order of the files.
     """
@@ -106,8 +155,10 @@ def grade_files(
 
     pool = ThreadPoolExecutor(max_workers=max(1, jobs), thread_name_prefix="grade")
     try:
-        indices: dict[Future[Grade | None], int] = {pool.submit(grade_one, i): i for i in range(len(paths))}
-        grades: dict[int, Grade] = {}
+        grades = dict(finished or {})
+        indices: dict[Future[Grade | None], int] = {
+            pool.submit(grade_one, i): i for i in range(len(paths)) if i not in grades
+        }
         num_without_sandbox = 0
         for future in as_completed(indices):
             index = indices[future]
@@ -116,10 +167,10 @@ def grade_files(
                 assert grade is not None
             except SandboxUnavailableError as error:
                 num_without_sandbox += 1
-                none_worked = num_without_sandbox == len(grades) + 1
-                if none_worked and num_without_sandbox >= min(len(paths), ENOUGH_FAILURES):
+                none_worked = num_without_sandbox == len(grades) - len(finished or {}) + 1
+                if none_worked and num_without_sandbox >= min(len(indices), ENOUGH_FAILURES):
                     raise sandbox_required(error) from None
-                reason = f"not graded: its sandbox failed ({clean(str(error))})"
+                reason = f"{NOT_GRADED}: its sandbox failed ({clean(str(error))})"
                 grade = _zero_grade(rubric, paths[index], students[index], seed, reason)
             grades[index] = grade
             if progress is not None:
@@ -170,14 +221,15 @@ def grade_file(
 
     running: its sandbox is kept here while it runs, so that another thread can stop it.
     """
+    started = time.monotonic()
     try:
-        source = read_submission(path)
-    except (OSError, ValueError) as error:
-        return _zero_grade(rubric, path, student, seed, _reading_error(error))
+        submission = read_submission(path)
+    except RefusedError as error:
+        return _zero_grade(rubric, path, student, seed, str(error))
     sandbox = Sandbox(
-        source=source,
-        name=rubric.interface.name,
-        build=rubric.interface.build,
+        source=_with_stubs(submission, rubric),
+        name="",
+        build=None,
         seed=seed,
         limits=rubric.limits,
         isolated=isolated,
@@ -187,31 +239,113 @@ def grade_file(
     running.add(sandbox)
     try:
         with sandbox, SecretDraws(seed):
-            findings = run_checks(sandbox, rubric)
-    except SubmissionError as error:
-        return _zero_grade(rubric, path, student, seed, f"{STAGES.get(error.stage, 'the call failed')}: {error}")
+            alone = len(rubric.exercises) == 1
+            graded = [_grade_exercise(sandbox, exercise, submission, alone=alone) for exercise in rubric.exercises]
     except SandboxUnavailableError:
         raise
+    except RefusedError as error:
+        return _zero_grade(rubric, path, student, seed, str(error))
     except Exception as error:  # whatever a submission causes is its own grade
         return _zero_grade(rubric, path, student, seed, f"it cannot be graded: {_describe_error(error)}")
     finally:
         running.discard(sandbox)
-    parts = tuple(_grade_property(part, findings) for part in rubric.properties)
-    return Grade(student, str(path), parts, _first_remark(parts), seed)
+    parts = [part for found, _ in graded for part in found]
+    properties = [replace(part, name=listed.name) for part, listed in zip(parts, rubric.properties, strict=True)]
+    mistakes = [mistake for _, found in graded for mistake in found]
+    if len(graded) > 1:
+        mistakes = [
+            replace(mistake, property=f"{exercise.name}: {mistake.property}")
+            for exercise, (_, found) in zip(rubric.exercises, graded, strict=True)
+            for mistake in found
+        ]
+    return Grade(
+        student=student,
+        path=str(path),
+        properties=tuple(properties),
+        remark=_first_remark(mistakes, rubric),
+        seed=seed,
+        mistakes=tuple(mistakes),
+        notes=(*submission.notes, *sandbox.notes),
+        seconds=round(time.monotonic() - started, 2),
+    )
 
 
-def run_checks(sandbox: Sandbox, rubric: Rubric) -> dict[str, Finding]:
+def _with_stubs(submission: Submission, rubric: Rubric) -> Submission:
+    """The submission with the grader's stand-ins for course modules that a student need not hand in."""
+    stubs: dict[str, str] = {}
+    for exercise in rubric.exercises:
+        stubs |= EXERCISES[exercise.exercise].stubs
+    return replace(submission, stubs=stubs)
+
+
+def _grade_exercise(
+    sandbox: Sandbox, exercise: GradedExercise, submission: Submission, *, alone: bool = False
+) -> tuple[list[PropertyGrade], list[Mistake]]:
+    """The properties of one exercise. If it cannot be called at all, each of them fails for the same reason.
+
+    alone: it is the only exercise, so that a submission in which two files claim it is refused as a whole.
+    """
+    found: dict[str, Finding] | Finding
+    name = exercise.interface.name
+    try:
+        name = _select(sandbox, exercise, submission)
+        found = run_checks(sandbox, exercise)
+    except SandboxUnavailableError:
+        raise
+    except RefusedError as error:
+        if alone:
+            raise
+        found = Finding("submission", "fail", None, f"{STAGES['name']}: {error}")
+    except SubmissionError as error:
+        evidence = f"{STAGES.get(error.stage, 'the call failed')}: {error}"
+        hint = next((words for part, words in REMEDIES.items() if part in evidence), None)
+        found = Finding("submission", "fail", None, evidence, hint)
+    except Exception as error:
+        found = Finding("submission", "fail", None, f"it cannot be graded: {_describe_error(error)}")
+    parts = [_grade_property(part, found) for part in exercise.properties]
+    return parts, _find_mistakes(parts, exercise, submission, name)
+
+
+def _select(sandbox: Sandbox, exercise: GradedExercise, submission: Submission) -> str:
+    """Choose the file and the name that meet the interface; raises RefusedError if two files claim it."""
+    interface = exercise.interface
+    also = EXERCISES[exercise.exercise].also
+    found = submission.find_definition(interface.names)
+    file, name = (found[0].path, found[1]) if found else (None, interface.name)
+    if found is None and len(submission.files) > 1:
+        held = ", ".join(file.path for file in submission.files[:8])
+        raise SubmissionError(f"no file defines {name!r}; there are {held}", "name")
+    sandbox.select(name, interface.build, file, also, SYNONYMS)
+    return name
+
+
+def run_checks(sandbox: Sandbox, exercise: GradedExercise) -> dict[str, Finding]:
     """Run the checks that the rubric asks for; findings by check name."""
-    exercise = EXERCISES[rubric.exercise]
-    prepared = exercise.prepare(sandbox, rubric)
-    exercise.require_response(prepared)
+    kind = EXERCISES[exercise.exercise]
+
+    def prepare() -> Any:
+        prepared = kind.prepare(sandbox, exercise)
+        kind.require_response(prepared)
+        return prepared
+
+    try:
+        prepared = prepare()
+    except NoiseError:
+        if DETERMINISM.names[0] not in exercise.checks:
+            raise
+        prepared = kind.prepare(sandbox, exercise)
     findings: dict[str, Finding] = {}
-    for check in exercise.checks:
-        wanted = [name for name in check.names if name in rubric.checks]
-        if wanted:
-            found = {finding.check: finding for finding in _run_check(check, prepared, wanted)}
-            findings |= {name: found.get(name) or _inconclusive(name, found) for name in wanted}
-    return findings
+    # whether it is deterministic comes first: if not, all other checks would fail for that reason
+    for check in sorted(kind.checks, key=lambda check: check is not DETERMINISM):
+        wanted = [name for name in check.names if name in exercise.checks]
+        if not wanted:
+            continue
+        found = {finding.check: finding for finding in _run_check(check, prepared, wanted)}
+        findings |= {name: found.get(name) or _inconclusive(name, found) for name in wanted}
+        if check is DETERMINISM and findings[check.names[0]].verdict == "fail":
+            prepared, random = quiet_down(sandbox, check, prepare, findings[check.names[0]])
+            findings[check.names[0]] = random
+    return apply_cause(findings, kind)
 
 
 def _run_check(check: GradedCheck, prepared: Any, wanted: list[str]) -> list[Finding]:
@@ -234,88 +368,103 @@ def _inconclusive(name: str, found: dict[str, Finding]) -> Finding:
     return Finding(name, "inconclusive", None, other.evidence if other else "nothing could be measured")
 
 
-def _grade_property(part: Property, findings: dict[str, Finding]) -> PropertyGrade:
-    """All or nothing: every check of the property must pass."""
+def _grade_property(part: Property, findings: dict[str, Finding] | Finding) -> PropertyGrade:
+    """All or nothing: every check of the property must pass; with `partial`, each earns its share."""
+    if isinstance(findings, Finding):
+        return PropertyGrade(part.name, 0.0, part.points, (findings,))
     found = tuple(findings[check] for check in part.checks)
-    passed = all(finding.verdict == "pass" for finding in found)
-    return PropertyGrade(part.name, part.points if passed else 0.0, part.points, found)
+    passed = sum(finding.verdict == "pass" for finding in found)
+    share = passed / len(found) if part.partial else float(passed == len(found))
+    return PropertyGrade(part.name, round(part.points * share, 2), part.points, found)
 
 
-def _first_remark(parts: Sequence[PropertyGrade]) -> str | None:
+def _find_mistakes(
+    parts: Sequence[PropertyGrade], exercise: GradedExercise, submission: Submission, name: str
+) -> list[Mistake]:
+    """What cost points, one entry for each cause: a failure that several properties share is listed once."""
+    kind = EXERCISES[exercise.exercise]
+    mistakes: list[Mistake] = []
     for part in parts:
-        for finding in part.findings:
-            if finding.verdict != "pass":
-                hint = f" ({finding.hint})" if finding.hint else ""
-                return clean(f"{part.name}: {finding.evidence}{hint}", 600)
+        finding = next((finding for finding in part.findings if finding.verdict != "pass"), None)
+        if finding is None or part.points == part.possible:
+            continue
+        lost = part.possible - part.points
+        if finding.check == "submission" and mistakes:
+            mistakes[0] = replace(mistakes[0], points=mistakes[0].points + lost, property="all properties")
+            continue
+        where = _place_of_error(finding.evidence, submission)
+        for owner in (*kind.owners.get(finding.check, ()), name) if finding.check != "submission" else ():
+            where = where or submission.find_line(owner, _patterns(finding, kind))
+        fix = finding.hint or (BUG_FAMILIES.get(finding.family) if finding.family else None)
+        from_source = _hint_from_source(finding, submission)
+        where = where or (submission.find_line(name, (BATCH_FIRST,)) if from_source else None)
+        fix = from_source or fix or kind.fixes.get(finding.check)
+        evidence, fix = clean(finding.evidence, 600), clean(fix, 600) if fix else None
+        known = bool(fix) and (fix.startswith(EXPLAINED) or fix == from_source)
+        cause = fix if known else None
+        same = next((i for i, m in enumerate(mistakes) if m.evidence == evidence or (cause and m.fix == cause)), None)
+        if same is None:
+            mistakes.append(Mistake(part.name, lost, finding.check, evidence, fix, where))
+        else:  # one cause, several properties
+            first = mistakes[same]
+            names = f"{first.property}, {part.name}"
+            mistakes[same] = replace(first, property=names, points=first.points + lost, fix=first.fix or fix)
+    return mistakes
+
+
+def _patterns(finding: Finding, kind: Exercise) -> tuple[str, ...]:
+    """What the line that a finding is about looks like: of its cause, where it is proven, and then of its check."""
+    of_check = kind.lines.get(finding.check) or LINES.get(finding.check, ())
+    of_cause: tuple[str, ...] = ()
+    if finding.family is not None:
+        family = "heads merged" if "merged" in str(finding.hint) else finding.family
+        of_cause = kind.lines.get(family) or LINES_OF_CAUSES.get(family, ())
+    setting = re.search(r"\b([a-z]\w+) is \S+, expected", finding.evidence)
+    of_setting = (rf"\b{setting[1]}\b[\"']?\s*[=:](?!=)",) if setting else ()
+    return (*of_setting, *of_cause, *of_check)
+
+
+def _hint_from_source(finding: Finding, submission: Submission) -> str | None:
+    """What the text of the submission tells about a failure that has many causes."""
+    text = "\n".join(line.split("#")[0] for line in submission.text.split("\n"))
+    about_rows = finding.check.startswith("batch") or finding.check in ("kind", "attention")
+    layer = re.search(r"\b(MultiheadAttention|Transformer(?:Encoder|Decoder)Layer)\(", text)
+    if layer and not re.search(r"batch_first\s*=\s*True", text) and (about_rows or "every input" in finding.evidence):
+        return f"nn.{layer[1]} takes (tokens, batch, features) unless it is built with batch_first=True"
+    if finding.check == "layer norms" and "BatchNorm" in text:
+        return "BatchNorm normalizes a feature over the batch; a transformer normalizes each token: nn.LayerNorm(dim)"
     return None
 
 
+def _place_of_error(evidence: str, submission: Submission) -> Line | None:
+    """The place that an error message names, with the text of that line."""
+    found = PLACE.search(evidence)
+    if found is None:
+        return None
+    cell, number = found["cell"], int(found["line"])
+    for file in submission.files:
+        if found["file"] not in (None, file.path) or file.is_notebook != (cell is not None):
+            continue
+        for each in file.cells:
+            lines = each.source.split("\n")
+            if (cell is None or each.number == int(cell)) and 1 <= number <= len(lines):
+                return Line(found["file"] or "", int(cell) if cell else None, number, lines[number - 1])
+    return None
+
+
+def _first_remark(mistakes: Sequence[Mistake], rubric: Rubric) -> str | None:
+    if not mistakes:
+        return None
+    first = mistakes[0]
+    if first.check == "submission" and len(rubric.exercises) == 1:
+        return clean(first.evidence, 600)
+    more = f"; {len(mistakes) - 1} more" if len(rubric.exercises) > 1 and len(mistakes) > 1 else ""
+    return clean(f"{first.property}: {first.evidence}{f' ({first.fix})' if first.fix else ''}{more}", 600)
+
+
 def _zero_grade(rubric: Rubric, path: Path, student: str, seed: int, reason: str) -> Grade:
+    reason = clean(reason, 600)
     finding = Finding("submission", "fail", None, reason)
     parts = tuple(PropertyGrade(part.name, 0.0, part.points, (finding,)) for part in rubric.properties)
-    return Grade(student, str(path), parts, clean(reason, 600), seed)
-
-
-def read_submission(path: Path) -> str:
-    """Read the text of a regular file. Links (which may lead to another submission) and pipes are refused."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(number, "rb") as file:
-        about = os.fstat(number)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is not a regular file")
-        if about.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {about.st_size} bytes; {MAX_FILE_BYTES} are allowed")
-        try:
-            return file.read(MAX_FILE_BYTES).decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise ValueError("it is not UTF-8 text") from None
-
-
-def _reading_error(error: Exception) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-        return "it is a symbolic link, which is not followed"
-    return f"it cannot be read: {error.strerror}"
-
-
-def grades_csv(grades: Sequence[Grade], rubric: Rubric) -> str:
-    """Grades as CSV, a row for each student: points by property, total, remark, seed."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["student", *(csv_cell(part.name) for part in rubric.properties), "total", "remark", "seed"])
-    for grade in grades:
-        points = [f"{part.points:g}" for part in grade.properties]
-        writer.writerow(
-            [csv_cell(grade.student), *points, f"{grade.total:g}", csv_cell(grade.remark or ""), grade.seed]
-        )
-    return out.getvalue()
-
-
-def csv_cell(text: str) -> str:
-    """One line that no spreadsheet takes for a formula.
-
-    >>> csv_cell("=1+1"), csv_cell("ada")
-    ("'=1+1", 'ada')
-    """
-    line = clean(text, 1000)
-    return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
-
-
-def grades_table(grades: Sequence[Grade], rubric: Rubric) -> Group:
-    """Grades for the terminal: a row for each student, a column for each property, and below what cost points."""
-    grid = Table(box=None, padding=(0, 1), show_header=True, header_style="dim")
-    grid.add_column("student", overflow="fold")
-    for number, _ in enumerate(rubric.properties, 1):
-        grid.add_column(str(number), justify="right", no_wrap=True)
-    grid.add_column("total", justify="right", no_wrap=True, style="bold")
-    remarks = Table.grid(padding=(0, 2))
-    for grade in grades:
-        cells = [
-            Text(f"{part.points:g}", style="" if part.points == part.possible else "red") for part in grade.properties
-        ]
-        grid.add_row(Text(clean(grade.student)), *cells, f"{grade.total:g} of {grade.possible:g}")
-        if grade.remark:
-            remarks.add_row(Text(clean(grade.student), style="bold"), Text(grade.remark))
-    key = Text("\n".join(f"{n} {p.name} ({p.points:g})" for n, p in enumerate(rubric.properties, 1)), style="dim")
-    return Group(Text(rubric.title, style="bold"), key, Text(""), grid, Text(""), remarks)
+    mistake = Mistake("all properties", rubric.total, "submission", reason, None)
+    return Grade(student, str(path), parts, reason, seed, (mistake,), refused=reason)

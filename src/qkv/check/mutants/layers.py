@@ -54,11 +54,10 @@ class TextbookLayer(nn.Module):
     def rotate(self, x: Tensor, offset: int) -> Tensor:
         """Rotary positions, with pairs in halves."""
         half = x.shape[-1] // 2
-        angles = self.angles(x.shape[-2], offset, half).to(x)
+        angles = self.angles(x.shape[-2], offset, half)
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
         first, second = x[..., :half], x[..., half:]
-        return torch.cat(
-            (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), dim=-1
-        )
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def angles(self, t: int, offset: int, half: int) -> Tensor:
         positions = torch.arange(offset, offset + t, dtype=torch.float64)

@@ -126,7 +126,7 @@ class ModelCheckpointedUnmasked(PlainModel):
         return super().run_block(block, x, None if self.checkpointing and self.training else mask, past)
 
 
-@mutant("model: no mask in training", "paths differ", MODEL)
+@mutant("model: no mask in training", "no mask", MODEL)
 class ModelTrainedUnmasked(PlainModel):
     def make_mask(self, t: int, start: int, documents: Tensor | None, number: int) -> Tensor:
         mask = super().make_mask(t, start, documents, number)

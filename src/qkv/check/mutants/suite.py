@@ -3,7 +3,7 @@
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ class Mutant:
     """An implementation with one known mistake, and the contract that it breaks.
 
     name: what is wrong, in words. family: the cause that a diagnosis should name. make: builds the implementation.
-    reference: builds the right implementation, where only a comparison with it shows the mistake.
+    reference: builds the right implementation, where only a comparison with it shows the mistake. style: how it is
+    written. size: when the mistake appears.
     """
 
     name: str
@@ -25,6 +26,13 @@ class Mutant:
     contract: Contract
     make: Callable[[], Any]
     reference: Callable[[], Any] | None = None
+    style: str = "by hand"
+    size: str = "always"
+
+    @property
+    def right_families(self) -> tuple[str, ...]:
+        """The families that a diagnosis may name."""
+        return (self.family,)
 
     @property
     def source(self) -> tuple[str, int, str]:
@@ -62,6 +70,11 @@ def find_mutant(name: str) -> Mutant:
     """
     if name in MUTANTS:
         return MUTANTS[name]
+    from qkv.check.mutants.generated import generate_mutants  # it needs Mutant
+
+    generated = {mutant.name: mutant for mutant in generate_mutants()}
+    if name in generated:
+        return generated[name]
     close = difflib.get_close_matches(name, MUTANTS, n=3) or [other for other in MUTANTS if name in other][:3]
     suggestion = f"did you mean {' or '.join(close)}?" if close else "`qkv mutants` lists them"
     raise ValueError(f"there is no mutant {name!r}; {suggestion}")
@@ -72,9 +85,9 @@ def check_mutant(mutant: Mutant) -> Report:
     return run(mutant.make(), mutant.contract, like=None if mutant.reference is None else mutant.reference())
 
 
-def check_all_mutants() -> Iterator[tuple[Mutant, Report]]:
-    """Check every mutant under the contract that it breaks."""
-    for mutant in MUTANTS.values():
+def check_all_mutants(mutants: Iterable[Mutant]) -> Iterator[tuple[Mutant, Report]]:
+    """Check mutants, each under the contract that it breaks."""
+    for mutant in mutants:
         yield mutant, check_mutant(mutant)
 
 
@@ -91,7 +104,7 @@ COLUMNS = {
     "cache": ("cache",),
     "batch": ("batch",),
     "deterministic": ("deterministic in eval", "inputs not mutated", "finite", "dtype"),
-    "paths": ("paths agree", "saved and loaded"),
+    "paths": ("paths agree", "saved and loaded", "context", "returned weights"),
     "gradient": ("gradient", "parameters reached"),
     "like": ("like",),
     "training": ("loss", "accumulation", "partial window", "split", "packing"),
@@ -107,16 +120,36 @@ def column_of(check: str) -> str:
 
 
 def is_diagnosed(mutant: Mutant, report: Report) -> bool:
-    """Whether the likeliest cause that the report names is the mutant's family."""
-    return report.diagnosis is not None and report.diagnosis.family == mutant.family
+    """Whether the likeliest cause that the report names is right."""
+    return report.diagnosis is not None and report.diagnosis.family in mutant.right_families
 
 
 def summarize(results: Results) -> str:
     """How many mutants are caught, and how many get the right diagnosis."""
     caught = sum(not report.ok for _, report in results)
     diagnosed = sum(is_diagnosed(mutant, report) for mutant, report in results)
-    share = diagnosed / len(results)
-    return f"{caught} of {len(results)} mutants are caught, {diagnosed} get the right diagnosis ({share:.0%})"
+    share, wrong = diagnosed / len(results), len(wrong_names(results))
+    named = f"{diagnosed} get the right diagnosis ({share:.0%}), {wrong} an exact one that is wrong"
+    return f"{caught} of {len(results)} mutants are caught, {named}"
+
+
+def count_by(results: Results, by: str) -> dict[str, tuple[int, int, int]]:
+    """For each family, style or size: how many mutants there are, how many are caught, and how many named."""
+    counts: dict[str, tuple[int, int, int]] = {}
+    for mutant, report in results:
+        key = getattr(mutant, by)
+        total, caught, named = counts.get(key, (0, 0, 0))
+        counts[key] = (total + 1, caught + (not report.ok), named + is_diagnosed(mutant, report))
+    return dict(sorted(counts.items()))
+
+
+def wrong_names(results: Results) -> list[tuple[Mutant, Report]]:
+    """The mutants that get an exact diagnosis of another family."""
+    return [
+        (mutant, report)
+        for mutant, report in results
+        if report.diagnosis is not None and report.diagnosis.exact and not is_diagnosed(mutant, report)
+    ]
 
 
 def as_dicts(results: Results) -> list[dict[str, Any]]:
@@ -125,6 +158,8 @@ def as_dicts(results: Results) -> list[dict[str, Any]]:
         {
             "name": mutant.name,
             "family": mutant.family,
+            "style": mutant.style,
+            "size": mutant.size,
             "contract": str(mutant.contract),
             "caught": not report.ok,
             "by": [finding.check for finding in report.failed],
@@ -144,6 +179,9 @@ def as_markdown(results: Results) -> str:
         "Implementations with one known mistake each, the contract of each, and the checks that catch it.",
         "`qkv mutants --markdown` prints this page, and a test keeps it up to date.",
         "`qkv mutants NAME` shows the code of one mutant and the findings that catch it.",
+        "",
+        "Below are the mutants written by hand. Most are generated: `qkv mutants` combines bugs, coding styles and the",
+        "sizes at which a bug appears, and counts what is caught and named by family, style and size.",
         "",
         f"{summarize(results)}.",
         "",

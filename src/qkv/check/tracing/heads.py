@@ -97,6 +97,71 @@ def _match_slots(operand: Tensor, slots: Tensor, tolerance: float) -> tuple[tupl
     return tuple(where.tolist()), factor
 
 
+@dataclass(frozen=True)
+class RowMatch:
+    """What the rows of an operand are made of, whatever their order: chunks, windows, groups of heads in one product.
+
+    Args:
+        factor: what the features were multiplied by.
+        slots: (b, h, t): which run of features each row is.
+    """
+
+    factor: float
+    slots: Tensor
+
+
+def match_rows(operand: Tensor, recording: Recording, before: int) -> RowMatch | None:
+    """Find the rows of (b, h, t, d) among the runs of d features of a projection, by their norms."""
+    d, own = operand.shape[-1], operand.norm(dim=-1).flatten()
+    if len(own) < 2 or float(own.std()) <= 1e-3 * float(own.mean()):  # a norm made them equal: any row fits
+        return None
+    near = [p for p in recording.projections if p.order < before][-LOOK_BACK:]
+    for projection in reversed(near):
+        n = projection.output.shape[-1]
+        if n % d or not len(own) or float(own.min()) <= 0:
+            continue
+        norms = projection.output.reshape(-1, n // d, d).norm(dim=-1)
+        known, order = norms.flatten().sort()
+        few = own[:: max(len(own) // 12, 1)]
+        factors = own[0] / known.clamp(min=1e-30)
+        off = (_nearest(known, few[None, :] / factors[:, None])[1] / (few[None, :] / factors[:, None])).amax(-1)
+        if float(off.min()) > 1e-7:
+            continue
+        factor = float(factors[int(off.argmin())])
+        places, distance = _nearest(known, own / factor)
+        if float((distance * factor / own).max()) <= 1e-6:
+            return RowMatch(factor, (order[places] % (n // d)).view(operand.shape[:-1]))
+    return None
+
+
+def _nearest(known: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of the nearest sorted value to each x, and its distance."""
+    right = torch.searchsorted(known, x.contiguous()).clamp(1, len(known) - 1)
+    left_off, right_off = (x - known[right - 1]).abs(), (x - known[right]).abs()
+    return torch.where(left_off < right_off, right - 1, right), torch.minimum(left_off, right_off)
+
+
+def rows_layout(queries: RowMatch | None, keys: RowMatch | None) -> str | None:
+    """How query heads share key heads where each product has one key head and several query heads."""
+    if queries is None or keys is None:
+        return None
+    users: dict[int, set[int]] = {}
+    for head in range(keys.slots.shape[1]):
+        own = set(keys.slots[:, head].flatten().tolist())
+        if len(own) != 1:
+            return None
+        users.setdefault(own.pop(), set()).update(queries.slots[:, head].flatten().tolist())
+    shared = [sorted(users[key]) for key in sorted(users)]
+    size, count = len(shared[0]), len(shared)
+    first = min(min(slots) for slots in shared)
+    if size < 2 or any(len(slots) != size for slots in shared):
+        return None
+    if shared == [list(range(first + key * size, first + (key + 1) * size)) for key in range(count)]:
+        return "repeated"
+    tiled = [list(range(first + key, first + size * count, count)) for key in range(count)]
+    return "tiled" if shared == tiled else "irregular"
+
+
 def find_merge_bug(attention: AttentionRecord, recording: Recording) -> Diagnosis | None:
     """How the outputs of the heads were merged for the projection that follows, if wrongly."""
     b, h, t, e = attention.output.shape
@@ -116,8 +181,13 @@ def find_merge_bug(attention: AttentionRecord, recording: Recording) -> Diagnosi
     return None
 
 
-def find_split_bug(attention: AttentionRecord, matches: dict[str, HeadMatch | None]) -> Diagnosis | None:
-    """A view without the transpose, heads split differently, or operands made of the same features."""
+def find_split_bug(
+    attention: AttentionRecord, matches: dict[str, HeadMatch | None], recording: Recording
+) -> Diagnosis | None:
+    """A view without the transpose, heads split differently, or operands made of the same features.
+
+    Operands that share features are a bug only if other features are left over: shared-QK attention has none.
+    """
     viewed = [name for name, match in matches.items() if match is not None and match.split == "view"]
     if viewed:
         words = f"{' and '.join(viewed)} are split into heads by a view without the transpose: tokens and heads mix"
@@ -130,12 +200,29 @@ def find_split_bug(attention: AttentionRecord, matches: dict[str, HeadMatch | No
             "queries and values": (queries, values),
         }
         for words, (one, other) in pairs.items():
-            if one.projection == other.projection and set(one.slots) == set(other.slots):
+            same = one.projection == other.projection and set(one.slots) == set(other.slots)
+            if same and _features_left_over((queries, keys, values), attention.head_dim, recording):
                 return Diagnosis("inputs swapped", f"{words} are the same features of one projection", attention.name)
     if keys and values and keys.groups == values.groups < len(keys.slots) and _layout(keys) != _layout(values):
         words = f"keys are {_layout(keys)} over the heads, values are {_layout(values)}"
         return Diagnosis("head layout", words, attention.name)
     return None
+
+
+def _features_left_over(matches: tuple[HeadMatch, ...], head_dim: int, recording: Recording) -> bool:
+    """Whether projections of the same input make features that are in none of the operands."""
+    used = {match.projection for match in matches}
+    given = recording.projections[matches[0].projection].given
+    slots: dict[int, set[int]] = {}
+    for match in matches:
+        slots.setdefault(match.projection, set()).update(match.slots)
+    for index, projection in enumerate(recording.projections):
+        if index in used:
+            if len(slots[index]) * head_dim < projection.output.shape[-1]:
+                return True
+        elif index < max(used) + 2 and projection.given.shape == given.shape and torch.equal(projection.given, given):
+            return True
+    return False
 
 
 def grouped_layout(match: HeadMatch | None) -> str | None:

@@ -14,7 +14,16 @@ from torch import Tensor
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.report import Diagnosis
-from qkv.check.tracing.heads import HeadMatch, find_merge_bug, find_split_bug, match_heads
+from qkv.check.tracing.heads import (
+    HeadMatch,
+    RowMatch,
+    find_merge_bug,
+    find_split_bug,
+    grouped_layout,
+    match_heads,
+    match_rows,
+    rows_layout,
+)
 from qkv.check.tracing.recorder import AttentionRecord, Recording, record_attention
 from qkv.check.tracing.rotary import MeasuredRotation, find_rotary_bugs, measure_rotation
 from qkv.check.tracing.scores import describe_scale, find_mask_bug, find_softmax_bug, measure_slope
@@ -46,10 +55,56 @@ class Reading:
     @property
     def scale(self) -> float | None:
         """The factor on q·k of the projections in all, before and after the product; None if unknown."""
-        queries, keys = self.matches["queries"], self.matches["keys"]
+        queries, keys = (self.matches[name] or self.rows[name] for name in ("queries", "keys"))
         if self.slope is None or self.slope[1] > 1e-5 or queries is None or keys is None:
             return None
         return self.slope[0] * queries.factor * keys.factor
+
+    @cached_property
+    def normed_scales(self) -> tuple[float, ...]:
+        """The factor on the product of normalized queries and keys, under each convention; empty if they are not.
+
+        With a norm without gain between projections and product, every query has the same size: the factor is that on
+        queries and keys as they are, of mean square 1, or of length 1. Norms with a gain are recognized before any
+        rotation, at the first position, and only the factor on what they give is known.
+        """
+        if self.slope is None or self.slope[1] > 1e-5 or self.scale is not None:
+            return ()
+        slope, sizes = self.slope[0], []
+        for operand in (self.attention.queries, self.attention.keys):
+            size = operand.pow(2).mean(-1).sqrt()
+            middle = float(size.mean())
+            if float((size - middle).abs().max()) > 2e-3 * middle:
+                return (slope,) if self._has_gains() else ()
+            sizes.append(middle)
+        total = slope * sizes[0] * sizes[1]
+        return slope, total, total * self.attention.head_dim
+
+    def _has_gains(self) -> bool:
+        """Whether queries and keys at the first position lie on an ellipsoid: a norm, then a gain for each feature."""
+        for operand in (self.attention.queries, self.attention.keys):
+            squares = operand[:, :, 0].flatten(0, 1).pow(2)
+            if squares.shape[0] < squares.shape[1] + 2:
+                return False
+            ones = torch.ones(squares.shape[0], 1, dtype=squares.dtype)
+            solved = torch.linalg.lstsq(squares, ones).solution
+            gains = solved.clamp(min=1e-300).rsqrt() * squares.shape[1] ** -0.5
+            if float((squares @ solved - 1).abs().max()) > 1e-3 or not 0.4 < float(gains.mean()) < 2.5:
+                return False
+        return True
+
+    @cached_property
+    def rows(self) -> dict[str, RowMatch | None]:
+        """For queries and keys: the features that their rows are made of, in whatever order."""
+        order = self.attention.order
+        return {name: match_rows(getattr(self.attention, name), self.recording, order) for name in OPERANDS[:2]}
+
+    @property
+    def grouped(self) -> str | None:
+        """How query heads share key heads; None if they share none."""
+        if self.matches["keys"] is not None and self.matches["queries"] is not None:
+            return grouped_layout(self.matches["keys"])
+        return rows_layout(self.rows["queries"], self.rows["keys"])
 
     @property
     def model_heads(self) -> int:
@@ -63,7 +118,7 @@ class Reading:
     def find_bugs(self, contract: Contract) -> list[Diagnosis]:
         """What is wrong with heads, softmax, mask and positions, the likely cause first."""
         bugs = [
-            find_split_bug(self.attention, self.matches),
+            find_split_bug(self.attention, self.matches, self.recording),
             find_merge_bug(self.attention, self.recording),
             find_softmax_bug(self.attention),
             find_mask_bug(self.attention, contract),
@@ -96,13 +151,18 @@ def read_attentions(impl: Implementation, seed: int = 21) -> tuple[list[Reading]
     The batch is as large as measuring a rotation needs: more heads in all than a head has dims.
     """
     generator = torch.Generator().manual_seed(seed)
-    length = min(impl.length, 9)
+    length = min(impl.length, impl.nearest_length(9))
     recording = record_run(impl, impl.random_input(6, length, generator))
     if recording.attentions:
-        most = max(attention.head_dim / attention.heads for attention in recording.attentions)
+        most = max(attention.head_dim / _key_heads(attention) for attention in recording.attentions)
         if 6 < 1.2 * most + 2 <= 80:
             recording = record_run(impl, impl.random_input(int(1.2 * most) + 3, length, generator))
     return [Reading(attention, recording) for attention in recording.attentions], recording.refused
+
+
+def _key_heads(attention: AttentionRecord) -> int:
+    """The number of different key heads; query heads may share one."""
+    return len(torch.unique(attention.keys[0, :, 0], dim=0))
 
 
 def find_length_bug(impl: Implementation, readings: list[Reading]) -> Diagnosis | None:

@@ -9,6 +9,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim · e value dim · 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -116,6 +117,8 @@ def masked_below(product: Tensor) -> float:
 @contextmanager
 def record_attention(module: nn.Module | None, batch: int) -> Iterator[list[Recording]]:
     """Record what runs inside the block; the recording is in the list when the block ends."""
+    if "torch._dynamo" in sys.modules:  # the target is compiled: keep the compiler out of the recorder
+        setattr(AttentionRecorder, "__torch_dispatch__", torch._dynamo.disable(_DISPATCH))  # noqa: B010
     recorder, found = AttentionRecorder(module, batch), []
     with recorder.stack, recorder:
         yield found
@@ -151,6 +154,11 @@ class AttentionRecorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: PyTorch would import its compiler (a second) to keep it away from a mode that nothing compiles."""
+        return False
+
     def __init__(self, module: nn.Module | None, batch: int) -> None:
         super().__init__()
         self.stack = ModuleStack(module)
@@ -178,6 +186,8 @@ class AttentionRecorder(TorchDispatchMode):
         elif name in PRODUCTS:
             self._record_product(operands, output if raw is None or self._is_constant(operands[1]) else raw, output)
         else:
+            if name == "convolution" and self._is_constant(args[1]) and not self._is_constant(args[0]):
+                self._record_convolution(args[0], args[1], output)
             self._follow(name, args, named, output)
         return output
 
@@ -203,6 +213,14 @@ class AttentionRecorder(TorchDispatchMode):
         if left.is_floating_point():
             layout = AxisLayout.from_shape(tuple(output.shape))
             self._traces[output] = ProductTrace(_copy(left), _copy(right), _copy(raw), layout, layout)
+
+    def _record_convolution(self, given: Tensor, weight: Tensor, output: Tensor) -> None:
+        """A convolution with a parameter is a projection; positions become rows, channels features."""
+        if given.ndim < 3 or given.shape[0] != output.shape[0]:
+            return
+        before, after = (_copy(x.flatten(2).transpose(1, 2)) for x in (given, output))
+        storage = weight.untyped_storage().data_ptr()
+        self.projections.append(ProjectionRecord(self.stack.name, self._order, before, after, storage))
 
     def _record_attention(
         self, trace: ProductTrace, weights: Tensor, other: Tensor, place: int, output: Tensor
@@ -369,6 +387,9 @@ class AttentionRecorder(TorchDispatchMode):
         if not isinstance(x, Tensor):
             return False
         return x in self._constants or (x.numel() > 0 and x.untyped_storage().data_ptr() in self._stored)
+
+
+_DISPATCH = AttentionRecorder.__torch_dispatch__
 
 
 def _softmax_axis(trace: ProductTrace, keys: str) -> SoftmaxAxis | None:

@@ -59,6 +59,8 @@ def measure_rotation(operand: Tensor, match: HeadMatch | None) -> MeasuredRotati
     if b * h < d + 1:
         return None
     x, y = (part.permute(2, 0, 1, 3).reshape(t, b * h, d) for part in (before, after))
+    if int(torch.linalg.matrix_rank(x).min()) < d:  # few different tokens: many matrices fit
+        return None
     solved = torch.linalg.lstsq(x, y).solution.mT  # (t, d, d): y = R x
     if float((x @ solved.mT - y).abs().max()) <= 2e-2 * size:
         return _read_rotation(solved)
@@ -150,18 +152,25 @@ def _phases_equal(x: Tensor, y: Tensor) -> bool:
 
 
 def _find_frequency_bug(rotation: MeasuredRotation) -> str | None:
-    """RoPE rotates the whole head dim by position × frequency, with frequencies evenly spaced in the logarithm."""
+    """RoPE rotates the whole head dim by position × frequency, with frequencies that fall geometrically.
+
+    Frequencies that fall faster in between are those of longer contexts (NTK by parts, YaRN, Llama 3), and YaRN
+    multiplies all by one temperature; frequencies that do not fall, or fall by even steps, are a mistake.
+    """
     assert rotation.phases is not None
-    if rotation.rotated_dims < rotation.dims:
+    turn = (rotation.phases[1] / rotation.phases[0]).angle().abs()
+    too_slow_to_see = bool(len(turn)) and float(turn.min()) < 1e-3
+    if rotation.rotated_dims < rotation.dims and not too_slow_to_see:
         return f"only {rotation.rotated_dims} of {rotation.dims} dims are rotated"
-    if float((rotation.phases[0] - 1).abs().max()) > 1e-5:
+    if float((rotation.phases[0] / rotation.phases[0].abs() - 1).abs().max()) > 1e-5:
         return "the first position is already rotated: positions are counted from 1"
     steps = [cmath.phase(complex(z)) for z in (rotation.phases[1] / rotation.phases[0]).tolist()]
     if len(steps) > 2 and all(step > 0 for step in steps):
-        logs = torch.tensor(steps, dtype=torch.float64).log()
-        gaps = logs[1:] - logs[:-1]
-        if float((gaps - gaps.mean()).abs().max()) > 1e-4 * max(1.0, float(gaps.abs().max())):
-            return "frequencies are not evenly spaced in the logarithm"
+        falls = torch.tensor(steps, dtype=torch.float64).diff()
+        if bool((falls >= 0).any()):
+            return "frequencies do not fall from one pair of features to the next"
+        if float((falls - falls.mean()).abs().max()) <= 1e-4 * float(falls.abs().max()):
+            return "frequencies fall by even steps, not geometrically"
     if all(step < 0 for step in steps):
         return "queries and keys are both rotated backwards"
     return None

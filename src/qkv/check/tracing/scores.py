@@ -5,6 +5,8 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -20,19 +22,38 @@ def measure_slope(attention: AttentionRecord) -> tuple[float, float] | None:
     Rows of the batch are compared with each other, so that masks and biases, which are the same for all, cancel.
     """
     scores = attention.scores if attention.scores is not None else _log_weights(attention.weights)
-    if scores is None or scores.shape[0] < 2:
+    if scores is None or scores.shape[0] < 2 or scores.shape != attention.product.shape:
         return None
-    visible = scores > masked_below(attention.product)
+    found = _fit_slope(scores, attention.product, centered=attention.scores is None)
+    if attention.scores is None and found is not None and found[1] > 1e-5:
+        # several query heads in one product: its rows and those of the weights may be in another order
+        for product in _row_orders(attention.product):
+            other = _fit_slope(scores, product, centered=True)
+            if other is not None and other[1] <= 1e-5:
+                return other
+    return found
+
+
+def _row_orders(product: Tensor) -> Iterator[Tensor]:
+    """The rows of (b, h, t, s) read as a table of heads and queries, and transposed."""
+    rows = product.shape[2]
+    for size in range(2, rows // 2 + 1):
+        if rows % size == 0:
+            yield product.unflatten(2, (size, rows // size)).transpose(2, 3).flatten(2, 3)
+
+
+def _fit_slope(scores: Tensor, product: Tensor, *, centered: bool) -> tuple[float, float] | None:
+    visible = scores > masked_below(product)
     difference = (scores[:1] - scores[1:]).nan_to_num(0.0, 0.0, 0.0)
-    product = attention.product[:1] - attention.product[1:]
+    change = product[:1] - product[1:]
     use = (visible[:1] & visible[1:] & (difference != 0)).to(difference)
-    if attention.scores is None:  # log-weights are the scores up to a constant for each query
-        difference, product = (_center(x, use) for x in (difference, product))
-    total = float((use * product * product).sum())
+    if centered:  # log-weights are the scores up to a constant for each query
+        difference, change = (_center(x, use) for x in (difference, change))
+    total = float((use * change * change).sum())
     if float(use.sum()) < 4 or total == 0:
         return None
-    slope = float((use * product * difference).sum()) / total
-    off = float((use * (difference - slope * product)).abs().max() / (use * difference).abs().max())
+    slope = float((use * change * difference).sum()) / total
+    off = float((use * (difference - slope * change)).abs().max() / (use * difference).abs().max())
     return slope, off
 
 

@@ -55,11 +55,6 @@ def read_card(name: str) -> dict[str, Any]:
     return card
 
 
-def is_bundled_folder(path: Path) -> bool:
-    """Whether a folder is that of a bundled model, which may be stored in half precision to save space."""
-    return path.parent == HOME
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:

@@ -16,7 +16,7 @@ from safetensors.torch import save as tensors_to_bytes
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qkv._files import atomic_folder, read_json, write_json
+from qkv._files import atomic_folder, read_json, read_limited, write_json
 from qkv.checkpoints.huggingface.bart import BART
 from qkv.checkpoints.huggingface.bert import BERT
 from qkv.checkpoints.huggingface.config_reader import ConfigReader
@@ -30,6 +30,8 @@ from qkv.models.folder import (
     EXPECTED,
     EXTRA_FILES,
     WEIGHTS,
+    build_empty,
+    check_layers,
     get_untied_state,
     read_config,
     read_extra_files,
@@ -50,7 +52,7 @@ def load_hf(source: str | Path) -> Model:
     tensors, left_out = _select_tensors(family, model.config, found, str(source))
     _fill(model, _convert_tensors(family, model, tensors, str(source)))
     model.extra_files = _without_hf_files(read_extra_files(source))
-    model.extra_files[HF_CONFIG] = (source / CONFIG).read_bytes()
+    model.extra_files[HF_CONFIG] = read_limited(source / CONFIG)
     if left_out:
         model.extra_files[LEFT_OUT] = tensors_to_bytes(left_out)
     return model.eval()
@@ -141,13 +143,8 @@ def _read_folder(source: Path) -> tuple[Family, Model, dict[str, Tensor]]:
         config = family.read_config(reader)
         reader.check_all_read()
         tensors = read_weights(source)
-        layers = max(getattr(config, name, 0) for name in ("layers", "encoder_layers", "decoder_layers"))
-        if layers > len(tensors):
-            raise ValueError(
-                f"{config_path} asks for {layers} layers, but the folder has {len(tensors)} tensors in all"
-            )
-        with torch.device("meta"):  # names and shapes only; the numbers come from the file
-            return family, family.model(config), tensors
+        check_layers(config, len(tensors), config_path)
+        return family, build_empty(family.model, config, config_path), tensors
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # torch's own errors for absurd sizes
         message = str(error)
         if str(source) not in message:
@@ -185,8 +182,12 @@ def _describe_for_hf(model: Model) -> tuple[Family, dict[str, Any]]:
             else:
                 return family, {"architectures": [family.architectures[0]], "model_type": family.name, **config}
     models = ", ".join(sorted({family.model.__name__ for family in FAMILIES.values()}))
-    reason = "; ".join(reasons) or f"qkv writes {models}"
-    raise ValueError(f"this {type(model).__name__} has no counterpart among Hugging Face's models: {reason}")
+    reasons.sort(key=lambda text: "position=" in text)  # a family with other positions is the farthest
+    reason = reasons[0] if reasons else f"qkv writes {models}"
+    error = ValueError(f"this {type(model).__name__} has no counterpart among Hugging Face's models: {reason}")
+    for other in reasons[1:]:
+        error.add_note(other)  # a traceback shows them
+    raise error
 
 
 def _pairs(family: Family, model: Model) -> list[TensorPair]:

@@ -5,6 +5,7 @@ RoPE settings are read from `rope_parameters`, or from `rope_theta` and `rope_sc
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from qkv.checkpoints.huggingface.config_reader import ConfigReader, Fields, read_fields, require_fields, write_fields
@@ -289,7 +290,12 @@ def _head_dim(config: GPTConfig) -> int:
     return config.dim // config.heads if config.head_dim is None else config.head_dim
 
 
-def _family(name: str, stem: str, read_config, write_config) -> Family:
+def _family(
+    name: str,
+    stem: str,
+    read_config: Callable[[ConfigReader], GPTConfig],
+    write_config: Callable[[GPTConfig], dict[str, Any]],
+) -> Family:
     return Family(
         name=name,
         architectures=(f"{stem}ForCausalLM", f"{stem}Model"),

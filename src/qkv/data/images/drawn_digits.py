@@ -1,7 +1,7 @@
 """Prepare a drawn or photographed digit for a model of the bundled 8×8 digits: cut it out, center it, even its stroke.
 
 The bundled digits are white on black, fill the height of the image and have strokes of about the same width. A drawing
-is brought to this form: ink is told from background, also if it is light on dark; the digit is cropped, scaled with its
+is brought to this form: ink is separated from background, also light on dark; the digit is cropped, scaled with its
 aspect ratio, centered by its mass and averaged to 8×8.
 """
 
@@ -38,8 +38,7 @@ def prepare_digit(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     blocks = canvas.reshape(SIDE, CANVAS // SIDE, SIDE, CANVAS // SIDE).mean((1, 3))
     pixels = (blocks * 255).round().to(torch.uint8).numpy()
     kind = "light on dark" if light_on_dark else "dark on light"
-    size = f"{image.width}×{image.height}"
-    note = f"the digit ({kind}) of {size} pixels was cropped, centered and resized to {SIDE}×{SIDE}"
+    note = f"cropped, centered and resized to {SIDE}×{SIDE} pixels, from a digit {kind}"
     return Image.fromarray(pixels), (note, *([doubt] if doubt else []))
 
 

@@ -4,6 +4,7 @@ Axes: b batch · t frames · f mel bands · n labels.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,14 @@ from qkv.data.speech.recordings import DigitRecording
 BLANK = 0  # CTC's; digit d is label d + 1
 STRING_STREAM, FEATURE_STREAM, COUNT_STREAM, TEMPO_STREAM = 11, 13, 14, 15  # of randomness
 NORMALIZATION_STRINGS = 100  # strings from which the normalization is computed
+
+
+class DigitString(NamedTuple):
+    """The samples of a string, its digits, and who speaks it."""
+
+    samples: Tensor
+    digits: list[int]
+    speaker: str
 
 
 class DigitStringBatches:
@@ -75,7 +84,9 @@ class DigitStringBatches:
         self.extra_fraction = extra_fraction
         if normalization is None:
             first = range(min(num_strings, NORMALIZATION_STRINGS))
-            normalization = FeatureNormalization.from_features([mel(self.string(0, number)[0]) for number in first])
+            normalization = FeatureNormalization.from_features(
+                [mel(self.string(0, number).samples) for number in first]
+            )
         self.normalization = normalization
 
     def num_batches(self, epoch: int) -> int:
@@ -90,10 +101,10 @@ class DigitStringBatches:
         numbers = range(index * self.batch_size, min((index + 1) * self.batch_size, self.num_strings))
         strings = [self.string(epoch, number) for number in numbers]
         mel = self.augment.sample_tempo(self.mel, generator_for(self.seed, TEMPO_STREAM, epoch, index))
-        lengths = torch.tensor([mel.num_frames(len(samples)) for samples, _ in strings])
-        labels = [torch.tensor([digit + 1 for digit in digits]) for _, digits in strings]
+        lengths = torch.tensor([mel.num_frames(len(string.samples)) for string in strings])
+        labels = [torch.tensor([digit + 1 for digit in string.digits]) for string in strings]
         pad = torch.nn.utils.rnn.pad_sequence
-        samples = pad([samples for samples, _ in strings], batch_first=True)
+        samples = pad([string.samples for string in strings], batch_first=True)
         features = self._features(mel, samples, lengths, epoch, numbers)
         inside = torch.arange(features.shape[1]) < lengths[:, None]
         return {
@@ -120,8 +131,8 @@ class DigitStringBatches:
                 row[:, mask.start : mask.stop] = 0.0
         return features
 
-    def string(self, epoch: int, number: int) -> tuple[Tensor, list[int]]:
-        """The samples of one string, and its digits."""
+    def string(self, epoch: int, number: int) -> DigitString:
+        """The string of that number."""
         epoch = epoch if self.resample else 0
         generator = generator_for(self.seed, STRING_STREAM, epoch, number)
         extra = self.extra_fraction and uniform(0.0, 1.0, generator) < self.extra_fraction
@@ -141,7 +152,8 @@ class DigitStringBatches:
         level = self.noise * float(torch.rand((), generator=generator))
         samples = samples + level * torch.randn(len(samples), generator=generator)
         missing = max(self.mel.window_size - len(samples), 0)  # to fill at least one frame
-        return torch.nn.functional.pad(samples, (0, missing)), [recording.digit for recording in chosen]
+        digits = [recording.digit for recording in chosen]
+        return DigitString(torch.nn.functional.pad(samples, (0, missing)), digits, chosen[0].speaker)
 
 
 def _group_by_speaker(recordings: Sequence[DigitRecording]) -> list[list[DigitRecording]]:

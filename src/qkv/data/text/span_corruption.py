@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Int64
@@ -64,7 +64,7 @@ class SpanCorruption:
             raise ValueError(f"loss_on must be 'all' or 'missing', got {self.loss_on!r}")
 
     @classmethod
-    def for_length(cls, length: int, **settings) -> SpanCorruption:
+    def for_length(cls, length: int, **settings: Any) -> SpanCorruption:
         """CS224N A5's settings for texts of another length: cut at 4 … 7/8 of it."""
         return cls(max_length=int(7 / 8 * length), **settings)
 

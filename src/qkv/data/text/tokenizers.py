@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from qkv._panics import panics_as_errors
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PAD, START, STOP = 0, 1, 2
 SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>")  # at PAD, START, STOP
+MAX_CHARACTERS = 1_000_000  # of a text that a model reads at once: encoding cannot be interrupted
 MAX_SHOWN = 10  # unknown characters in an error message
 
 
@@ -79,15 +82,27 @@ def bpe_tokenizer(
     return tokenizer
 
 
+def check_length(text: str, where: str = "the text") -> None:
+    """A ValueError for a text that is far longer than any model here reads, before it is encoded.
+
+    The tokenizers library encodes a text in one call, during which neither Ctrl-C nor SIGTERM is handled.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"{where} has {len(text):,} characters, far more than the model can read; give at most {MAX_CHARACTERS:,}"
+        )
+
+
 def encode(tokenizer: Tokenizer, text: str, where: str = "the text", *, add_special_tokens: bool = False) -> Tensor:
     """The token ids of a text (n,), int64. Unknown characters raise a ValueError; `where` names the text in it.
 
     add_special_tokens: add the tokens that the tokenizer puts around a text, such as [CLS] and [SEP].
     """
-    try:
-        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-    except Exception as error:  # the library raises a bare Exception
-        raise ValueError(_explain_failure(tokenizer, text, where, error)) from None
+    with panics_as_errors("tokenizer.json"):
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the library raises a bare Exception
+            raise ValueError(_explain_failure(tokenizer, text, where, error)) from None
     return torch.tensor(ids, dtype=torch.int64)
 
 
@@ -106,16 +121,18 @@ def _explain_failure(tokenizer: Tokenizer, text: str, where: str, error: Excepti
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], where: str = "the text") -> list[Tensor]:
     """The token ids of each text; an error names the line of the file `where`."""
-    try:
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [torch.tensor(encoding.ids, dtype=torch.int64) for encoding in encodings]
-    except Exception:  # one text cannot be encoded: find out which
-        return [encode(tokenizer, text, f"{where}, line {line}") for line, text in enumerate(texts, start=1)]
+    with panics_as_errors("tokenizer.json"):
+        try:
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            return [torch.tensor(encoding.ids, dtype=torch.int64) for encoding in encodings]
+        except Exception:  # one text cannot be encoded: find out which
+            return [encode(tokenizer, text, f"{where}, line {line}") for line, text in enumerate(texts, start=1)]
 
 
 def decode(tokenizer: Tokenizer, ids: Tensor) -> str:
     """The text of token ids (n,)."""
-    return tokenizer.decode(ids.tolist())
+    with panics_as_errors("tokenizer.json"):
+        return tokenizer.decode(ids.tolist())
 
 
 def serialize_tokenizer(tokenizer: Tokenizer) -> bytes:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.interp.head_types import clearest_place
 from qkv.interp.layers import TracedLayer
 from qkv.interp.traces import pool_weights
 from qkv.interp.viewer.pack import Blob, pack_lazy_weights, quantize_root, to_decimals
@@ -72,9 +73,23 @@ def pack_scene(scene: Scene, *, full: bool = False) -> PageContent:
         "axes": [{"name": axis.name, "tokens": list(axis.tokens)} for axis in scene.axes],
         "digits": digits,
         "panels": panels,
+        "first": _first_shown(scene),
         "image": None if scene.image is None else _pack_image(scene.image),
     }
     return PageContent(description, {"maps": maps.to_base64(), **blobs})
+
+
+def _first_shown(scene: Scene) -> list[int]:
+    """The panel and the head that the page opens on: the most informative head."""
+    found = [
+        (number, head, types[0] if types else ("mixed", 0.0))
+        for number, panel in enumerate(scene.panels)
+        for head, types in enumerate(panel.types)
+    ]
+    if not found:
+        return [0, 0]
+    number, head, _ = found[clearest_place([typed for _, _, typed in found])]
+    return [number, head]
 
 
 def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool) -> dict[str, Any]:

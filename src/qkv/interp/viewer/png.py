@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from qkv._html import COLOR_SCALE
 from qkv.interp.traces import Trace
 from qkv.interp.viewer.scene import Panel, Scene
-from qkv.interp.viewer.terminal import SCALE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +162,7 @@ def _draw(axes: Any, weights: Tensor) -> Any:
 def _color_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("weights", list(SCALE))
+    return LinearSegmentedColormap.from_list("weights", list(COLOR_SCALE))
 
 
 def _diverging_color_map() -> Any:

@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from torch import Tensor
 
+from qkv._html import COLOR_SCALE
 from qkv.interp.ablation import Effect
 from qkv.interp.attribution import ImageAttention
 from qkv.interp.comparison import Comparison
@@ -20,10 +21,9 @@ from qkv.interp.inputs import PreparedInput
 from qkv.interp.lens import LogitLens
 from qkv.interp.traces import Trace
 
-# Nine steps of a perceptually uniform scale from dark blue to yellow that color-blind readers can tell apart.
-SCALE = ("#00204d", "#16386b", "#414d6b", "#62636f", "#7f7c75", "#a09877", "#c2b36b", "#e5cf52", "#ffea46")
-SHADES = " ·:-=+*#@"  # the same nine steps without color
+SHADES = " ·:-=+*#@"  # the nine steps of the color scale without color
 MAX_HEADS = 6  # heads named per type
+NAME_WIDTH = 17  # column of the type names
 MAX_ROWS = 48  # rows of a map
 POSITIONAL_TYPES = ("positional", "uniform")  # types that do not depend on the content of tokens
 
@@ -31,10 +31,12 @@ POSITIONAL_TYPES = ("positional", "uniform")  # types that do not depend on the 
 def heatmap(weights: Float[Tensor, "t s"], rows: Sequence[str], columns: Sequence[str], *, color: bool = True) -> Text:
     """The map of one head: a row per query and a cell of two characters per key, with their tokens.
 
+    A weight of exactly 0, as of a masked key, is an empty cell.
+
     >>> import torch
     >>> print(heatmap(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), ["a", "b"], ["a", "b"], color=False).plain)
       a b
-    a @@··
+    a @@
     b ====
     """
     if weights.shape != (len(rows), len(columns)):
@@ -45,24 +47,29 @@ def heatmap(weights: Float[Tensor, "t s"], rows: Sequence[str], columns: Sequenc
     margin = max((cell_len(name) for name in rows), default=0)
     map_ = Text(" " * (margin + 1) + "".join(set_cell_size(name, 2) for name in columns).rstrip() + "\n")
     for name, line in zip(rows, weights.tolist(), strict=True):
-        map_.append(" " * (margin - cell_len(name)) + name + " ").append(row_cells(line, color=color)).append("\n")
+        map_.append(" " * (margin - cell_len(name)) + name + " ").append(
+            row_cells(line, color=color, blank_zero=True)
+        ).append("\n")
     map_.rstrip()
     return map_
 
 
-def row_cells(line: Sequence[float], *, color: bool = True) -> Text:
-    """One row of a map: a cell of two characters per number from 0 to 1."""
+def row_cells(line: Sequence[float], *, color: bool = True, blank_zero: bool = False) -> Text:
+    """One row of a map: a cell of two characters per number from 0 to 1; `blank_zero` leaves zeros empty."""
     row = Text()
     for weight in line:
-        step = min(int(weight * len(SCALE)), len(SCALE) - 1)
-        row.append("  " if color else 2 * SHADES[max(step, 1)], style=f"on {SCALE[step]}" if color else "")
+        if blank_zero and weight == 0:
+            row.append("  ")
+            continue
+        step = min(int(weight * len(COLOR_SCALE)), len(COLOR_SCALE) - 1)
+        row.append("  " if color else 2 * SHADES[max(step, 1)], style=f"on {COLOR_SCALE[step]}" if color else "")
     return row
 
 
 def legend(*, color: bool = True) -> Text:
     """The color scale from 0 to 1."""
     scale = Text("0 ")
-    for step, shade in zip(SCALE, SHADES, strict=True):
+    for step, shade in zip(COLOR_SCALE, SHADES, strict=True):
         scale.append("  " if color else 2 * shade, style=f"on {step}" if color else "")
     return scale.append(" 1")
 
@@ -78,19 +85,22 @@ def visible_token(token: str, most: int = 14) -> str:
     return shown if cell_len(shown) <= most else set_cell_size(shown, most - 1).rstrip() + "…"
 
 
-def head_type_lines(found: HeadTypes) -> Iterator[Text]:
-    """A line for each head type that occurs: what it does, and its heads as layer.head with their scores."""
+def head_type_lines(found: HeadTypes, width: int = 80) -> Iterator[Text]:
+    """Two lines for each head type that occurs: what it does, and its heads as layer.head with their scores."""
     for name, does in HEAD_TYPES.items():
         heads = [head for head in found.of_type(name) if name not in POSITIONAL_TYPES or head.type == name]
         if not heads:
             continue
-        line = Text(f"{name:<15}", style="bold")
-        for head in heads[:MAX_HEADS]:
-            line.append(f" {head.layer}.{head.head}", style="bold cyan").append(
-                f" {head.scores[name]:.2f}", style="default not bold"
-            )
-        more = f"  and {len(heads) - MAX_HEADS} more" if len(heads) > MAX_HEADS else ""
-        yield line.append(more, style="dim").append(f"   {does}", style="dim not bold")
+        yield Text(f"{name:<{NAME_WIDTH}}", style="bold").append(does, style="dim not bold")
+        line = Text(" " * NAME_WIDTH + ("heads" if len(heads) > 1 else "head"))
+        for count, head in enumerate(heads):
+            left = len(heads) - count
+            shown = f" {head.layer}.{head.head} ({head.scores[name]:.2f})"
+            if count == MAX_HEADS or (count and len(line) + len(shown) + len(f", and {left} more") > width):
+                line.append(f" and {left} more", style="dim")
+                break
+            line.append("," if count else "").append(shown, style="cyan")
+        yield line
 
 
 def head_map_lines(

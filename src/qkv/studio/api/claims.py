@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from qkv._workers import Worker
 from qkv.claims import CLAIMS, Claim, find_claim
+from qkv.claims.questions import TITLES
 from qkv.claims.registry import MAX_SEED, knob_values
 from qkv.studio.jobs import Job
 from qkv.studio.responses import get_route, post_route
@@ -39,6 +40,9 @@ BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
     "identity": (("beta", 1.0, "each token attends to the others, too"),),
     "convolution": (("beta", 4.0, "too soft: a head attends to more than one position"),),
     "receptive-field": (("kernel", 9, "the kernel is as wide as the image"),),
+    "similar-to-rnn": (("causal", 0, "without a causal mask a token needs later ones, too"),),
+    "similar-to-mlp": (("tokens", 1, "a single token has weight 1: self-attention is a linear layer"),),
+    "heads-are-channels": (("beta", 0.0, "uniform attention has fixed weights, as a kernel has"),),
     "worked-example": (("scale", 2.0, "the scores are not those of the example"),),
 }
 # wrong implementations of qkv.claims.mutants: what is wrong
@@ -70,6 +74,9 @@ MUTANTS = {
     "rows-first-patches": "patches are flattened in another order than the weights",
     "learned-positions": "positions are learned for one length",
     "frozen-positions": "the position table is not trained",
+    "dropout-on-stream": "dropout is applied to the residual stream",
+    "dropout-in-evaluation": "dropout stays on in evaluation",
+    "no-warm-up": "the first step has the full learning rate",
 }
 
 
@@ -174,6 +181,7 @@ def _claim_json(claim: Claim) -> dict[str, Any]:
     knob_parts = ("name", "default", "between", "step", "long", "help", "is_integer")
     return {
         "name": claim.name,
+        "question": TITLES[claim.name],
         "statement": claim.statement,
         "cost": claim.cost,
         "expected": claim.expected,

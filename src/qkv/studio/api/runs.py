@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from qkv._config import find_differences, to_toml
+from qkv._files import read_limited
 from qkv._workers import Worker
 from qkv.studio.jobs import Job
 from qkv.studio.responses import NotFoundError, get_route, post_route
@@ -22,6 +23,7 @@ from qkv.studio.run_files import (
     limit_cell,
     limit_rows,
     newest_checkpoint,
+    printable_name,
     read_samples,
     read_series,
 )
@@ -32,7 +34,8 @@ from qkv.training.lock import lock_holder
 from qkv.training.metrics import finite_or_none
 from qkv.training.recipes import RECIPES, get_recipe
 from qkv.training.report import format_metric
-from qkv.training.runs import RECIPE_FILE, REPORT_FILE, STATUS_FILE
+from qkv.training.run_state import STATUS_FILE, read_status
+from qkv.training.runs import RECIPE_FILE, REPORT_FILE
 
 READ_ERRORS = (
     ValueError,
@@ -44,6 +47,7 @@ READ_ERRORS = (
     RecursionError,
 )  # of damaged runs
 REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # a report may be anything
+MAX_REPORT_BYTES = 64 * 2**20
 MAX_COMPARED = 12  # runs
 MAX_CHECKPOINTS = 24  # checkpoints of a run whose samples are remembered
 MAX_SAMPLED_RUNS = 8  # runs whose samples are remembered
@@ -79,7 +83,7 @@ class RunsApi:
             return {}
         found = (path.parent for path in self.runs.glob(f"*/{RECIPE_FILE}"))
         order = sorted(found, key=lambda folder: (-file_stamp(folder / RECIPE_FILE)[0][0], folder.name))
-        return {folder.name: folder for folder in order if not folder.name.startswith(".")}
+        return {printable_name(folder): folder for folder in order if not folder.name.startswith(".")}
 
     def folder(self, name: str) -> Path:
         folders = self.folders()
@@ -113,23 +117,22 @@ class RunsApi:
         """One run in a few fields; a damaged folder says so and does not hide the others."""
         run = self.read(folder)
         if isinstance(run, str):
-            return {"id": folder.name, "state": "unreadable", "problem": run}
+            return {"id": printable_name(folder), "state": "unreadable", "problem": run}
         try:
             return self._summary(folder, run)
         except READ_ERRORS as problem:
-            return {"id": folder.name, "state": "unreadable", "problem": _describe_damage(problem)}
+            return {"id": printable_name(folder), "state": "unreadable", "problem": _describe_damage(problem)}
 
     def _summary(self, folder: Path, run: Run) -> dict[str, Any]:
-        stages = stage_folders(run)
+        stages = run.stage_folders
         steps = [last_step(each) for each in stages.values()]
         own = self.processes.is_running(folder)
-        state = "stopped"
-        if run.finished:
-            state = "finished"
-        elif own or any(lock_holder(each) for each in stages.values()):
-            state = "running"
+        state = run.state
+        if own and state in ("stopped", "failed"):  # its process is loading the data
+            state = "training"
+        error = _last_error(self.processes.log_tail(folder)) or read_status(folder).get("error", "")
         return {
-            "id": folder.name,
+            "id": printable_name(folder),
             "state": state,
             "own": own,
             "recipe": run.config.recipe,
@@ -140,7 +143,7 @@ class RunsApi:
             "steps": sum(stage.steps for stage in run.config.stages.values()),
             "seconds": finite_or_none(run.seconds) or sum(seconds for _, seconds in steps),
             "results": list_results(run),
-            "error": _last_error(self.processes.log_tail(folder)) if state == "stopped" else "",
+            "error": str(error) if state in ("stopped", "failed") else "",
         }
 
     def details(self, request: Request) -> dict[str, Any]:
@@ -149,14 +152,14 @@ class RunsApi:
         run, summary = self.read(folder), self.summary(folder)
         if isinstance(run, str) or summary["state"] == "unreadable":
             return {**summary, "stages": {}}
-        stages = stage_folders(run)
+        stages = run.stage_folders
         marks = {name: request.query_params.get(f"mark.{name}", "") for name in stages}
         return {
             **summary,
             "stages": {name: read_series(each, marks[name]) for name, each in stages.items()},
             "checkpoint": newest_checkpoint(stages),
             "toml": to_toml(run.config.to_table()),
-            "report": (folder / REPORT_FILE).is_file(),
+            "report": (folder / REPORT_FILE).is_file() and not (folder / REPORT_FILE).is_symlink(),
             "notes": [str(note) for note in run.notes],
             "command": train_command("--config", str(folder / RECIPE_FILE), "--folder", f"{folder}-again"),
             "python": (
@@ -180,10 +183,9 @@ class RunsApi:
             ],
             "command": shlex.join(["qkv", "runs", *paths]),
             "python": (
-                "from qkv._config import find_differences\n"
                 "from qkv.training import open_run\n"
-                f"runs = [open_run(folder) for folder in {paths!r}]\n"
-                "print([run.result for run in runs], find_differences([run.config.to_table() for run in runs]))"
+                f"for run in [open_run(folder) for folder in {paths!r}]:\n"
+                "    print(run.result, run.config.to_table())"
             ),
         }
 
@@ -195,9 +197,12 @@ class RunsApi:
     def report(self, request: Request) -> Response:
         """A run's HTML report, sandboxed."""
         path = self.folder(request.path_params["run"]) / REPORT_FILE
+        if path.is_symlink():
+            raise NotFoundError(f"{REPORT_FILE} of this run is a symbolic link, which the studio does not follow")
         if not path.is_file():
             raise NotFoundError("this run has no report yet: it is written when the run finishes")
-        return HTMLResponse(path.read_bytes(), headers={"content-security-policy": REPORT_POLICY})
+        content = read_limited(path, MAX_REPORT_BYTES, follow_link=False)
+        return HTMLResponse(content, headers={"content-security-policy": REPORT_POLICY})
 
     def stop(self, body: dict[str, Any]) -> dict[str, Any]:
         """Stop a run at its next step."""
@@ -207,17 +212,17 @@ class RunsApi:
             return {"stopping": name}
         folder = self.folder(name)
         run = self.read(folder)
-        stages = {} if isinstance(run, str) else stage_folders(run)
-        holders = [holder for each in stages.values() if (holder := lock_holder(each))]
-        self.processes.stop(folder, holders[0] if holders else None)
+        stages = [] if isinstance(run, str) else run.stage_folders.values()
+        holders = [holder for each in (folder, *stages) if (holder := lock_holder(each))]
+        self.processes.stop(folder, holders[0] if holders else None, stages)
         return {"stopping": name}
 
     def resume(self, body: dict[str, Any]) -> dict[str, Any]:
         """Resume a stopped run."""
         folder = self.folder(str(body["run"]))
         state = self.summary(folder)["state"]
-        if state != "stopped":
-            raise ValueError(f"{folder.name} is {state}; only a stopped run can be resumed")
+        if state not in ("stopped", "failed"):
+            raise ValueError(f"{folder.name} is {state}; only a stopped or failed run can be resumed")
         return self.processes.resume(folder)
 
 
@@ -269,12 +274,6 @@ def list_recipes() -> list[dict[str, Any]]:
         }
         for recipe in map(get_recipe, RECIPES)
     ]
-
-
-def stage_folders(run: Run) -> dict[str, Path]:
-    """The folder of each stage's metrics; a run with one stage keeps them in its own folder."""
-    names = list(run.config.stages)
-    return {name: run.folder if len(names) == 1 else run.folder / name for name in names}
 
 
 def list_results(run: Run) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ def _parse_file(body: dict[str, Any], name: str, what: str) -> bytes:
 def _parse_image(loaded: LoadedModel, body: dict[str, Any]) -> ModelInput:
     if body.get("sample") is not None:
         number = int(body["sample"])
-        return ModelInput(sample_image(loaded, number), f"digit-{number}.png", sample=number)
+        return ModelInput(sample_image(loaded, number), _sample_name(number), sample=number)
     from PIL import Image, UnidentifiedImageError
 
     content = _parse_file(body, "file", "an image")
@@ -201,15 +201,23 @@ def _file_name(body: dict[str, Any], default: str) -> str:
     return Path(name).name[:120] or default
 
 
+def _sample_name(number: int) -> str:
+    from qkv.data.images.load import load_digits
+
+    test = load_digits().test
+    return f"digit-{number if test is None else int(test.labels[number])}.png"
+
+
 def _sample_texts(loaded: LoadedModel) -> list[str]:
     try:
         purpose = json.loads(getattr(loaded.model, "extra_files", {}).get("purpose.json", b"{}"))
     except ValueError:
         purpose = {}
-    documents = [text for text in purpose.get("documents", [])[:3] if isinstance(text, str)]
+    documents = [text for text in purpose.get("documents", []) if isinstance(text, str)]
     if documents:
-        names = [" ".join(text.split()[:2]) for text in documents]
-        return [f"Where was {name} born?{MASK_CHAR}" for name in names] + documents[:1]
+        # a person may have several documents
+        names = dict.fromkeys(" ".join(text.split()[:2]).rstrip(".,;:") for text in documents)
+        return [f"Where was {name} born?{MASK_CHAR}" for name in list(names)[:3]] + documents[:1]
     if isinstance(purpose.get("prompt"), str):
         return [purpose["prompt"], "To be, or not to be, that is the "]
     if loaded.kind == "pair":

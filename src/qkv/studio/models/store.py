@@ -15,17 +15,26 @@ from typing import Any
 
 from torch import nn
 
-from qkv._files import read_json
 from qkv.checkpoints import bundled, load_any, resolve
 from qkv.checkpoints.huggingface.folder import missing_weights_message
 from qkv.interp.inputs import InputKind, input_kind
 from qkv.models.folder import CONFIG
 from qkv.studio.responses import NotFoundError
-from qkv.studio.run_files import FileStamp, file_stamp
-from qkv.training.runs import MODEL_FOLDER, STATUS_FILE
+from qkv.studio.run_files import FileStamp, file_stamp, printable_name
+from qkv.training.run_state import STATUS_FILE, read_status
+from qkv.training.runs import MODEL_FOLDER
 
 MAX_LOADED = 4  # models in memory
 MAX_BYTES = 6 * 2**30  # of a model's files
+RECIPE_KINDS: dict[str, InputKind] = {
+    "gpt-text": "text",
+    "birthplaces": "text",
+    "translate": "pair",
+    "speech": "audio",
+    "vit-digits": "image",
+    "vit-cifar10": "image",
+    "vit-cifar100": "image",
+}
 CARD_FACTS = ("summary", "parameters", "license", "data", "command", "metrics")
 
 
@@ -121,7 +130,7 @@ def _bundled_sources() -> list[ModelSource]:
     sources = []
     for name in bundled.names():
         card = bundled.read_card(name)
-        facts = {key: card.get(key) for key in CARD_FACTS}
+        facts = {key: card.get(key) for key in CARD_FACTS} | {"kind": RECIPE_KINDS.get(str(card.get("recipe")))}
         sources.append(ModelSource(name, "bundled", name.removeprefix(bundled.PREFIX), name, facts))
     return sources
 
@@ -132,13 +141,15 @@ def _run_sources(runs: Path) -> list[ModelSource]:
     for path in runs.glob(f"*/{STATUS_FILE}") if runs.is_dir() else []:
         folder = path.parent
         try:
-            status = read_json(path, "a run folder has recipe.toml and run.json")
+            status = read_status(folder)
         except (ValueError, OSError):
             continue
         if not status.get("finished") or not (folder / MODEL_FOLDER / CONFIG).is_file():
             continue
-        facts = {"summary": status.get("recipe"), "parameters": status.get("parameters")}
-        source = ModelSource(f"run:{folder.name}", "run", folder.name, str(folder), facts)
+        recipe = status.get("recipe")
+        facts = {"summary": recipe, "parameters": status.get("parameters"), "kind": RECIPE_KINDS.get(str(recipe))}
+        name = printable_name(folder)
+        source = ModelSource(f"run:{name}", "run", name, str(folder), facts)
         sources.append((path.stat().st_mtime, source))
     return [source for _, source in sorted(sources, key=lambda each: -each[0])]
 

@@ -10,7 +10,8 @@ from qkv.byhand import Solution, make_problem, solve_problem
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.numbers import format_decimal, to_text
 from qkv.byhand.solution import STEPS
-from qkv.byhand.steps import SolutionStep, describe_agreement, describe_setting, explain_steps
+from qkv.byhand.steps import SolutionStep, explain_steps
+from qkv.byhand.symbols import describe_agreement, describe_setting
 from qkv.studio.playground.attention import make_mask
 from qkv.studio.playground.request import PlaygroundRequest, Texts
 

@@ -33,7 +33,7 @@ from qkv.training.config import CheckpointConfig, TrainConfig
 from qkv.training.evaluation import evaluate_all
 from qkv.training.objectives import language_model
 from qkv.training.optimizers import OptimizerConfig
-from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
+from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model, sample_evenly
 from qkv.training.recipes.question_answering import (
     Answer,
     DocumentIndex,
@@ -147,13 +147,14 @@ def make_tokenizer(facts: Facts, data: FactData) -> Tokenizer:
 class BirthplacesTask:
     """Everything that the stages, the test and the samples of one config share."""
 
-    def __init__(self, config: RecipeConfig) -> None:
+    def __init__(self, config: RecipeConfig, limit: int | None = None) -> None:
         self.data: FactData = config.data
         self.seed = config.seed
         self.facts = load_facts(self.data, self.seed)
         self.tokenizer = make_tokenizer(self.facts, self.data)
         self.mask_id = self.tokenizer.encode(MASK_CHAR, add_special_tokens=False).ids[0]
         self.train, self.validation = split_questions(self.facts.train, self.data.validation_fraction, self.seed)
+        self.validation, self.dev = sample_evenly(self.validation, limit), sample_evenly(self.facts.dev, limit)
         self.objective = language_model()
         self.reading_confidence: dict[str, float] = {}  # of the pseudo-labels, by question
 
@@ -247,7 +248,7 @@ class BirthplacesTask:
 
     def test(self, model: nn.Module) -> dict[str, Any]:
         """Exact match on the dev questions, and that of the most common training answer for all of them (London)."""
-        dev = self.facts.dev
+        dev = self.dev
         common, _ = Counter(question.answer for question in self.facts.train).most_common(1)[0]
         return {
             "exact": exact_match(self.answer(model, dev), dev),
@@ -285,9 +286,9 @@ class BirthplacesTask:
         return purpose
 
 
-def build(config: RecipeConfig) -> Task:
+def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load documents and questions, train the tokenizer, build the model."""
-    task = BirthplacesTask(config)
+    task = BirthplacesTask(config, limit)
     vocab_size = max(task.tokenizer.get_vocab_size(), config.model.vocab_size)
     config = replace(config, model=replace(config.model, vocab_size=vocab_size))
     model: Any = build_model(config.model, config.seed)
@@ -323,7 +324,8 @@ def _note_other_data(config: RecipeConfig, task: BirthplacesTask) -> tuple[str, 
 def read_pseudo_labels(run: str) -> list[dict[str, Any]]:
     """Read the pseudo-labels of another run: question, answer and confidence."""
     path = Path(run) / "finetune" / "prepared.json"
-    labels = read_json(path, "data.teacher must be a run of this recipe with self-training").get("questions")
+    expected = "data.teacher must be a run of this recipe with self-training"
+    labels = read_json(path, expected, max_bytes=2**30).get("questions")
     fields = {"question": str, "answer": str, "confidence": int | float}
     if not isinstance(labels, list) or not all(
         isinstance(label, dict) and all(isinstance(label.get(name), kind) for name, kind in fields.items())

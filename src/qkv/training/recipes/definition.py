@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +14,13 @@ from torch import nn
 from qkv._config import Table, from_toml, override, to_dict
 from qkv.data.batches import Batches, mix_seed
 from qkv.models import Model, build
+from qkv.models.base import check_fits
 from qkv.training.config import TrainConfig
+from qkv.training.device import training_device
 from qkv.training.distributed import World
 from qkv.training.objectives import Objective
 
+T = TypeVar("T")
 WEIGHTS = 101  # the random stream that initial weights are drawn from
 PICKED_ON_TEST = "best epoch picked on the test set, as in the notebook"  # of NYU DL HW4
 
@@ -92,6 +95,17 @@ class Task:
         return run_folder if len(self.stages) == 1 else run_folder / stage.name
 
 
+def sample_evenly(items: list[T], limit: int | None) -> list[T]:
+    """Return at most `limit` items, evenly spaced over the list; None for all.
+
+    >>> sample_evenly(list(range(10)), 4)
+    [0, 2, 5, 7]
+    """
+    if limit is None or len(items) <= limit:
+        return items
+    return [items[index * len(items) // limit] for index in range(limit)]
+
+
 def equal_shares(config: RecipeConfig) -> dict[str, float]:
     """Give every stage the same share of a run."""
     return dict.fromkeys(config.stages, 1 / len(config.stages))
@@ -102,7 +116,8 @@ class RecipeDefinition:
     """A recipe: default configs, the models to choose from, presets, and how a task is built.
 
     data: config of the data; its `path` is where the user's own data is. models: the first is the default.
-    build: loads the data and builds the model. presets: named overrides.
+    build: loads the data and builds the model; with a limit, validation and test use a sample of so many items.
+    presets: named overrides.
     model_overrides: overrides that come with a model under every preset, such as another optimizer for a baseline.
     data_fields: fields of the model config that the data decides, such as the vocabulary size.
     stage_shares: the stages that a config runs, each with its share of the run's minutes or steps.
@@ -113,7 +128,7 @@ class RecipeDefinition:
     data: Any
     models: Mapping[str, Any]
     stages: Mapping[str, TrainConfig]
-    build: Callable[[RecipeConfig], Task]
+    build: Callable[[RecipeConfig, int | None], Task]
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     model_overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_fields: tuple[str, ...] = ()
@@ -150,10 +165,17 @@ class RecipeDefinition:
 
     def from_table(self, table: Table, seed: int | None = None) -> RecipeConfig:
         """Read a config from the tables of recipe.toml; each value is checked."""
-        model = dict(table["model"])
-        kind = model.pop("kind")
-        seed = table["seed"] if seed is None else seed
         where = f"recipe {self.name}"
+        for name in ("data", "model", *self.stages):
+            if not isinstance(table.get(name), dict):
+                raise ValueError(
+                    f"{where}: it must have a table [{name}]; `qkv train {self.name} --show` prints a whole recipe"
+                )
+        model = dict(table["model"])
+        kind = model.pop("kind", None)
+        if not isinstance(kind, str) or kind not in self.models:
+            raise ValueError(f"{where}: model.kind must be one of {', '.join(self.models)}; got {kind!r}")
+        seed = table.get("seed", 0) if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"{where}: seed must be a whole number, 0 or more; got {seed!r}")
 
@@ -172,15 +194,16 @@ class RecipeDefinition:
 
 def build_model(config: object, seed: int) -> Model:
     """Build a model with initial weights that follow from the seed; the global random state stays as it was."""
+    check_fits(config)
     with torch.random.fork_rng():
         torch.manual_seed(mix_seed(seed, WEIGHTS))
         return build(config)
 
 
 def copy_to_device(model: Model) -> Model:
-    """Copy a model to the device it is trained on: a GPU if there is one."""
+    """Copy a model to the device it is trained on."""
     world = World.current()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if world.size == 1 else world.device
+    device = training_device() if world.size == 1 else world.device
     return copy.deepcopy(model).to(device)
 
 

@@ -29,6 +29,7 @@ from qkv.training.recipes.definition import (
     Stage,
     Task,
     build_model,
+    sample_evenly,
 )
 from qkv.training.schedules import ScheduleConfig
 
@@ -59,7 +60,7 @@ class ImageData:
     augment: ImageAugment = field(default_factory=ImageAugment)
 
 
-def build(config: RecipeConfig) -> Task:
+def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load the images and build the model for their size and classes."""
     data: ImageData = config.data
     splits = load_splits(data, config.seed)
@@ -73,7 +74,8 @@ def build(config: RecipeConfig) -> Task:
     normalization = Normalization.from_images(splits.train)
 
     def in_order(images: Images) -> ImageBatches:
-        return ImageBatches(images, EVAL_BATCH_SIZE, normalization=normalization, shuffle=False)
+        kept = torch.tensor(sample_evenly(list(range(len(images))), limit), dtype=torch.long)
+        return ImageBatches(images.take(kept), EVAL_BATCH_SIZE, normalization=normalization, shuffle=False)
 
     train = ImageBatches(
         splits.train,

@@ -24,7 +24,7 @@ from qkv.data.text.question_answering import (
     question_prompt,
     reading_prompt,
 )
-from qkv.data.text.tokenizers import encode, encode_all
+from qkv.data.text.tokenizers import decode, encode, encode_all
 from qkv.training.evaluation import eval_mode
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _score_answers(
         stops = (ids == mask_id).nonzero()
         end = int(stops[0]) if len(stops) else len(ids)
         confidence = float(logs[: end + 1].sum().exp()) if len(stops) else 0.0
-        answers.append(Answer(tokenizer.decode(ids[:end].tolist()), confidence))
+        answers.append(Answer(decode(tokenizer, ids[:end]), confidence))
     return answers
 
 

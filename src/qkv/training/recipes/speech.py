@@ -5,9 +5,10 @@ The model learns from the words in order; no alignment is given.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from qkv.data.speech.mel import Mel
 from qkv.data.speech.recordings import (
     WORDS,
     DigitRecording,
+    Speaker,
     SpokenDigitSplits,
     load_spoken_digits,
     load_synthetic_voices,
@@ -53,10 +55,10 @@ AUGMENT = SpeechAugment(
 class SpeechData:
     """Where recordings come from, and how they are joined to strings of digits.
 
-    path: a folder of digit_speaker_number.wav; "tones" are generated digits.
-    held_out_speakers: speakers that are not trained on; the last by name if none is given.
-    min_digits, max_digits: digits in a string. num_strings: strings per epoch. eval_strings: strings in validation and
-        in test.
+    path: a folder of digit_speaker_number.wav, or a folder of such folders; "tones" are generated digits.
+    held_out_speakers: speakers for the test; see `load_spoken_digits` for who is if none is given.
+    min_digits, max_digits: digits in a string. num_strings: strings per epoch. eval_strings: strings in validation;
+    test_strings: in each part of the test.
     n_mels, floor, peak_decay: log-mel features (see `Mel`).
     noise: loudest noise in every string, as a share of full volume.
     equal_lengths: whether the strings of a training batch have equally many digits.
@@ -71,6 +73,7 @@ class SpeechData:
     max_digits: int = 7
     num_strings: int = 1000
     eval_strings: int = 200
+    test_strings: int = 200
     batch_size: int = 16
     n_mels: int = 40
     floor: float = 0.03
@@ -86,7 +89,7 @@ class SpeechData:
             raise ValueError(f"data.synthetic_share must be in [0, 1], got {self.synthetic_share}")
 
 
-def build(config: RecipeConfig) -> Task:
+def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load the recordings and build the model for their features."""
     data: SpeechData = config.data
     splits = load_recordings(data)
@@ -107,12 +110,12 @@ def build(config: RecipeConfig) -> Task:
         seed=config.seed,
     )
 
-    def make_eval_batches(recordings: list[DigitRecording]) -> DigitStringBatches:
+    def make_eval_batches(recordings: list[DigitRecording], count: int) -> DigitStringBatches:
         return DigitStringBatches(
             recordings,
             mel,
             EVAL_BATCH_SIZE,
-            num_strings=data.eval_strings,
+            num_strings=count if limit is None else min(count, limit),
             digits=digits,
             noise=data.noise,
             normalization=train.normalization,
@@ -120,24 +123,29 @@ def build(config: RecipeConfig) -> Task:
             seed=EVAL_SEED,
         )
 
-    validation = make_eval_batches(splits.validation)
+    validation = make_eval_batches(splits.validation, data.eval_strings)
     config = replace(config, model=replace(config.model, features=data.n_mels, num_labels=len(WORDS) + 1))
     objective = ctc()
 
     def validate(model: nn.Module) -> dict[str, float]:
-        return {**evaluate_all(model, validation, objective), "word_error_rate": word_error_rate(model, validation)}
-
-    def test(model: nn.Module) -> dict[str, float]:
-        speakers = {"seen": splits.seen, "unseen": splits.unseen}
         return {
-            f"word_error_rate_{name}": word_error_rate(model, make_eval_batches(recordings))
-            for name, recordings in speakers.items()
-            if recordings
+            **evaluate_all(model, validation, objective),
+            "word_error_rate": word_error_rate(transcribe_strings(model, validation)),
         }
 
+    def test(model: nn.Module) -> dict[str, float]:
+        rates: dict[str, float] = {}
+        for name, recordings in {"seen": splits.seen, "unseen": splits.unseen}.items():
+            if recordings:
+                strings = transcribe_strings(model, make_eval_batches(recordings, data.test_strings))
+                groups = group_by_speaker_kind(strings, splits.speakers) if name == "unseen" else {}
+                rates[f"word_error_rate_{name}"] = word_error_rate(strings)
+                rates |= {f"word_error_rate_{name}_{kind}": word_error_rate(group) for kind, group in groups.items()}
+        return rates
+
     def samples(model: nn.Module) -> list[dict[str, Any]]:
-        pairs = transcribe_strings(model, validation)[:NUM_SAMPLES]
-        return [{"spoken": spell(spoken), "transcribed": spell(written)} for spoken, written in pairs]
+        strings = transcribe_strings(model, validation)[:NUM_SAMPLES]
+        return [{"spoken": spell(string.spoken), "transcribed": spell(string.transcribed)} for string in strings]
 
     return Task(
         config=config,
@@ -178,9 +186,17 @@ def mean_loudness(recordings: Sequence[DigitRecording]) -> float:
     return sum(float(recording.samples.square().mean().sqrt()) for recording in recordings) / len(recordings)
 
 
-def transcribe_strings(model: nn.Module, strings: DigitStringBatches) -> list[tuple[list[int], list[int]]]:
-    """Return the spoken and the transcribed labels of each string."""
-    pairs: list[tuple[list[int], list[int]]] = []
+class TranscribedString(NamedTuple):
+    """The labels that were spoken and those that the model wrote."""
+
+    speaker: str
+    spoken: list[int]
+    transcribed: list[int]
+
+
+def transcribe_strings(model: nn.Module, strings: DigitStringBatches) -> list[TranscribedString]:
+    """Transcribe the strings of the first epoch."""
+    found: list[TranscribedString] = []
     with eval_mode(model) as device:
         for batch in first_epoch(strings, device):
             lengths = batch["lengths"]
@@ -188,14 +204,43 @@ def transcribe_strings(model: nn.Module, strings: DigitStringBatches) -> list[tu
             logits = model(batch["features"], token_mask)
             written = ctc_greedy_decode(logits, model.count_tokens(lengths))  # type: ignore[operator]
             counts = batch["label_lengths"].tolist()
-            pairs += [(row[:n].tolist(), w) for row, n, w in zip(batch["labels"], counts, written, strict=True)]
-    return pairs
+            for row, count, transcribed in zip(batch["labels"], counts, written, strict=True):
+                speaker = strings.string(0, len(found)).speaker
+                found.append(TranscribedString(speaker, row[:count].tolist(), transcribed))
+    return found
 
 
-def word_error_rate(model: nn.Module, strings: DigitStringBatches) -> float:
-    """Compute the word error rate: substitutions, insertions and deletions as a share of all spoken words."""
-    pairs = transcribe_strings(model, strings)
-    return sum(edit_distance(spoken, written) for spoken, written in pairs) / sum(len(spoken) for spoken, _ in pairs)
+def word_error_rate(strings: Sequence[TranscribedString]) -> float:
+    """Compute the word error rate: substitutions, insertions and deletions as a share of all spoken words.
+
+    >>> word_error_rate([TranscribedString("ann", [1, 2, 3], [1, 3]), TranscribedString("bo", [4], [4])])
+    0.25
+    """
+    errors = sum(edit_distance(string.spoken, string.transcribed) for string in strings)
+    return errors / sum(len(string.spoken) for string in strings)
+
+
+def group_by_speaker_kind(
+    strings: Sequence[TranscribedString], speakers: Mapping[str, Speaker]
+) -> dict[str, list[TranscribedString]]:
+    """The strings by the speaker's gender, and by the most common accent of all speakers against the others.
+
+    >>> people = {"ann": Speaker("female", "French"), "bo": Speaker("male", "French"), "cy": Speaker("male", "Danish")}
+    >>> groups = group_by_speaker_kind([TranscribedString(name, [1], [1]) for name in people], people)
+    >>> {kind: len(group) for kind, group in groups.items()}
+    {'female': 1, 'french_accent': 2, 'male': 2, 'other_accent': 1}
+    """
+    accents = Counter(speaker.accent for speaker in speakers.values() if speaker.accent)
+    groups: dict[str, list[TranscribedString]] = {}
+    for string in strings:
+        about = speakers.get(string.speaker, Speaker())
+        if about.gender:
+            groups.setdefault(about.gender, []).append(string)
+        if about.accent:
+            common = accents.most_common(1)[0][0]
+            kind = f"{common.lower()}_accent" if about.accent == common else "other_accent"
+            groups.setdefault(kind, []).append(string)
+    return dict(sorted(groups.items()))
 
 
 def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:

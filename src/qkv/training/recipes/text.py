@@ -45,7 +45,7 @@ class TextData:
     validation_tokens: int = 32_768
 
 
-def build(config: RecipeConfig) -> Task:
+def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load the text, train the tokenizer, and build the model for its vocabulary."""
     data: TextData = config.data
     train_text, validation_text = load_text(data)
@@ -58,8 +58,10 @@ def build(config: RecipeConfig) -> Task:
         fields["max_length"] = data.max_length
     config = replace(config, model=replace(config.model, **fields))
     train, validation = encode(tokenizer, train_text), encode(tokenizer, validation_text)
-    objective = language_model()
     characters_per_token = len(validation_text) / max(len(validation), 1)
+    if limit is not None:  # the first windows
+        validation = validation[: limit * data.max_length]
+    objective = language_model()
 
     def in_order(tokens: Any) -> TextWindows:
         return TextWindows(tokens, data.max_length, data.batch_size, shuffle=False)

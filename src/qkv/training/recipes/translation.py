@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from qkv._config import to_dict
 from qkv.data.text.tokenizers import START, STOP, bpe_tokenizer, decode, encode_all, serialize_tokenizer
 from qkv.data.text.translation import (
     PairBatches,
@@ -19,13 +20,13 @@ from qkv.data.text.translation import (
     number_to_german,
     read_pairs,
 )
-from qkv.models import RNNSeq2SeqConfig, Seq2SeqConfig
+from qkv.models import PRESETS, RNNSeq2SeqConfig, Seq2SeqConfig
 from qkv.training.config import CheckpointConfig, TrainConfig
 from qkv.training.evaluation import eval_mode, evaluate_all
 from qkv.training.objectives import sequence_to_sequence
 from qkv.training.optimizers import OptimizerConfig
-from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model
-from qkv.training.schedules import ScheduleConfig
+from qkv.training.recipes.definition import RecipeConfig, RecipeDefinition, Stage, Task, build_model, sample_evenly
+from qkv.training.schedules import ScheduleConfig, inverse_sqrt_lr
 
 NUM_SAMPLES = 12
 
@@ -54,10 +55,11 @@ class TranslationData:
     validation_sentences: int = 200
 
 
-def build(config: RecipeConfig) -> Task:
+def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load the pairs, train the shared tokenizer, and build the model for its vocabulary."""
     data: TranslationData = config.data
     splits = load_pairs(data, config.seed)
+    splits |= {name: sample_evenly(splits[name], limit) for name in ("val", "test")}
     tokenizer = bpe_tokenizer((sentence for pair in splits["train"] for sentence in pair), data.vocab_size)
     ids = {
         name: [encode_all(tokenizer, side, name) for side in zip(*pairs, strict=True)] for name, pairs in splits.items()
@@ -170,18 +172,34 @@ def bleu(translations: list[str], pairs: list[SentencePair]) -> float:
     return sacrebleu.corpus_bleu(translations, [[pair.target for pair in pairs]]).score
 
 
-_PUBLISHED: dict[str, Any] = {  # norm order and optimizer of Vaswani et al. (2017), in a smaller size
-    "model.norm_order": "post",
-    "model.dim": 256,
-    "model.mlp_dim": 1024,
-    "model.heads": 8,
-    "model.encoder_layers": 3,
-    "model.decoder_layers": 3,
-    "model.dropout": 0.1,
-    "model.attention_dropout": 0.1,
-    "data.batch_tokens": 4096,
-    "train.optimizer": {"name": "adamw", "lr": 7e-4, "weight_decay": 0.01},
-    "train.schedule": {"warmup_steps": 1000},
+_WARMUP = 4000
+_BASE = PRESETS["transformer-base"]
+_TRANSFORMER_BASE: dict[str, Any] = {  # the base model of Vaswani et al. (2017) and its training, English to German
+    **{f"model.{name}": value for name, value in to_dict(_BASE).items() if name != "vocab_size"},
+    "data.vocab_size": _BASE.vocab_size,
+    "data.batch_tokens": 25_000,
+    "data.label_smoothing": 0.1,
+    "data.num_beams": 4,
+    "data.length_penalty": 0.6,
+    "train.steps": 100_000,
+    "train.ema_decay": 0.0,
+    "train.grad_clip": "none",
+    "train.optimizer": {
+        "name": "adam",
+        "lr": inverse_sqrt_lr(_BASE.dim, _WARMUP),
+        "betas": (0.9, 0.98),
+        "eps": 1e-9,
+        "weight_decay": 0.0,
+    },
+    "train.schedule": {"kind": "inverse-sqrt", "warmup_steps": _WARMUP},
+    # the paper saves every 10 minutes, 1,500 steps of 0.4 s, and averages the last 5
+    "train.checkpoint": {
+        "evaluate_every": 1500,
+        "checkpoint_every": 1500,
+        "keep_last": 5,
+        "average_last": 5,
+        "best_metric": "",
+    },
 }
 TRANSLATE = RecipeDefinition(
     name="translate",
@@ -213,7 +231,7 @@ TRANSLATE = RecipeDefinition(
         )
     },
     presets={
-        "2017": _PUBLISHED,
+        "transformer-base": _TRANSFORMER_BASE,
         "long": {"model.dropout": 0.3, "train.steps": 16_000, "train.schedule": {"warmup_steps": 800}},
     },
     model_overrides={"rnn-attention": {"train.optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01}}},

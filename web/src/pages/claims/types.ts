@@ -21,6 +21,7 @@ export interface Claim {
   statement: string;
   cost: "instant" | "seconds" | "minutes";
   expected: Verdict;
+  question: string;
   caption: string;
   knobs: Knob[];
   mutants: { name: string; description: string }[];
@@ -53,6 +54,7 @@ export interface ClaimResult {
   verdict_text: string;
   expected: Verdict;
   expected_text: string;
+  caption: string;
   condition: string;
   seed: number;
   seconds: number;

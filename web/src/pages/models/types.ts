@@ -7,7 +7,7 @@ export interface ModelSource {
   origin: "bundled" | "run" | "folder";
   title: string;
   checkpoint: string;
-  facts: { summary?: string; parameters?: number; license?: string; data?: string; command?: string };
+  facts: { kind?: "text" | "pair" | "image" | "audio" | null; summary?: string; parameters?: number; license?: string; data?: string; command?: string };
 }
 
 export interface OpenModel extends ModelSource {

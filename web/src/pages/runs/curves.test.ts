@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { at, duration, extendSeries, makeScale, panels, smoothSeries, thinPoints, valueAt } from "./curves";
+import { at, duration, extendSeries, formatTicks, makeScale, panels, smoothSeries, thinPoints, valueAt } from "./curves";
 
 const series = (value: number[]) => ({ step: value.map((_, i) => i), seconds: value.map((_, i) => i / 2), value });
 
@@ -58,4 +58,9 @@ test("panels puts training and validation of one metric together; loss comes fir
 test("duration never shows sixty seconds", () => {
   expect(duration(1139.7)).toBe("19 min 00 s");
   expect(duration(61.2)).toBe("1 min 01 s");
+});
+
+test("formatTicks never gives two ticks of an axis the same label", () => {
+  expect(formatTicks([2.30201, 2.302015, 2.30202])).toEqual(["2.30201", "2.302015", "2.30202"]);
+  expect(formatTicks([0, 0.5, 1])).toEqual(["0", "0.5", "1"]);
 });

@@ -118,6 +118,15 @@ export function formatNumber(value: number): string {
   return value.toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
+// The labels of an axis: with as many digits as it takes to tell neighboring ticks apart.
+export function formatTicks(ticks: number[]): string[] {
+  for (let digits = 4; digits <= 12; digits++) {
+    const labels = ticks.map((tick) => (digits === 4 ? formatNumber(tick) : tick.toLocaleString("en", { maximumSignificantDigits: digits })));
+    if (new Set(labels).size === new Set(ticks).size) return labels;
+  }
+  return ticks.map(String);
+}
+
 export function duration(seconds: number): string {
   if (seconds === 0) return "0";
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;

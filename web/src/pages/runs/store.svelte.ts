@@ -2,7 +2,8 @@
 import { get } from "../../lib/api";
 import { extendSeries, type Series, type SeriesUpdate } from "./curves";
 
-export type RunState = "running" | "finished" | "stopped" | "unreadable";
+export type RunState = "training" | "testing" | "finished" | "stopped" | "failed" | "unreadable";
+export const isActive = (state: RunState): boolean => state === "training" || state === "testing";
 export interface Metric {
   part: string;
   name: string;
@@ -75,7 +76,7 @@ export class RunStore {
 
   private pause(): number {
     if (this.problem) return 5000;
-    const busy = this.listing?.starting.length || this.listing?.runs.some((run) => run.state === "running");
+    const busy = this.listing?.starting.length || this.listing?.runs.some((run) => isActive(run.state));
     return busy ? 1000 : 3000;
   }
 
@@ -87,7 +88,7 @@ export class RunStore {
       for (const run of listing.runs) {
         const held = this.details[run.id];
         // a run that has changed is read again
-        const stale = !held || run.state === "running" || run.state !== held.state || run.step !== held.step;
+        const stale = !held || isActive(run.state) || run.state !== held.state || run.step !== held.step;
         if (this.shown().includes(run.id) && stale) await this.read(run.id);
       }
       this.problem = "";

@@ -33,6 +33,7 @@ export interface PageData {
   axes: { name: string; tokens: string[] }[];
   digits: number;
   panels: PanelData[];
+  first: [panel: number, head: number]; // what the page opens on
   image: (PatchImage & { axis: number }) | null;
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,8 @@ from qkv.check.contract import Contract
 from qkv.check.explain import explain_function
 from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
 from qkv.check.grading.exercises.common import (
+    EXPLAINED,
+    FIX,
     LAYER_CHECKS,
     PARAMETER_GRADIENTS,
     Exercise,
@@ -30,26 +33,46 @@ from qkv.check.grading.exercises.common import (
     no_grad,
     relative_error,
 )
+from qkv.check.grading.exercises.projections import Layout, explain_attention, layouts, named_layout
 from qkv.check.grading.proxy import call_remote, check_shape, load_parameters
 from qkv.check.implementation import Implementation
-from qkv.check.report import Finding
+from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding
 
 if TYPE_CHECKING:
-    from qkv.check.grading.rubric import Rubric
+    from qkv.check.grading.rubric import GradedExercise
 
 WEIGHT_CHECKS = ("rows sum to one", "scale", "head independence")
 MASK_CHECKS = ("mask polarity", "fully masked row")
 PARTS = ("query", "key", "value", "output")
 MODEL_DIM = HEADS * HEAD_DIM
+BY_OUTPUT = ("causal", "truncation", "past reachable", "kind", *WEIGHT_CHECKS)
+NO_FUTURE = ("causal", "truncation")
+BREAKS = {
+    "no mask": NO_FUTURE,
+    "mask off by one": (*NO_FUTURE, "past reachable"),
+    "mask transposed": (*NO_FUTURE, "past reachable"),
+    "mask not −∞": NO_FUTURE,
+    "mask after softmax": ("rows sum to one", *NO_FUTURE),
+    "leak": NO_FUTURE,
+    "window": ("past reachable",),
+    "softmax axis": ("rows sum to one", *NO_FUTURE),
+    "softmax replaced": ("rows sum to one",),
+    "scale": ("scale",),
+    "scores changed": (),
+    "heads mixed": ("head independence", *NO_FUTURE),
+    "inputs swapped": (),
+}  # which checks a mistake breaks by itself, besides the formula
+MAX_LAYOUTS = 500
 
 
 class GradedAttention(GradedLayer):
-    """An attention layer; `parts` maps query, key, value and output to the names of its linear layers."""
+    """An attention layer; `parts` maps query, key, value and output to the usual names of its linear layers."""
 
-    def __init__(self, sandbox: Sandbox, rubric: Rubric, parameters: nn.Module) -> None:
+    def __init__(self, sandbox: Sandbox, rubric: GradedExercise, parameters: nn.Module) -> None:
         settings = rubric.interface.settings
         self.sandbox, self.parts, self.mask = sandbox, settings.get("parts", {}), settings.get("mask")
         self.takes_qkv = settings.get("call", "x") == "query, key, value"
+        self._layout: Layout | None = None
         implementation = Implementation(
             name=rubric.interface.name,
             level="layer",
@@ -74,45 +97,51 @@ class GradedAttention(GradedLayer):
             raise ValueError("this layer takes neither fewer key heads nor unequal lengths")
         weights: dict[str, Tensor] = dict(self.weights)
         for part, wanted in {"query": q, "key": k, "value": v}.items():
-            weights |= self._set_projection(part, wanted)
-        if "output" in self.parts:
-            weights |= self.set_linear(self.parts["output"], torch.eye(MODEL_DIM, dtype=torch.float64))
+            weights = self._set_projection(weights, part, wanted)
+        if "output" in self.layout:
+            identity = torch.eye(MODEL_DIM, dtype=torch.float64).unflatten(1, (HEADS, HEAD_DIM))
+            weights = self.layout["output"].write(weights, identity)
         queries, keys = (_unit_vectors(b, length).to(self.implementation.dtype) for length in (t, s))
         kwargs = {} if mask is None or self.mask is None else {self.mask: mask}
         inputs = [queries, keys, keys] if self.takes_qkv else [queries]
         out = check_shape(call_remote(self.sandbox, inputs, kwargs, weights), (b, t, MODEL_DIM)).double()
         return out.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
 
-    def _set_projection(self, part: str, wanted: Tensor) -> dict[str, Tensor]:
+    def _set_projection(self, weights: dict[str, Tensor], part: str, wanted: Tensor) -> dict[str, Tensor]:
         """Weights of a projection that gives token i of row b the vector wanted for it."""
         rows = wanted.transpose(1, 2).flatten(2).flatten(0, 1)  # (b t) (h d)
         padding = rows.new_zeros(MODEL_DIM - rows.shape[0], MODEL_DIM)
-        return self.set_linear(self.parts[part], torch.cat((rows, padding)).mT)
+        matrix = torch.cat((rows, padding)).mT.unflatten(0, (HEADS, HEAD_DIM))
+        return self.layout[part].write(weights, matrix)
 
-    def set_linear(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
-        """Weights of a linear layer: this matrix, and a bias of zero."""
-        weight = self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM))
-        values = {f"{name}.weight": matrix.to(weight.dtype)}
-        if f"{name}.bias" in self.weights:
-            values[f"{name}.bias"] = torch.zeros_like(self.weights[f"{name}.bias"])
-        return values
+    @property
+    def layout(self) -> Layout:
+        """Where its projections are: those that the interface names, or those with which the formula explains it."""
+        if self._layout is None:
+            self._layout = self._find_layout()
+        return self._layout
 
-    def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """One of its parameters, if it exists and has the shape that the interface names."""
-        found = self.weights.get(name)
-        if found is None:
-            names = ", ".join(sorted(self.weights)[:8]) or "none"
-            raise SubmissionError(f"it has no parameter {name!r}, which the interface names; it has {names}")
-        if tuple(found.shape) != shape:
-            raise SubmissionError(f"its {name} has shape {tuple(found.shape)}, expected {shape}")
-        return found
+    def _find_layout(self) -> Layout:
+        named = named_layout(self.weights, self.parts, MODEL_DIM, HEADS)
+        if named is not None:
+            return named
+        with_output = "output" in self.parts
+        candidates = list(islice(layouts(self.weights, MODEL_DIM, HEADS, with_output=with_output), MAX_LAYOUTS))
+        if not candidates:
+            names = ", ".join(f"{n} {tuple(w.shape)}" for n, w in list(self.weights.items())[:8]) or "none"
+            raise SubmissionError(f"no queries, keys, values and output are found among its parameters: {names}")
+        x = self.implementation.random_input(2, 7, torch.Generator().manual_seed(45))
+        causal = self.contract.kind == "causal"
+        with torch.no_grad():
+            found = self.run(x)
+            explained = explain_attention(x, found, self.weights, candidates, tolerance(self), causal=causal)
+        return explained[0] if explained else candidates[0]
 
     def project(self, part: str, x: Tensor) -> Tensor:
-        """x through the linear layer of this part, computed by the grader."""
-        name = self.parts[part]
-        bias = self.weights.get(f"{name}.bias")
-        out = x @ self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM)).mT
-        return out if bias is None else out + bias
+        """x through the projection of this part, computed by the grader, with heads side by side."""
+        matrix, bias = self.layout[part].read(self.weights)
+        out = x @ (matrix.flatten(1).mT if part == "output" else matrix.flatten(0, 1).mT)
+        return out if bias is None else out + bias.flatten()
 
     @property
     def as_function(self) -> Implementation:
@@ -156,7 +185,7 @@ def parameter_seed(sandbox: Sandbox) -> int:
     return derive_seed(sandbox.seed, "parameters")
 
 
-def prepare_layer(sandbox: Sandbox, rubric: Rubric) -> GradedAttention:
+def prepare_layer(sandbox: Sandbox, rubric: GradedExercise) -> GradedAttention:
     """Open the layer in float64, or in float32 where its code does not work in float64."""
     first_error = None
     for dtype in ("float64", "float32"):
@@ -176,28 +205,47 @@ def check_formula(layer: GradedAttention) -> list[Finding]:
     """The output equals that of the formula with the same weights and inputs."""
     x = layer.implementation.random_input(2, layer.implementation.length, torch.Generator().manual_seed(33))
     error = relative_error(layer.implementation.run(x), _expected_output(layer, x))
-    limit = _tolerance(layer)
-    hint = None
+    limit = tolerance(layer)
+    hint = family = None
     if error > limit:
         cause = explain_function(layer.as_function, layer.contract)
-        hint = "the weights have the agreed names but are used differently"
+        hint = "its weights are used differently: q·k/√d, a causal mask, a softmax over keys, weights · v, projection"
+        if cause is None and _sees_not_itself(layer):
+            words = "a query does not see itself; the first one sees nothing, so its softmax is over all tokens"
+            cause = Diagnosis("mask off by one", words, exact=True)
         if cause:
-            hint = f"explained exactly: {cause.words}"
-    return compare("formula", error, limit, "with the same weights its output differs from the formula's", hint)
+            hint = f"{EXPLAINED}{cause.mistake}{FIX}{BUG_FAMILIES[cause.family]}"
+            family = cause.family
+    evidence = "with the same weights its output differs from the formula's"
+    return [replace(finding, family=family) for finding in compare("formula", error, limit, evidence, hint)]
 
 
-def _tolerance(layer: GradedAttention) -> float:
+def _sees_not_itself(layer: GradedAttention) -> bool:
+    """Whether the mask hides the diagonal with a large number, not −∞: then the first query attends to all alike."""
+    if layer.contract.kind != "causal":
+        return False
+    for length in (5, layer.implementation.length):
+        x = layer.implementation.random_input(2, length, torch.Generator().manual_seed(48))
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(0)
+        if relative_error(layer.implementation.run(x), _expected_output(layer, x, hidden)) > tolerance(layer):
+            return False
+    return True
+
+
+def tolerance(layer: GradedAttention) -> float:
     return 1e-6 if layer.implementation.dtype == torch.float64 else 1e-3
 
 
-def _expected_output(layer: GradedAttention, x: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d) v, head by head, projected."""
+def _expected_output(layer: GradedAttention, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """softmax(q·kᵀ/√d) v, head by head, projected. hidden: the keys that a wrong mask gives a very low score."""
     q, k, v = (layer.project(part, x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for part in PARTS[:3])
     scores = q @ k.mT * _promised_scale(layer.contract)
-    if layer.contract.kind == "causal":
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -1e30)
+    elif layer.contract.kind == "causal":
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    return layer.project("output", out) if "output" in layer.parts else out
+    return layer.project("output", out) if "output" in layer.layout else out
 
 
 def _promised_scale(contract: Contract) -> float:
@@ -254,10 +302,10 @@ def check_unequal_lengths(layer: GradedAttention) -> list[Finding]:
         worst = max(worst, relative_error(layer.attend(q, k, v), expected))
     evidence = "3 queries on 7 keys, and 7 on 3, differ from the formula"
     hint = "in cross-attention queries and keys differ in length: take each length from its own input"
-    return compare("unequal lengths", worst, _tolerance(layer), evidence, hint)
+    return compare("unequal lengths", worst, tolerance(layer), evidence, hint)
 
 
-def validate_layer(rubric: Rubric, where: str) -> None:
+def validate_layer(rubric: GradedExercise, where: str) -> None:
     """Checks that choose weights need the names of the projections, and the sizes that the checks draw."""
     settings = rubric.interface.settings
     needs_parts = {*WEIGHT_CHECKS, *MASK_CHECKS, "formula", "unequal lengths"}
@@ -289,10 +337,12 @@ ATTENTION_LAYER = Exercise(
         GradedCheck(("unequal lengths",), no_grad(check_unequal_lengths)),
     ),
     validate_layer,
+    breaks=BREAKS,
+    by_output=BY_OUTPUT,
 )
 
 
-def prepare_function(sandbox: Sandbox, rubric: Rubric) -> GradedLayer:
+def prepare_function(sandbox: Sandbox, rubric: GradedExercise) -> GradedLayer:
     """The submission as a Python function with the signature that the interface names."""
     extra = [rubric.interface.settings[name] for name in ("mask", "causal") if name in rubric.interface.settings]
 
@@ -310,12 +360,23 @@ def prepare_function(sandbox: Sandbox, rubric: Rubric) -> GradedLayer:
     return GradedLayer(implementation, rubric.contract, nn.Module())
 
 
-def validate_function(rubric: Rubric, where: str) -> None:
+def validate_function(rubric: GradedExercise, where: str) -> None:
     if rubric.interface.build is not None:
         raise ValueError(f'{where}: this exercise is a function: function = "…"')
     unknown = sorted(set(rubric.interface.settings) - {"mask", "causal"})
     if unknown:
         raise ValueError(f"{where}: the interface of a function has no {unknown[0]!r}; it has mask and causal")
+
+
+def _formula_of_function(layer: GradedLayer) -> Finding:
+    """softmax(q·kᵀ · scale) v, without a mask."""
+    assert layer.implementation.attention is not None
+    generator = torch.Generator().manual_seed(47)
+    q, k, v = (torch.randn(2, HEADS, 6, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+    expected = (q @ k.mT * _promised_scale(layer.contract)).softmax(-1) @ v
+    error = relative_error(layer.implementation.attention(q, k, v), expected)
+    hint = "multiply q·k by the scale, take the softmax over the keys, multiply by v"
+    return compare("formula", error, 1e-6, "the output differs from softmax(q·kᵀ · scale) v", hint)[0]
 
 
 ATTENTION_FUNCTION = Exercise(
@@ -326,7 +387,7 @@ ATTENTION_FUNCTION = Exercise(
         GradedCheck(MASK_CHECKS, lambda layer: check_masks(layer.implementation, layer.contract)),
         GradedCheck(
             ("alignment", "grouped heads", "formula"),
-            no_grad(lambda layer: check_layout(layer.implementation, layer.contract)),
+            no_grad(lambda layer: [*check_layout(layer.implementation, layer.contract), _formula_of_function(layer)]),
         ),
     ),
     validate_function,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +20,21 @@ from qkv.check.contract import Contract
 from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding
+from qkv.check.shapes import Sweep
 
 if TYPE_CHECKING:
-    from qkv.check.grading.rubric import Rubric
+    from qkv.check.grading.rubric import GradedExercise
 
+EXPLAINED = "explained exactly: "  # begins the hint of a finding whose cause is proven
+FIX = "; fix: "  # between the cause and what to do
 BATCH_CHECKS = ("batch (alone)", "batch (with others)", "batch (reordered)")
 RANDOM_FUNCTIONS = {torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal}
 MAX_NOISE = 0.8  # of a random output, compared with the effect of another input; dropout stays far below
 SALTED = 1 << 62  # seeds from here on come from `mix_seeds`
+
+
+class NoiseError(SubmissionError):
+    """The outputs of two calls differ as much as those for different inputs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class GradedCheck:
     find: Callable[[Any], list[Finding]]
 
 
-def _accept(rubric: Rubric, where: str) -> None:
+def _accept(rubric: GradedExercise, where: str) -> None:
     """Ask nothing more of a rubric."""
 
 
@@ -66,7 +74,7 @@ def require_response(run: Callable[[Tensor], Tensor], first: Tensor, second: Ten
     if effect == 0:
         raise SubmissionError("its output is the same for every input")
     if noise > MAX_NOISE * effect:
-        raise SubmissionError("its output is noise: it differs as much for the same input as for another one")
+        raise NoiseError("its output is noise: it differs as much for the same input as for another one")
 
 
 @dataclass(frozen=True)
@@ -74,16 +82,78 @@ class Exercise:
     """prepare: opens the submission; its result goes to the checks. validate: raises if the rubric does not fit.
 
     require_response: raises SubmissionError if the submission computes nothing from its input; then it earns nothing.
+    also: further names of the submission that it calls. stubs: the source of modules that a student need not hand in.
+    lines: patterns of the lines that a check is about, for the feedback. fixes: what to do where a check gives no hint.
+    owners: the functions or classes that a check is about, where it is not the one that the rubric names.
+    breaks: the checks that each known mistake breaks by itself, by the family of a finding whose cause is exact. What
+    else fails in `by_output` is only a consequence of it and costs nothing.
     """
 
-    prepare: Callable[[Sandbox, Rubric], Any]
+    prepare: Callable[[Sandbox, GradedExercise], Any]
     checks: tuple[GradedCheck, ...]
-    validate: Callable[[Rubric, str], None] = _accept
+    validate: Callable[[GradedExercise, str], None] = _accept
     require_response: Callable[[Any], None] = require_response_of_layer
+    also: tuple[str, ...] = ()
+    stubs: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fixes: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    breaks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    by_output: tuple[str, ...] = ()
 
     @property
     def check_names(self) -> tuple[str, ...]:
         return tuple(name for check in self.checks for name in check.names)
+
+
+RANDOM = (
+    "random numbers are drawn in forward (torch.randn, torch.rand), or layers are kept in a Python list: then their "
+    "weights are not registered, saved or trained, and each start draws new ones (use nn.ModuleList)"
+)
+
+
+def quiet_down(
+    sandbox: Sandbox, check: GradedCheck, prepare: Callable[[], Any], random: Finding
+) -> tuple[Any, Finding]:
+    """Make what is not deterministic so, to judge the rest of it: dropout off, then the same random numbers too.
+
+    Returns what the checks take, prepared again, and the finding with the cause that this shows.
+    """
+    sandbox.quiet = True
+    try:
+        prepared = prepare()
+        if check.find(prepared)[0].verdict == "pass":
+            return prepared, random
+    except NoiseError:
+        pass
+    sandbox.same_seed = True
+    return prepare(), replace(random, hint=RANDOM, family="random numbers")
+
+
+def apply_cause(findings: dict[str, Finding], exercise: Exercise) -> dict[str, Finding]:
+    """Charge a mistake once, where it is proven: its own checks name it, and its consequences cost nothing.
+
+    A cause is exact if a formula with that mistake gives the same outputs. So nothing else is wrong with the outputs,
+    and another check that fails on them (no scale can be measured where a softmax is wrong) fails because of it.
+    """
+    exact = [f for f in findings.values() if f.verdict == "fail" and (f.hint or "").startswith(EXPLAINED)]
+    cause = next((finding for finding in exact if finding.family in exercise.breaks), None)
+    if cause is None:
+        return findings
+    own = exercise.breaks[str(cause.family)]
+    changed = dict(findings)
+    for name, finding in findings.items():
+        if finding.verdict == "pass" or name not in exercise.by_output:
+            continue
+        if finding is cause and not any(findings[each].verdict == "fail" for each in own if each in findings):
+            continue  # nothing else charges it
+        if name in own:
+            changed[name] = replace(finding, hint=cause.hint, family=cause.family)
+        else:
+            words = (cause.hint or "").partition(FIX)[0].removeprefix(EXPLAINED)
+            evidence = f"it fails only because {words}, which costs points elsewhere ({finding.evidence})"
+            changed[name] = replace(finding, verdict="pass", hint=None, family=None, evidence=evidence)
+    return changed
 
 
 class GradedLayer:
@@ -95,6 +165,19 @@ class GradedLayer:
     @property
     def weights(self) -> dict[str, Tensor]:
         return dict(self.parameters.named_parameters())
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """One input and its output: every length is a process of its own, so there is one only."""
+        length = self.implementation.length
+        x = self.implementation.random_input(2, length, torch.Generator().manual_seed(44))
+        with torch.no_grad():
+            return Sweep(x, {length: self.implementation.run(x)})
+
+    @cached_property
+    def influence(self) -> influence.InfluenceMap:
+        with torch.no_grad():
+            return influence.measure_influence(self.implementation)
 
 
 def no_grad(find: Callable[[Any], list[Finding]]) -> Callable[[Any], list[Finding]]:
@@ -119,6 +202,23 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
+def identity_mlp(weights: dict[str, Tensor], dim: int, hidden: int | None = None) -> dict[str, Tensor] | None:
+    """Weights with which an MLP returns its input: f(z) − f(−z) = z for ReLU, GELU and SiLU.
+
+    None if the two layers of an MLP are not found, by their sizes, or its hidden layer is too small.
+    """
+    first = [n for n, w in weights.items() if w.ndim == 2 and w.shape[1] == dim and w.shape[0] >= 2 * dim]
+    first = [name for name in first if weights[name].shape[0] == hidden or (hidden is None and "qkv" not in name)]
+    last = [n for n, w in weights.items() if first and w.shape == weights[first[0]].shape[::-1]]
+    if len(first) != 1 or len(last) != 1:
+        return None
+    both = torch.zeros_like(weights[first[0]])
+    both[:dim], both[dim : 2 * dim] = torch.eye(dim).to(both), -torch.eye(dim).to(both)
+    biases = [name.replace("weight", "bias") for name in (*first, *last)]
+    changed = {name: torch.zeros_like(weights[name]) for name in biases if name in weights}
+    return {**changed, first[0]: both, last[0]: both.mT.contiguous()}
+
+
 # checks of any layer with vectors in and out
 
 
@@ -131,7 +231,18 @@ def check_shape_of_layer(layer: GradedLayer) -> list[Finding]:
 
 
 def check_influence(layer: GradedLayer) -> list[Finding]:
-    return check_kind(influence.measure_influence(layer.implementation), layer.contract)
+    return check_kind(layer.influence, layer.contract)
+
+
+def check_cut(layer: GradedLayer) -> list[Finding]:
+    """A sequence cut short gives the beginning of the outputs."""
+    kind = layer.contract.kind or "causal"
+    return check_truncation(layer.implementation, layer.contract, layer.sweep, kind)
+
+
+def check_input_gradient(layer: GradedLayer) -> list[Finding]:
+    """The gradient of the input equals the difference quotient; those of parameters have a check of their own."""
+    return [check_directional_derivative(replace(layer.implementation, module=None), layer.sweep)]
 
 
 def check_parameter_gradients(layer: GradedLayer) -> list[Finding]:
@@ -150,7 +261,7 @@ def check_parameter_gradients(layer: GradedLayer) -> list[Finding]:
     for (name, weight), gradient in zip(named.items(), gradients, strict=True):
         direction = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
         slope = 0.0 if gradient is None else float((gradient * direction).sum())
-        quotient = _difference_quotient(implementation, x, grad_output, weight, direction, 1e-4 if exact else 1e-2)
+        quotient = _difference_quotient(implementation, x, grad_output, weight, direction, 1e-6 if exact else 1e-2)
         rows.append((name, slope, quotient))
     return [_worst_gradient(rows, 1e-4 if exact else 5e-2)]
 
@@ -185,17 +296,19 @@ def _worst_gradient(rows: list[tuple[str, float, float]], limit: float) -> Findi
 
 
 DETERMINISM = GradedCheck(("deterministic in eval",), no_grad(lambda layer: [check_determinism(layer.implementation)]))
-BATCH_INDEPENDENCE = GradedCheck(BATCH_CHECKS, no_grad(lambda layer: check_batch_independence(layer.implementation)))
-INPUT_GRADIENT = GradedCheck(("gradient",), lambda layer: [check_directional_derivative(layer.implementation)])
+BATCH_INDEPENDENCE = GradedCheck(
+    BATCH_CHECKS, no_grad(lambda layer: check_batch_independence(layer.implementation, layer.sweep))
+)
+INPUT_GRADIENT = GradedCheck(("gradient",), check_input_gradient)
 PARAMETER_GRADIENTS = GradedCheck(("gradients of parameters",), check_parameter_gradients)
 LAYER_CHECKS = (
     GradedCheck(("shape",), no_grad(check_shape_of_layer)),
-    GradedCheck(("finite",), no_grad(lambda layer: [check_finite(layer.implementation)])),
+    GradedCheck(("finite",), no_grad(lambda layer: [check_finite(layer.implementation, layer.sweep)])),
     DETERMINISM,
     BATCH_INDEPENDENCE,
-    GradedCheck(("paths agree",), lambda layer: [check_grad_modes(layer.implementation)]),
+    GradedCheck(("paths agree",), lambda layer: [check_grad_modes(layer.implementation, layer.sweep)]),
     GradedCheck(("causal", "past reachable", "kind"), no_grad(check_influence)),
-    GradedCheck(("truncation",), no_grad(lambda layer: check_truncation(layer.implementation, layer.contract))),
+    GradedCheck(("truncation",), no_grad(check_cut)),
     INPUT_GRADIENT,
     PARAMETER_GRADIENTS,
 )

@@ -7,39 +7,145 @@ Axes: b batch · h heads · t tokens · d head dim · c model dim · l max lengt
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.check.calling.functions import HEAD_DIM, HEADS
 from qkv.check.grading.client import Sandbox, SubmissionError
-from qkv.check.grading.exercises.attention import MODEL_DIM, GradedAttention, parameter_seed
-from qkv.check.grading.exercises.common import LAYER_CHECKS, Exercise, GradedCheck, compare, no_grad, relative_error
+from qkv.check.grading.exercises.attention import BREAKS, BY_OUTPUT, MODEL_DIM, GradedAttention, parameter_seed
+from qkv.check.grading.exercises.common import (
+    EXPLAINED,
+    FIX,
+    LAYER_CHECKS,
+    Exercise,
+    GradedCheck,
+    compare,
+    no_grad,
+    relative_error,
+)
 from qkv.check.grading.proxy import call_remote, check_shape, load_parameters
 from qkv.check.report import Finding
 
 if TYPE_CHECKING:
-    from qkv.check.grading.rubric import Rubric
+    from qkv.check.grading.rubric import GradedExercise
 
 PARTS = ("hidden", "scores", "offset", "value", "output")
+LIMIT = 1e-6
+MAX_OPTIONS = 200
+VARIANTS = {  # the words of each mistake, its family and the fix
+    "": ("", "", ""),
+    "no ReLU": ("the ReLU of the hidden vectors is missing", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "ReLU of the scores": ("the ReLU is applied to the scores, too", "relu", "apply it to the hidden vectors only"),
+    "ReLU of the scores only": (
+        "the ReLU is applied to the scores, not to the hidden vectors", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "no offset": ("the offset b2 is never added", "offset", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "last columns": ("the last columns of w2 are used", "columns", "use the first ones: w2[:, :T] and b2[:T]"),
+    "scaled": ("scores are divided by √d", "scaled", "a synthesizer has no scale: leave it out"),
+    "next": ("a token sees one token ahead", "mask off by one", "keep key ≤ query: tril(), not tril(1)"),
+    "past": ("a token does not see itself", "mask off by one", "keep key ≤ query: tril(), not tril(-1)"),
+    "no mask": ("the causal mask is missing", "no mask", "fill the scores of later tokens with −∞"),
+    "after": ("the mask is applied after the softmax", "mask after softmax", "put −∞ into the scores before it"),
+    "zero": ("masked scores are 0, not −∞", "mask not −∞", "fill them with −∞: a score of 0 counts like any other"),
+    "over queries": ("the softmax is over the queries", "softmax axis", "take it over the last axis, dim=-1"),
+    "over heads": ("the softmax is over the heads", "softmax axis", "take it over the last axis, dim=-1"),
+}  # fmt: skip
+SHIFTS = {"next": 2, "past": 0}  # where the diagonal of a wrong mask begins
 
 
 class Synthesizer(GradedAttention):
-    """parts: hidden (a linear layer), scores (d, l) and offset (l) (parameters), value and output (linear layers)."""
+    """parts: hidden (a linear layer), scores (d, l) and offset (l) (parameters), value and output (linear layers).
 
-    def expected_weights(self, x: Tensor) -> Tensor:
-        """The attention weights (b, h, t, t) of the formula."""
+    A layer whose parameters have other names is searched for parts of these sizes with which the formula explains it.
+    """
+
+    def __init__(self, sandbox: Sandbox, rubric: GradedExercise, parameters: nn.Module) -> None:
+        super().__init__(sandbox, rubric, parameters)
+        if not self._has_parts(self.parts):
+            self.parts = self._find_parts() or self.parts
+
+    def _has_parts(self, parts: dict[str, str]) -> bool:
+        squares = [self.weights.get(f"{parts[name]}.weight") for name in ("hidden", "value", "output")]
+        return all(each is not None and each.shape == (MODEL_DIM, MODEL_DIM) for each in squares) and (
+            self.weights.get(parts["scores"]) is not None
+        )
+
+    def _find_parts(self) -> dict[str, str] | None:
+        squares = [
+            n[:-7] for n, w in self.weights.items() if w.shape == (MODEL_DIM, MODEL_DIM) and n.endswith(".weight")
+        ]
+        tables = [name for name, weight in self.weights.items() if weight.ndim == 2 and HEAD_DIM in weight.shape]
+        offsets = [*(name for name, weight in self.weights.items() if weight.ndim == 1), ""]
+        options = [
+            {"hidden": hidden, "scores": table, "offset": offset, "value": value, "output": output}
+            for table in tables
+            for offset in offsets
+            if not offset or self.weights[offset].numel() in self.weights[table].shape
+            for hidden, value, output in permutations(squares, 3)
+        ]
+        x = self.implementation.random_input(2, 7, torch.Generator().manual_seed(46))
+        with torch.no_grad():
+            found = self.run(x)
+            for variant in VARIANTS:
+                for parts in options[:MAX_OPTIONS]:
+                    self.parts = parts
+                    if relative_error(found, self.expected_output(x, variant)) <= LIMIT:
+                        return parts
+        return options[0] if options else None
+
+    def expected_output(self, x: Tensor, variant: str = "") -> Tensor:
+        v = self.project("value", x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+        return self.project("output", (self.expected_weights(x, variant) @ v).transpose(1, 2).flatten(2))
+
+    def set_linear(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
+        """Weights of a linear layer: this matrix, and a bias of zero."""
+        weight = self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM))
+        values = {f"{name}.weight": matrix.to(weight.dtype)}
+        if f"{name}.bias" in self.weights:
+            values[f"{name}.bias"] = torch.zeros_like(self.weights[f"{name}.bias"])
+        return values
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One of its parameters, if it exists and has the shape that the interface names."""
+        found = self.weights.get(name)
+        if found is None:
+            names = ", ".join(sorted(self.weights)[:8]) or "none"
+            raise SubmissionError(f"it has no parameter {name!r}, which the interface names; it has {names}")
+        if tuple(found.shape) != shape:
+            raise SubmissionError(f"its {name} has shape {tuple(found.shape)}, expected {shape}")
+        return found
+
+    def project(self, part: str, x: Tensor) -> Tensor:
+        """x through the linear layer of this part, computed by the grader."""
+        name = self.parts[part]
+        bias = self.weights.get(f"{name}.bias")
+        out = x @ self.weight(f"{name}.weight", (MODEL_DIM, MODEL_DIM)).mT
+        return out if bias is None else out + bias
+
+    def expected_weights(self, x: Tensor, variant: str = "") -> Tensor:
+        """The attention weights (b, h, t, t) of the formula, right or with the mistake that `variant` names."""
         table, offset = (self.weights.get(self.parts[part]) for part in ("scores", "offset"))
-        if table is None or offset is None or table.ndim != 2 or table.shape[0] != HEAD_DIM:
-            raise SubmissionError(
-                f"it has no parameters {self.parts['scores']!r} ({HEAD_DIM}, length) and {self.parts['offset']!r}"
-            )
+        if table is None or HEAD_DIM not in table.shape or table.ndim != 2:
+            names = ", ".join(f"{n} {tuple(w.shape)}" for n, w in list(self.weights.items())[:8]) or "none"
+            raise SubmissionError(f"it has no parameter of {HEAD_DIM} × length that gives the scores; it has {names}")
+        table = table if table.shape[0] == HEAD_DIM else table.mT
         t = x.shape[1]
-        hidden = self.project("hidden", x).relu().unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-        scores = (hidden @ table + offset)[..., :t]
-        future = torch.ones(t, t, dtype=torch.bool).triu(1)
-        return scores.masked_fill(future, float("-inf")).softmax(-1)
+        hidden = self.project("hidden", x)
+        hidden = hidden if variant in ("no ReLU", "ReLU of the scores only") else hidden.relu()
+        scores = hidden.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) @ table
+        scores = scores if offset is None or variant == "no offset" else scores + offset
+        scores = scores[..., -t:] if variant == "last columns" else scores[..., :t]
+        scores = scores * HEAD_DIM**-0.5 if variant == "scaled" else scores
+        scores = scores.relu() if variant.startswith("ReLU of the scores") else scores
+        future = torch.ones(t, t, dtype=torch.bool).triu(SHIFTS.get(variant, 1))
+        if variant == "after":
+            return scores.softmax(-1).masked_fill(future, 0.0)
+        if variant != "no mask":
+            scores = scores.masked_fill(future, 0.0 if variant == "zero" else float("-inf"))
+        return scores.softmax({"over queries": -2, "over heads": 1}.get(variant, -1)).nan_to_num()
 
     def measured_weights(self, x: Tensor) -> Tensor:
         """The attention weights (h, t, t) that the layer uses.
@@ -63,21 +169,28 @@ class Synthesizer(GradedAttention):
         return torch.cat((torch.eye(HEAD_DIM, dtype=torch.float64), noise), dim=1)[None].to(self.implementation.dtype)
 
 
-def prepare(sandbox: Sandbox, rubric: Rubric) -> Synthesizer:
+def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Synthesizer:
     return Synthesizer(sandbox, rubric, load_parameters(sandbox, parameter_seed(sandbox)))
 
 
 def check_formula(layer: Synthesizer) -> list[Finding]:
     """The output equals that of the formula with the same weights, also for sequences shorter than the longest."""
-    generator, worst = torch.Generator().manual_seed(35), 0.0
+    generator, worst, causes = torch.Generator().manual_seed(35), 0.0, None
     for length in (layer.implementation.length, 5, 1):
         x = layer.implementation.random_input(2, length, generator)
-        v = layer.project("value", x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-        expected = layer.project("output", (layer.expected_weights(x) @ v).transpose(1, 2).flatten(2))
-        worst = max(worst, relative_error(layer.implementation.run(x), expected))
+        found = layer.implementation.run(x)
+        error = relative_error(found, layer.expected_output(x))
+        if error > LIMIT:
+            fitting = [v for v in VARIANTS if relative_error(found, layer.expected_output(x, v)) <= LIMIT]
+            causes = fitting if causes is None else [variant for variant in causes if variant in fitting]
+        worst = max(worst, error)
     evidence = "with the same weights its output differs from the formula's"
     hint = "scores are ReLU(x A + a) B + b of each token alone, cut to the sequence length: no q·k and no 1/√d"
-    return compare("formula", worst, 1e-6, evidence, hint)
+    family = None
+    if causes:
+        words, family, fix = VARIANTS[causes[0]]
+        hint = f"{EXPLAINED}{words}{FIX}{fix}"
+    return [replace(finding, family=family) for finding in compare("formula", worst, LIMIT, evidence, hint)]
 
 
 def check_row_sums(layer: Synthesizer) -> list[Finding]:
@@ -98,7 +211,7 @@ def check_own_weights(layer: Synthesizer) -> list[Finding]:
     return compare("own weights", error if error == error else float("inf"), 1e-6, evidence, hint)
 
 
-def validate(rubric: Rubric, where: str) -> None:
+def validate(rubric: GradedExercise, where: str) -> None:
     parts = rubric.interface.settings.get("parts", {})
     if rubric.interface.build is None or set(parts) != set(PARTS):
         raise ValueError(f"{where}: this exercise is a class, and interface.parts must name {', '.join(PARTS)}")
@@ -113,4 +226,14 @@ DENSE_SYNTHESIZER = Exercise(
         GradedCheck(("formula",), no_grad(check_formula)),
     ),
     validate,
+    lines={
+        "relu": (r"relu|ReLU|gelu|GELU", r"w1\b|w1\("),
+        "offset": (r"w2|@|matmul|einsum",),
+        "columns": (r"w2.*\[|\[.*:\s*\]", r"w2|@|matmul"),
+        "scaled": (r"sqrt|\*\*", r"w2|@"),
+        "formula": (r"w2|@|matmul|einsum", r"softmax"),
+        "own weights": (r"@.*transpose|key|query", r"softmax", r"@"),
+    },
+    breaks={**BREAKS, **dict.fromkeys(("relu", "offset", "columns", "scaled"), ())},
+    by_output=(*BY_OUTPUT, "own weights"),
 )

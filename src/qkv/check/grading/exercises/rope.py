@@ -17,7 +17,7 @@ from qkv.check.grading.proxy import call_remote, check_shape
 from qkv.check.report import Finding
 
 if TYPE_CHECKING:
-    from qkv.check.grading.rubric import Rubric
+    from qkv.check.grading.rubric import GradedExercise
 
 HEAD_DIM, LENGTH = 8, 10
 LIMIT = 1e-5  # tables in float32 are fine
@@ -47,7 +47,7 @@ class GradedRope:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedRope:
+def prepare(sandbox: Sandbox, rubric: GradedExercise) -> GradedRope:
     sandbox.describe()  # raises here if the file does not run
     settings = rubric.interface.settings
     return GradedRope(sandbox, float(settings["base"]), settings["pairing"])
@@ -163,7 +163,7 @@ def _draw(seed: int, batch: int = 2, heads: int = 2, length: int = LENGTH, dim: 
     return torch.randn(batch, heads, length, dim, generator=generator, dtype=torch.float64)
 
 
-def validate(rubric: Rubric, where: str) -> None:
+def validate(rubric: GradedExercise, where: str) -> None:
     settings = rubric.interface.settings
     if rubric.interface.build is not None or set(settings) != {"base", "pairing"}:
         raise ValueError(f"{where}: this exercise is a function, and interface must have base and pairing")

@@ -16,9 +16,10 @@ from qkv.check.grading.exercises.common import Exercise, GradedCheck, mix_seeds
 from qkv.check.report import Finding
 
 if TYPE_CHECKING:
-    from qkv.check.grading.rubric import Rubric
+    from qkv.check.grading.rubric import GradedExercise
 
 NUM_DOCUMENTS = 60
+RARE = 1e-6  # how often a right submission may fail a check by chance
 LETTERS = string.ascii_letters + string.digits + " ,.äéß"
 SETTINGS = {"block_size", "mask", "pad", "min_length", "max_length", "masked_share"}
 
@@ -43,18 +44,64 @@ class GradedSpans:
     max_length: float
     masked_share: tuple[float, float]
     results: tuple[Corrupted, ...]
+    ends_with_mask: bool | None = False  # None: the text may end with a mask sign, or not
+    may_mask_nothing: bool = False
 
     def split(self, result: Corrupted) -> tuple[str, str, str] | None:
         """Prefix, suffix and masked span; None where the text does not have that form."""
-        pieces = result.text.rstrip(self.pad).split(self.mask)
+        text = result.text.rstrip(self.pad)
+        if self.ends_with_mask is None and text.count(self.mask) == 3:
+            text = text.removesuffix(self.mask)
+        pieces = text.split(self.mask)
         return None if len(pieces) != 3 or self.pad in "".join(pieces) else (pieces[0], pieces[1], pieces[2])
 
+    def find_parts(self, result: Corrupted) -> tuple[str, str, str] | None:
+        """Prefix, suffix and masked span, also of a text of another form if the document tells them apart.
+
+        A wrong form is judged by itself; lengths and positions are measured all the same.
+        """
+        return self.split(result) or self.rejoin(result) or self._fill_in(result)
+
+    def rejoin(self, result: Corrupted) -> tuple[str, str, str] | None:
+        """The parts of a text that has them all, but with mask signs missing or added."""
+        text = result.text.rstrip(self.pad)
+        prefix, _, rest = text.partition(self.mask)
+        rest = rest.replace(self.mask, "")
+        if not rest or len(prefix) + len(rest) > len(result.document):
+            return None
+        for cut in range(len(rest) + 1):
+            if result.document.startswith(prefix + rest[cut:] + rest[:cut]):
+                return prefix, rest[:cut], rest[cut:]
+        return None
+
+    def _fill_in(self, result: Corrupted) -> tuple[str, str, str] | None:
+        """The parts of a text in which mask signs stand where the span was: the document tells what it was."""
+        text = result.text.rstrip(self.pad)
+        signs = text.count(self.mask)
+        prefix, suffix = text.partition(self.mask)[0], text.rpartition(self.mask)[2]
+        if (
+            not signs
+            or len(suffix) < 4
+            or len(text) != len(prefix) + signs + len(suffix)
+            or not result.document.startswith(prefix)
+        ):
+            return None
+        start = len(prefix) + (signs if signs > 1 else 0)
+        start = result.document.find(suffix, start)
+        return None if start < 0 else (prefix, suffix, result.document[len(prefix) : start])
+
+    def masked_part(self, result: Corrupted, parts: tuple[str, str, str]) -> str:
+        """The masked span: the last part, unless the text has suffix and span in the other order."""
+        prefix, second, last = parts
+        in_order = result.document.startswith(prefix + last + second)
+        return second if not in_order and result.document.startswith(prefix + second + last) else last
+
     def spans(self) -> list[tuple[str, str, str]]:
-        """Prefix, suffix and masked span of every text that has that form."""
-        return [parts for result in self.results if (parts := self.split(result)) is not None]
+        """Prefix, suffix and masked span of every text in which they are found."""
+        return [parts for result in self.results if (parts := self.find_parts(result)) is not None]
 
 
-def prepare(sandbox: Sandbox, rubric: Rubric) -> GradedSpans:
+def prepare(sandbox: Sandbox, rubric: GradedExercise) -> GradedSpans:
     """Draw documents, a third of them short, and have all of them corrupted."""
     settings = rubric.interface.settings
     block_size = settings["block_size"]
@@ -117,7 +164,7 @@ def check_content(spans: GradedSpans) -> list[Finding]:
     """prefix + masked + suffix is the beginning of the document."""
     wrong = []
     for result in spans.results:
-        parts = spans.split(result)
+        parts = spans.split(result) or spans.rejoin(result)
         if parts is None or not result.document.startswith(parts[0] + parts[2] + parts[1]):
             wrong.append(result)
     hint = "prefix + masked + suffix must be the beginning of the document"
@@ -133,7 +180,7 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
     lengths = [
         len("".join(parts))
         for result in spans.results
-        if len(result.document) > result.block_size and (parts := spans.split(result)) is not None
+        if len(result.document) > result.block_size and (parts := spans.find_parts(result)) is not None
     ]
     if not lengths:
         return [_no_valid_text("cut")]
@@ -142,22 +189,39 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
     evidence = (
         f"long documents are cut at {least} to {most} characters, {different} different lengths in {len(lengths)}"
     )
-    in_range = least >= spans.min_length and most <= spans.max_length * block_size
+    longest = int(spans.max_length * block_size)
+    in_range = least >= spans.min_length and most <= longest
+    ends = block_size // 16
+    seen = 1 - ends / (longest - spans.min_length + 1)
+    if in_range and seen ** len(lengths) < RARE:  # enough documents to see both ends of the range
+        in_range = most > longest - ends and least < spans.min_length + 2 * ends
     if in_range and different >= 5 and most - least >= block_size / 4:
         return [Finding("cut", "pass", None, evidence)]
-    hint = f"cut at a random length from {spans.min_length} to {int(spans.max_length * block_size)} characters"
+    hint = f"cut at a random length: every length from {spans.min_length} to {longest} characters must be possible"
     return [Finding("cut", "fail", None, evidence, hint)]
 
 
 def check_masked_share(spans: GradedSpans) -> list[Finding]:
     """About a quarter is masked, on average, and not always the same number of characters."""
-    found = [(parts, sum(map(len, parts))) for parts in spans.spans()]
-    shares = [len(parts[2]) / total for parts, total in found if total]
+    found = [
+        (len(spans.masked_part(result, parts)), sum(map(len, parts)))
+        for result in spans.results
+        if (parts := spans.find_parts(result)) is not None
+    ]
+    shares = [masked / total for masked, total in found if total]
     if not shares:
         return [_no_valid_text("masked share")]
-    mean, different = sum(shares) / len(shares), len({len(parts[2]) for parts, _ in found})
+    mean, different = sum(shares) / len(shares), len({masked for masked, _ in found})
+    longer = [masked / total for masked, total in found if total >= 32]
+    if longer and max(longer) - min(longer) < 0.03:
+        evidence = f"the same share of every text is masked, {mean:.0%}"
+        return [Finding("masked share", "fail", mean, evidence, "draw the length of the span: a quarter on average")]
     evidence = f"{mean:.0%} is masked on average, {different} different lengths in {len(shares)}"
-    if spans.masked_share[0] <= mean <= spans.masked_share[1] and different >= 4 and min(shares) > 0:
+    if (
+        spans.masked_share[0] <= mean <= spans.masked_share[1]
+        and different >= 4
+        and (spans.may_mask_nothing or min(shares) > 0)
+    ):
         return [Finding("masked share", "pass", mean, evidence)]
     hint = "mask a random number of characters, a quarter of the text on average, and at least one"
     return [Finding("masked share", "fail", mean, evidence, hint)]
@@ -191,7 +255,8 @@ def check_randomness(spans: GradedSpans) -> list[Finding]:
 
 
 def _no_valid_text(check: str) -> Finding:
-    return Finding(check, "fail", None, "no text has the expected form, so nothing can be measured")
+    evidence = "in no text prefix, suffix and masked span can be told apart, so nothing can be measured"
+    return Finding(check, "fail", None, evidence)
 
 
 def _count_wrong(
@@ -208,7 +273,7 @@ def _shorten(result: Corrupted) -> str:
     return repr(result.text if len(result.text) <= 40 else f"{result.text[:18]}…{result.text[-18:]}")
 
 
-def validate(rubric: Rubric, where: str) -> None:
+def validate(rubric: GradedExercise, where: str) -> None:
     settings = rubric.interface.settings
     if rubric.interface.build is not None or set(settings) != SETTINGS:
         raise ValueError(f"{where}: this exercise is a function, and interface must have {', '.join(sorted(SETTINGS))}")

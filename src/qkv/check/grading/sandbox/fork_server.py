@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import messages, namespaces, run_submission
+from . import memory_group, messages, namespaces, run_submission, seccomp
 
 MAX_MESSAGE_BYTES = 1 << 16
 
@@ -33,6 +33,9 @@ def main(socket_number: int) -> None:
         source = file.read()
     rooted = False
     if settings["isolated"]:
+        settings["seccomp"] = seccomp.is_available()
+        if settings["memory_group"]:
+            memory_group.join(settings["memory_group"])
         try:
             rooted = namespaces.unshare_namespaces()
         except OSError as error:
@@ -113,6 +116,8 @@ def _isolate(settings: dict[str, Any], files: list[int], rooted: bool, error_fd:
             namespaces.mount_scratch(user)
             namespaces.set_limits(*limits, single_process=True)
             namespaces.drop_privileges(user, rooted=rooted)
+            if settings["seccomp"]:
+                seccomp.refuse_system_calls()
         else:
             os.chdir(settings["base"])
             namespaces.set_limits(*limits, single_process=False)

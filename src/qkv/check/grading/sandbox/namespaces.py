@@ -57,8 +57,8 @@ def build_root(base: str, hidden: list[str]) -> None:
     libraries = _library_directories()
     for folder in libraries:
         _bind(folder, base + folder)
-    for path in hidden:
-        if any(_is_under(path, folder) for folder in libraries) and os.path.isdir(path):
+    for path in sorted(hidden):  # a folder comes before what is in it, which is hidden with it
+        if any(_is_under(path, folder) for folder in libraries) and os.path.isdir(base + path):
             _mount("tmpfs", base + path, "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=755")
     for device in ("null", "zero", "random", "urandom"):
         _bind(f"/dev/{device}", f"{base}/dev/{device}", devices=True)
@@ -81,8 +81,8 @@ def build_root(base: str, hidden: list[str]) -> None:
 
 
 def unshare_processes() -> None:
-    """Put children from now on into their own process namespace, with their own mounts."""
-    _check("unshare (processes)", _libc.unshare(CLONE_NEWPID | CLONE_NEWNS))
+    """Put children from now on into their own process namespace, with their own mounts and IPC objects."""
+    _check("unshare (processes)", _libc.unshare(CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC))
 
 
 def mount_scratch(user: int) -> None:
@@ -93,6 +93,8 @@ def mount_scratch(user: int) -> None:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     except NotAllowedError:  # a container that hides parts of /proc allows no new one: /proc stays empty
         _mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=555")
+    else:
+        Path("/proc/self/oom_score_adj").write_text("1000")  # of the sandbox, memory runs out for the submission first
     os.chdir(SCRATCH)
 
 
@@ -135,6 +137,7 @@ def set_limits(seconds: int, memory: int, file_size: int, *, single_process: boo
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 100,
     }
     if single_process:
         limits[resource.RLIMIT_NPROC] = 1

@@ -1,0 +1,190 @@
+"""Slips in one number of a step: a lost sign, a product left out, another row, digits exchanged, an addition."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from qkv.byhand import expressions as ex
+from qkv.byhand.expressions import Array, Expression
+from qkv.byhand.numbers import format_digits
+
+MAX_NAMES = 4  # of slips that give the same number
+EQUALLY_LIKELY = 3.6  # bits: one number says little, so slips that differ by less are all named
+LOST_SIGN = "a lost minus sign"
+EXTRA_SIGN = "a minus sign too many"
+NOT_IDENTIFIED = "not identified"
+Place = tuple[int, int, int]  # head, row, column
+
+
+@dataclass(frozen=True)
+class CellContext:
+    """What one wrong number is compared with."""
+
+    formula: Expression
+    hidden: Mapping[str, Expression]  # the formulas of steps that were not written down
+    values: Mapping[str, Array]  # one world
+    right: Array  # the step computed from these, (heads, rows, columns)
+    columns: bool
+
+
+class NameCell:
+    """Names of cells as the person counts them."""
+
+    def __init__(self, step: str, rows: int, columns: bool) -> None:
+        self.step, self.rows, self.columns = step, rows, columns
+
+    def place(self, place: Place) -> tuple[int, int]:
+        head, row, column = place
+        row += head * self.rows
+        return (column + 1, row + 1) if self.columns else (row + 1, column + 1)
+
+    def __call__(self, place: Place) -> str:
+        row, column = self.place(place)
+        return f"{self.step}[{row},{column}]"
+
+
+@dataclass(frozen=True)
+class CellSlip:
+    """A slip in one number; of one family only the most likely is named."""
+
+    family: str
+    name: str
+    cost: float | int
+    value: float  # the number that it gives, before rounding
+    rare: bool = False  # not worth naming next to another one
+
+
+def likely_cell_slips(contexts: Sequence[CellContext], place: Place, value: float, unit: float) -> list[CellSlip]:
+    """The slips that most likely gave this number, the most likely first; one of each family."""
+    best: dict[str, CellSlip] = {}
+    if not math.isfinite(value):
+        return []
+    for context in contexts:
+        for slip in cell_slips(context, place, value, unit):
+            if slip.family not in best or slip.cost < best[slip.family].cost:
+                best[slip.family] = slip
+    slips = sorted(best.values(), key=lambda slip: slip.cost)[:MAX_NAMES]
+    return [
+        slip for slip in slips if slip is slips[0] or (slip.cost <= slips[0].cost + EQUALLY_LIKELY and not slip.rare)
+    ]
+
+
+def cell_slips(context: CellContext, place: Place, value: float, unit: float) -> Iterator[CellSlip]:
+    """Slips that give this number instead of the right one."""
+    right = float(context.right[place])
+
+    def fits(other: float) -> bool:
+        return abs(value - other) <= unit / 2 * (1 + 1e-9) + 1e-9 * max(1.0, abs(other))
+
+    if fits(-right) and right:
+        yield CellSlip("sign", LOST_SIGN if right < 0 else EXTRA_SIGN, 3.5, -right)
+    terms = list(_terms(context, place))
+    bits = math.log2(max(1, len(terms)))
+    for a, b in terms:
+        product = a * b
+        text = f"{_factor(b)}·{_factor(a)}" if context.columns else f"{_factor(a)}·{_factor(b)}"
+        if not product:
+            other = a or b
+            if other and fits(right + other):
+                name = f"the product {text} was taken as {_number(other)} instead of 0 (as if the factors were added)"
+                yield CellSlip("added", name, 5.5 + bits, right + other)
+            continue
+        for factor, other in ((a, b), (b, a)):
+            for read in (factor + 1, factor - 1):
+                same = read in (0, 2 * factor, -factor)  # named below: left out, twice, a sign
+                if not same and fits(right + (read - factor) * other) and factor == round(2 * factor) / 2:
+                    name = f"{_number(factor)} was read as {_number(read)} in the product {text}"
+                    yield CellSlip("misread", name, 6.6 + bits, right + (read - factor) * other)
+        if fits(right - 2 * product):
+            lost = f"{LOST_SIGN} in the product {text}" if min(a, b) < 0 else f"the product {text} has the wrong sign"
+            yield CellSlip("sign", lost, 4 + bits, right - 2 * product)
+        if fits(right - product) and len(terms) > 1:
+            yield CellSlip("left out", f"the product {text} was left out", 4 + bits, right - product)
+        if fits(right + product):
+            yield CellSlip("twice", f"the product {text} was counted twice", 4.8 + bits, right + product)
+        if fits(right - product + a + b):
+            yield CellSlip("added", f"added instead of multiplied: {text}", 6.5 + bits, right - product + a + b)
+        if fits(right - product + a) or fits(right - product + b):
+            yield CellSlip("factor", f"only one factor of the product {text} was used", 7 + bits, value, rare=True)
+    positive = sum(abs(a * b) for a, b in terms)
+    if len(terms) > 1 and fits(positive):
+        yield CellSlip("sign", "all minus signs of the products were lost", 5.5, positive)
+    yield from _other_lines(context, place, fits)
+    yield from _digit_slips(right, value, unit)
+    difference = value - (round(right / unit) * unit if unit else right)
+    for step in (1.0, 10.0, 0.1, 0.5, 2.0, 100.0, 0.01):
+        if abs(abs(difference) - step) <= 1e-9 and step >= 10 * unit:
+            rare = 0.0 if step in (1.0, 0.1) else 1.0
+            yield CellSlip(
+                "arithmetic", f"an arithmetic slip: off by {_number(difference)}", 6.8 + rare, value, rare=bool(rare)
+            )
+
+
+def _other_lines(context: CellContext, place: Place, fits: Callable[[float], bool]) -> Iterator[CellSlip]:
+    """The number of another row, column or head."""
+    head, rows = place[0], context.right.shape[1]
+    first = (1, 1 + head * rows, 1)  # heads are written one below the other
+    names = ("head", "column", "row") if context.columns else ("head", "row", "column")
+    for axis, name in enumerate(names):
+        size = context.right.shape[axis]
+        for other in range(size):
+            value = float(context.right[(*place[:axis], other, *place[axis + 1 :])])
+            if other != place[axis] and fits(value) and not fits(0.0):
+                used, wanted = other + first[axis], place[axis] + first[axis]
+                text = f"{name} {used} was used instead of {name} {wanted}"
+                yield CellSlip("line", text, 5 + math.log2(size), value)
+
+
+def _digit_slips(right: float, value: float, unit: float) -> Iterator[CellSlip]:
+    if right and value:
+        for power in (-2, -1, 1, 2):
+            if abs(value - right * 10.0**power) <= unit / 2 + 1e-9 * max(1.0, abs(value)):
+                yield CellSlip("digits", "the decimal point is at the wrong place", 6, right * 10.0**power)
+        if abs(value * right - 1) <= (unit / 2 * abs(right)) + 1e-9 and abs(abs(right) - 1) > 1e-9:
+            yield CellSlip("digits", "the fraction is upside down", 6.5, 1 / right)
+    places = max(0, -round(math.log10(unit))) if unit else 2
+    shown, wrong = f"{abs(right):.{places}f}", f"{abs(value):.{places}f}"
+    if value * right >= 0 and len(shown) == len(wrong) and shown != wrong:
+        different = [k for k in range(len(shown)) if shown[k] != wrong[k]]
+        if len(different) == 2:
+            i, j = different
+            if shown[i] == wrong[j] and shown[j] == wrong[i]:
+                yield CellSlip("digits", "two digits are exchanged", 5.5, value)
+        elif len(different) == 1 and unit and len(shown.replace(".", "").lstrip("0")) > 2:
+            yield CellSlip("digits", "one digit is wrong", 7.2, value)
+
+
+def _terms(context: CellContext, place: Place) -> Iterator[tuple[float, float]]:
+    """The products that a number adds up; none if it is no dot product."""
+    head, row, column = place
+    formula = context.formula
+    pieces = [formula]
+    while pieces:
+        part = pieces.pop()
+        if part.op == "add":
+            pieces += part.args
+        elif part.op in ("masked", "patched"):
+            pieces.append(part.args[0])
+        elif part.op == "ref" and part.param in context.hidden:
+            pieces.append(context.hidden[part.param])
+        elif part.op == "join" and part.args[0].op == "matmul":
+            left, right = (ex.evaluate(arg, context.values)[0] for arg in part.args[0].args)
+            width = right.shape[-1]
+            yield from _pairs(left[column // width, row], right[column // width, :, column % width])
+        elif part.op == "matmul":
+            left, right = (ex.evaluate(arg, context.values)[0] for arg in part.args)
+            yield from _pairs(left[min(head, len(left) - 1), row], right[min(head, len(right) - 1), :, column])
+
+
+def _pairs(left: Array, right: Array) -> Iterator[tuple[float, float]]:
+    for a, b in zip(left, right, strict=True):
+        yield float(a), float(b)
+
+
+def _number(value: float) -> str:
+    return format_digits(Decimal(repr(round(float(value), 10))), 4)
+
+
+def _factor(value: float) -> str:
+    return f"({_number(value)})" if value < 0 else _number(value)

@@ -1,0 +1,198 @@
+"""Slips in one entry of a matrix that a formula reads: a lost sign, a neighbor copied, another number; solved for."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from qkv.byhand import expressions as ex
+from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place
+from qkv.byhand.expressions import Array, Expression
+from qkv.byhand.formulas import GIVEN, symbol
+from qkv.byhand.hypotheses import WRONG, Hypothesis, Predictor
+from qkv.byhand.slips import Slip, substitute
+
+MAX_ENTRIES = 64  # of one matrix
+MAX_STEP = 8.0  # of one iteration
+
+
+def entry_slips(predictor: Predictor, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Slip]:
+    """Slips in single entries of the matrices that the formulas of a cone read."""
+    wrong = hypothesis.matches[step] == WRONG
+    if not wrong.any():
+        return
+    with_unrounded, with_written = (hypothesis.predictions[step][world][wrong] for world in (0, 1))
+    near = np.abs(with_unrounded - with_written) <= predictor.written[step].unit[wrong] / 10
+    worlds = (1,) if near.all() else (1, 0)
+    for name in reversed(cone):
+        for operand in _operands(hypothesis.formulas[name], name in predictor.problem.steps):
+            shape = ex.evaluate(operand, hypothesis.values).shape[1:]
+            if math.prod(shape) <= MAX_ENTRIES:
+                for head, row, column in np.ndindex(*shape):
+                    for world in worlds:
+                        entry = _Entry(predictor, hypothesis, step, name, operand, (head, row, column), world)
+                        slip = entry.find_slip()
+                        if slip is not None:
+                            yield slip
+                            break
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One entry of an operand in the formula `name`, changed to explain the wrong numbers of `step`."""
+
+    predictor: Predictor
+    hypothesis: Hypothesis
+    step: str
+    name: str
+    operand: Expression
+    place: Place
+    world: int  # see `hypotheses`
+
+    @cached_property
+    def array(self) -> Array:
+        return ex.evaluate(self.operand, self.hypothesis.values)[0]
+
+    @property
+    def old(self) -> float:
+        return float(self.array[self.place])
+
+    def formula(self, value: float) -> Expression:
+        patched = ex.patched(self.operand, self.place, value)
+        return substitute(self.hypothesis.formulas[self.name], self.operand, patched)
+
+    def predict(self, value: float) -> Array | None:
+        """The step, computed from the person's own numbers and this value."""
+        slip = Slip("", 0, {self.name: self.formula(value)})
+        found = self.predictor.with_slip(self.hypothesis, slip, self.step, self.step)
+        return None if found is None else found.predictions[self.step][self.world]
+
+    def find_slip(self) -> Slip | None:
+        old, sheet = self.old, self.predictor.written[self.step]
+        wrong = self.hypothesis.matches[self.step] == WRONG
+        moved = self.predict(old + 1) if math.isfinite(old) else None
+        if moved is None:
+            return None
+        with np.errstate(invalid="ignore"):
+            slope = np.nan_to_num(moved - self.hypothesis.predictions[self.step][self.world])
+        if (np.abs(slope[wrong]) < 1e-12).any():
+            return None  # a wrong number does not depend on the entry
+        for usual in self.usual_values():
+            guess = self.predict(usual)
+            if guess is not None and (np.abs(guess - sheet.values)[wrong] <= sheet.unit[wrong] / 2 + 1e-9).all():
+                return self.name_slip(usual, 1e-9) if self.operand.op == "ref" else self.name_intermediate(usual, 1e-9)
+        head, row, column = np.unravel_index(int(np.argmax(np.where(wrong, np.abs(slope), -1))), slope.shape)
+        return self.solve((int(head), int(row), int(column)), moved)
+
+    def solve(self, target: Place, moved: Array) -> Slip | None:
+        """The value that gives one wrong number, by secants."""
+        sheet = self.predictor.written[self.step]
+        wanted = float(sheet.values[target])
+        low, at_low = self.old, float(self.hypothesis.predictions[self.step][self.world][target])
+        value, at_value = self.old + 1, float(moved[target])
+        slope = at_value - at_low
+        for _ in range(8):
+            if abs(at_value - wanted) <= 1e-10 or at_value == at_low or not math.isfinite(wanted):
+                break
+            slope = (at_value - at_low) / (value - low)
+            following = value + max(-MAX_STEP, min(MAX_STEP, (wanted - at_value) / slope))
+            prediction = self.predict(following)
+            if prediction is None or not math.isfinite(float(prediction[target])) or following == value:
+                return None
+            low, at_low, value, at_value = value, at_value, following, float(prediction[target])
+        slack = float(sheet.unit[target]) / 2 / max(abs(slope), 1e-9) + 1e-7
+        return self.name_slip(value, slack) if self.operand.op == "ref" else self.name_intermediate(value, slack)
+
+    def usual_values(self) -> list[float]:
+        """Values to try first."""
+        if self.operand.op == "ref":
+            return sorted({-self.old, *self.neighbors()} - {self.old}, key=lambda value: value != -self.old)
+        if self.operand.op == "apply":
+            return [value for value in (0.0, 1 / self.old if self.old else 0.0, 1.0, -self.old) if value != self.old]
+        return []
+
+    def name_intermediate(self, value: float, slack: float) -> Slip | None:
+        """An exponential or a sum that is wrong: any value, if it explains more numbers than one."""
+        head, row, column = self.place
+        query = row + 1 + head * self.array.shape[1]
+        line = "column" if self.predictor.problem.problem.convention == "columns" else "row"
+        changes = {self.name: self.formula(value)}
+        where = math.log2(self.array.size)
+        wrong = int((self.hypothesis.matches[self.step] == WRONG).sum())
+        taken = f"was taken as {_short_text(value, slack)} instead of {_short_text(self.old, slack)}"
+        if self.operand.op == "total":
+            what = "exponentials" if self.name in ("weights", "probabilities") else "terms"
+            name = f"the sum of the {what} of {line} {query} {taken}"
+            return Slip(name, 11 + where, changes) if value > 0 and wrong > 1 else None
+        exponential = f"the exponential of key {column + 1} in {line} {query}"
+        if abs(value) <= slack:
+            return Slip(f"{exponential} was left out", 6 + where, changes)
+        if abs(value * self.old - 1) <= slack * self.old:
+            return Slip(f"a wrong sign in the exponent of key {column + 1} in {line} {query}", 5.5 + where, changes)
+        return Slip(f"{exponential} {taken}", 11 + where, changes) if value > 0 and wrong > 2 else None
+
+    def name_slip(self, value: float, slack: float) -> Slip | None:
+        """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
+        old, problem = self.old, self.predictor.problem
+        candidates = [(-old, 4.0), *((neighbor, 5.5) for neighbor in self.neighbors())]
+        short = _short_number(value, slack)
+        candidates += [] if short is None else [(short, 5.5 if abs(abs(short - old) - 1) < 1e-9 or not short else 6.5)]
+        likely = [pair for pair in candidates if abs(pair[0] - value) <= slack and pair[0] != old]
+        if not likely:
+            return None
+        value, cost = likely[0]
+        source = self.operand.param.removeprefix(GIVEN)
+        cell = NameCell(source, self.array.shape[1], problem.problem.convention == "columns")(self.place)
+        local = self.name in problem.steps
+        where = f" when computing {symbol(self.name)}" if local and source not in problem.steps else ""
+        if value == -old:
+            text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} in {cell}{where}"
+        else:
+            verb = "taken" if source in problem.steps and source not in self.predictor.written else "read"
+            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}"
+        return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})
+
+    def neighbors(self) -> set[float]:
+        """The numbers in the same row and column."""
+        head, row, column = self.place
+        return {float(v) for v in (*self.array[head, row], *self.array[head, :, column]) if math.isfinite(v)}
+
+
+def _operands(formula: Expression, step: bool) -> Iterator[Expression]:
+    """The matrices that a formula reads, its exponentials and its sums, each occurrence once."""
+    if formula.op == "ref":
+        if not formula.param.startswith(GIVEN) or not step:
+            yield formula
+        return
+    if formula.op == "total" or (formula.op == "apply" and formula.param == "exp"):
+        yield formula
+    seen: set[int] = set()
+    for arg in formula.args:
+        for part in _operands(arg, step):
+            if id(part) not in seen:
+                seen.add(id(part))
+                yield part
+
+
+def _short_number(value: float, slack: float) -> float | None:
+    """The shortest number near a value, an integer or a short fraction or decimal; None if the slack is too large."""
+    for denominator in (1, 2, 4, 10, 3, 100):
+        if 8 * slack * denominator > 1:
+            continue  # some such number is always near
+        candidate = round(value * denominator) / denominator
+        if abs(candidate - value) <= slack:
+            return candidate
+    return None
+
+
+def _short_text(value: float, slack: float) -> str:
+    """A number with the digits that are known."""
+    places = min(4, max(0, math.floor(-math.log10(2 * slack)))) if slack else 4
+    return f"{value:.{places}f}"
+
+
+def _text(value: float) -> str:
+    return str(Fraction(value).limit_denominator(1000))

@@ -1,0 +1,272 @@
+"""Formulas of steps as expression trees, evaluated on arrays of floats.
+
+Arrays have four axes: worlds, heads, rows, columns. A world is one way to continue from rounded numbers (with the
+number written down, or with the unrounded one), so one evaluation gives them all. A slip is a change of a tree.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]  # of floats, whole numbers or flags
+LARGEST_EXPONENT = 600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """An operation, its arguments, and a parameter that is no expression (a name, a number, an axis, a mask)."""
+
+    op: str
+    args: tuple["Expression", ...] = ()
+    param: Any = None
+
+    def with_args(self, *args: "Expression") -> "Expression":
+        return replace(self, args=args)
+
+    def with_param(self, param: Any) -> "Expression":
+        return replace(self, param=param)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The matrices that the expression reads."""
+        if self.op == "ref":
+            return frozenset((self.param,))
+        return frozenset[str]().union(*(arg.names for arg in self.args))
+
+
+def ref(name: str) -> Expression:
+    return Expression("ref", (), name)
+
+
+def matmul(left: Expression, right: Expression, inner: Any = None) -> Expression:
+    """The matrix product; inner: a factor for each term of the dot products."""
+    return Expression("matmul", (left, right), inner)
+
+
+def transpose(arg: Expression) -> Expression:
+    return arg.args[0] if arg.op == "transpose" else Expression("transpose", (arg,))
+
+
+def scale(arg: Expression, factor: float) -> Expression:
+    return Expression("scale", (arg,), factor)
+
+
+def add(left: Expression, right: Expression) -> Expression:
+    return Expression("add", (left, right))
+
+
+def subtract(left: Expression, right: Expression) -> Expression:
+    return Expression("subtract", (left, right))
+
+
+def times(left: Expression, right: Expression) -> Expression:
+    """The product number by number."""
+    return Expression("times", (left, right))
+
+
+def divide(left: Expression, right: Expression) -> Expression:
+    return Expression("divide", (left, right))
+
+
+def apply(name: str, arg: Expression) -> Expression:
+    return Expression("apply", (arg,), name)
+
+
+def total(arg: Expression, axis: str = "row") -> Expression:
+    """The sums along an axis, "row", "column" or "all", or another summary of the rows: "largest", "count"."""
+    return Expression("total", (arg,), (axis, None))
+
+
+def masked(arg: Expression, mask: Array, fill: float = 0.0) -> Expression:
+    """`fill` wherever the mask is 0."""
+    return Expression("masked", (arg,), (mask, fill))
+
+
+def split(arg: Expression, heads: int) -> Expression:
+    """The columns of each head."""
+    return Expression("split", (arg,), (heads, "blocks")) if heads > 1 else arg
+
+
+def join(arg: Expression, heads: int) -> Expression:
+    """The heads' columns side by side."""
+    return Expression("join", (arg,), (heads, "blocks")) if heads > 1 else arg
+
+
+def where(region: Array, inside: Expression, outside: Expression) -> Expression:
+    return Expression("where", (inside, outside), region)
+
+
+def patched(arg: Expression, index: tuple[int, int, int], value: float | Array) -> Expression:
+    """One number (head, row, column) replaced, by the same value or by one for each world."""
+    return Expression("patched", (arg,), (index, value))
+
+
+def exchanged(arg: Expression, first: tuple[int, int, int], second: tuple[int, int, int]) -> Expression:
+    """Two numbers in each other's place."""
+    return Expression("exchanged", (arg,), (first, second))
+
+
+def shift(arg: Expression, difference: float) -> Expression:
+    return Expression("shift", (arg,), difference)
+
+
+def reordered(arg: Expression, axis: int, order: tuple[int, ...]) -> Expression:
+    """Heads (axis 1), rows (2) or columns (3) in another order."""
+    return Expression("reordered", (arg,), (axis, order))
+
+
+def rounded(arg: Expression, places: int) -> Expression:
+    return Expression("rounded", (arg,), places)
+
+
+def evaluate(expression: Expression, values: Mapping[str, Array], memo: dict[int, Array] | None = None) -> Array:
+    """The array of an expression; ValueError if shapes do not fit. memo: results by the id of a subexpression."""
+    if expression.op == "ref":
+        return values[expression.param]
+    if memo is not None and id(expression) in memo:
+        return memo[id(expression)]
+    result = _OPERATIONS[expression.op](*(evaluate(arg, values, memo) for arg in expression.args), expression.param)
+    if memo is not None:
+        memo[id(expression)] = result
+    return result
+
+
+def exponential(values: Array) -> Array:
+    """e^x; rows with numbers too large for a float are divided by their largest exponential."""
+    finite = values[np.isfinite(values)]
+    if finite.size and float(finite.max()) > LARGEST_EXPONENT:
+        values = values - values.max(-1, keepdims=True)
+    return np.exp(values)
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "exp": exponential,
+    "power of 3": lambda x: np.power(3.0, np.minimum(x, 600)),
+    "power of 2.7": lambda x: np.power(2.7, np.minimum(x, 600)),
+    "power of 2.72": lambda x: np.power(2.72, np.minimum(x, 600)),
+    "1": np.ones_like,
+    "power of 2": lambda x: np.exp2(np.minimum(x, 1000)),
+    "power of 10": lambda x: np.power(10.0, np.minimum(x, 300)),
+    "exp of −x": lambda x: exponential(-x),
+    "e⁰ = 0": lambda x: np.where(np.abs(x) < 1e-12, 0.0, exponential(x)),
+    "e⁰ = e": lambda x: np.where(np.abs(x) < 1e-12, np.e, exponential(x)),
+    "x": lambda x: np.where(np.isfinite(x), x, 0.0),
+    "|x|": np.abs,
+    "exp of |x|": lambda x: exponential(np.abs(x)),
+    "x²": np.square,
+    "max(x, 0)": lambda x: np.maximum(x, 0),
+    "1 + x": lambda x: 1 + x,
+    "e·x": lambda x: np.e * x,
+    "−x": np.negative,
+    "1 at the largest": lambda x: (x == x.max(-1, keepdims=True)).astype(float),
+    "1 at the smallest": lambda x: (x == x.min(-1, keepdims=True)).astype(float),
+    "1/n": lambda x: np.full_like(x, 1 / x.shape[-1]),
+    "0 if negative": lambda x: np.where(x < 0, 0.0, exponential(x)),
+    "−e^x if negative": lambda x: np.where(x < 0, -exponential(x), exponential(x)),
+    "−e^|x| if negative": lambda x: np.where(x < 0, -exponential(-x), exponential(x)),
+}
+
+
+def _matmul(left: Array, right: Array, inner: Any) -> Array:
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError("shapes do not fit")
+    return (left if inner is None else left * np.asarray(inner)) @ right
+
+
+def _divide(left: Array, right: Array, param: Any) -> Array:
+    with np.errstate(all="ignore"):
+        quotient = left / right
+    return np.where(right == 0, 0.0, quotient)
+
+
+def _total(values: Array, param: tuple[str, int | None]) -> Array:
+    axis, without = param
+    if without is not None:
+        values = np.delete(values, without, -1)
+    match axis:
+        case "row":
+            return values.sum(-1, keepdims=True)
+        case "column":
+            return values.sum(-2, keepdims=True)
+        case "all":
+            return values.sum((-2, -1), keepdims=True)
+        case "all heads":
+            return values.sum((-3, -2, -1), keepdims=True)
+        case "largest":
+            return values.max(-1, keepdims=True)
+        case "heads":
+            return values.sum(-3, keepdims=True)
+        case "squares":
+            return np.sqrt(np.square(values).sum(-1, keepdims=True))
+        case "mean":
+            return values.mean(-1, keepdims=True)
+        case "others":
+            return values.sum(-1, keepdims=True) - values
+        case _:
+            return np.full((*values.shape[:-1], 1), float(values.shape[-1]))
+
+
+def _masked(values: Array, param: tuple[Array, float]) -> Array:
+    mask, fill = param
+    return np.where(mask > 0, values, fill)
+
+
+def _split(values: Array, param: tuple[int, str]) -> Array:
+    heads, order = param
+    worlds, one, rows, columns = values.shape
+    if one != 1 or columns % heads:
+        raise ValueError("shapes do not fit")
+    if order == "interleaved":
+        return values.reshape(worlds, rows, columns // heads, heads).transpose(0, 3, 1, 2)
+    return values.reshape(worlds, rows, heads, columns // heads).transpose(0, 2, 1, 3)
+
+
+def _join(values: Array, param: tuple[int, str]) -> Array:
+    _, order = param
+    worlds, heads, rows, columns = values.shape
+    axes = (0, 2, 3, 1) if order == "interleaved" else (0, 2, 1, 3)
+    return values.transpose(*axes).reshape(worlds, 1, rows, heads * columns)
+
+
+def _patched(values: Array, param: tuple[tuple[int, int, int], float | Array]) -> Array:
+    (head, row, column), value = param
+    changed = values.copy() if np.ndim(value) == 0 or len(values) > 1 else np.repeat(values, np.size(value), 0)
+    changed[:, head, row, column] = value
+    return changed
+
+
+def _exchanged(values: Array, param: tuple[tuple[int, int, int], tuple[int, int, int]]) -> Array:
+    first, second = ((slice(None), *place) for place in param)
+    changed = values.copy()
+    changed[first], changed[second] = values[second], values[first]
+    return changed
+
+
+def _rounded(values: Array, places: int) -> Array:
+    return np.round(values, places)
+
+
+_OPERATIONS: dict[str, Callable[..., Array]] = {
+    "matmul": _matmul,
+    "transpose": lambda values, param: np.swapaxes(values, -1, -2),
+    "scale": lambda values, factor: values * factor,
+    "add": lambda left, right, param: left + right,
+    "subtract": lambda left, right, param: left - right,
+    "times": lambda left, right, param: left * right,
+    "divide": _divide,
+    "apply": lambda values, name: FUNCTIONS[name](values),
+    "total": _total,
+    "masked": _masked,
+    "split": _split,
+    "join": _join,
+    "where": lambda inside, outside, region: np.where(region, inside, outside),
+    "patched": _patched,
+    "exchanged": _exchanged,
+    "shift": lambda values, difference: values + difference,
+    "reordered": lambda values, param: np.take(values, param[1], axis=param[0]),
+    "rounded": _rounded,
+}

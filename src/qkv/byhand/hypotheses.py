@@ -1,0 +1,264 @@
+"""Find the shortest description of a person's numbers: the fewest and most common slips that explain every cell.
+
+A hypothesis is a set of slips. It predicts every step in several worlds: the person may have continued with the numbers
+as written (world 1), with the unrounded ones (world 0), with steps that are not written down rounded as the others are
+(world 2), or with some of each. The length of a description in bits is
+
+    the cost of each slip (see `slips`; restricted to rows, heads, columns or cells: the bits to say which)
+  + 0 for a number that the hypothesis predicts at the precision written, CORRECT for one that is right in spite of it
+  + ROUNDED for one that follows from the rounded numbers of earlier steps; if from some of them only, the bits to say
+    where it lies between the worlds, at least IN_BETWEEN
+  + CUT_OFF or LAST_DIGIT for one whose last digit was cut off, or is one off although digits were dropped
+  + the digits themselves (at least 8 bits) for a number that no slip explains
+
+The shortest one wins. The search takes the first step with unexplained numbers, tries every slip in the formulas that
+lead to it, then pairs of common slips, then slips in single numbers, keeps the best few hypotheses, and repeats.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+
+from qkv.byhand import expressions as ex
+from qkv.byhand.cell_slips import NOT_IDENTIFIED, NameCell, Place
+from qkv.byhand.expressions import Array
+from qkv.byhand.formulas import Formulas, StepFormulas
+from qkv.byhand.sheet import WrittenStep
+from qkv.byhand.slips import Slip
+
+WORLDS = 6
+SECOND_SLIP = 8.0  # bits for each slip after the first in the formulas of one step
+SECOND_NUMBER = 2.5  # bits for each single number after the first that is wrong by a slip of its own
+CONTRADICTION = 30.0  # bits for a number that a slip changes but does not explain
+ROUNDED, IN_BETWEEN, CUT_OFF, LAST_DIGIT, CORRECT = 0.3, 1.5, 0.8, 3.0, 0.5
+MATCHED, CONTINUED, CORRECTED, BETWEEN, CUT, LAST, WRONG = range(7)  # how a number is explained
+COSTS = np.array([0.0, ROUNDED, CORRECT, IN_BETWEEN, CUT_OFF, LAST_DIGIT, 0.0])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A slip at the first written step that shows it, and the numbers it changes there."""
+
+    slip: Slip
+    step: str
+    cells: frozenset[Place]
+    before: Array  # the step without the slip, from the person's own numbers
+
+
+@dataclass
+class Hypothesis:
+    """Formulas with slips, what they predict, and how well the sheet agrees."""
+
+    formulas: Formulas
+    findings: tuple[Finding, ...]
+    values: dict[str, Array]  # every matrix as the person went on with it, in every world
+    predictions: dict[str, Array] = field(default_factory=dict)  # of written steps, before they were read
+    matches: dict[str, Array] = field(default_factory=dict)  # of written steps: MATCHED … WRONG
+    costs: dict[str, float] = field(default_factory=dict)
+    settled: frozenset[str] = frozenset()  # steps for which nothing better was found
+    strict: Mapping[str, Array] = field(default_factory=dict)  # numbers that a slip must not spoil
+
+    @property
+    def bits(self) -> float | int:
+        slips = sum(found.slip.cost for found in self.findings)
+        return slips + sum(self.costs.values()) + sum(self.far_fetched(step) for step in self.matches)
+
+    def copy(self) -> "Hypothesis":
+        """A copy whose mappings can be changed."""
+        own = {name: dict(getattr(self, name)) for name in ("formulas", "values", "predictions", "matches", "costs")}
+        return replace(self, **own)
+
+    def far_fetched(self, step: str) -> float | int:
+        """More bits for several slips in the formulas of one step, and for numbers they change but do not explain."""
+        formulas = [found for found in self.findings if found.step == step and not found.slip.single]
+        single = [f for f in self.findings if f.step == step and f.slip.single and f.slip.name != NOT_IDENTIFIED]
+        numbers = SECOND_NUMBER * max(0, len(single) - 1)
+        if not formulas:
+            return numbers
+        wrong = self.matches[step] == WRONG
+        open_cells = sum(bool(wrong[place]) for place in frozenset().union(*(found.cells for found in formulas)))
+        bits = numbers + SECOND_SLIP * max(0, len(formulas) - 1 + open_cells)
+        if any(found.slip.rounding for found in formulas) and len(single) < sum(
+            found.step == step and found.slip.single for found in self.findings
+        ):
+            bits += CONTRADICTION  # rounding explains the last digits, not some numbers among unknown ones
+        for found in self.findings:
+            if found.step == step and found.slip.single and any(found.cells & other.cells for other in formulas):
+                bits += CONTRADICTION if found.slip.name == NOT_IDENTIFIED else SECOND_SLIP
+        return bits
+
+    def open_step(self) -> str | None:
+        """The first step with something to explain."""
+        for step, match in self.matches.items():
+            if (match == WRONG).any() or (self.costs[step] > 3.5 and step not in self.settled):
+                return step
+        return None
+
+
+class Predictor:
+    """Evaluates hypotheses about one sheet."""
+
+    def __init__(
+        self,
+        problem: StepFormulas,
+        written: Mapping[str, WrittenStep],
+        exact: Mapping[str, Array],
+    ) -> None:
+        self.problem, self.written, self.exact = problem, written, exact
+        self.order = list(problem.formulas)
+        self.evaluations = 0
+        random = np.random.default_rng(0)
+        self.choices = {step: self._world_choices(random, sheet) for step, sheet in written.items()}
+        self.bits = {step: bits_of_digits(sheet) for step, sheet in written.items()}
+        self.wrong = {step: ~is_right(sheet, exact[step]) for step, sheet in written.items()}
+        self.places = max((sheet.places for sheet in written.values()), default=0)
+        same = {formula.param for formula in problem.formulas.values() if formula.op == "ref"}  # as a later step
+        irrational = self.order[self.order.index("scaled") :] if self.places else []
+        self.roundable = [name for name in irrational if name not in same]
+
+    @staticmethod
+    def _world_choices(random: np.random.Generator, sheet: WrittenStep) -> Array:
+        """The share of the written number in each world: 0, 1, or either for each cell."""
+        choices = random.integers(0, 2, (WORLDS, *sheet.values.shape)).astype(float)
+        choices[0], choices[1], choices[2] = 0, 1, 1
+        return choices
+
+    def predict(self, hypothesis: Hypothesis, order: Iterable[str]) -> None:
+        """Evaluate formulas in this order and compare written steps with the sheet."""
+        for name in order:
+            prediction = ex.evaluate(hypothesis.formulas[name], hypothesis.values)
+            self.evaluations += 1
+            if name not in self.written:
+                hypothesis.values[name] = self.round_hidden(prediction) if name in self.roundable else prediction
+                continue
+            sheet = self.written[name]
+            if prediction.shape[2:] != sheet.values.shape[1:] or prediction.shape[1] not in (1, len(sheet.values)):
+                raise ValueError("shapes do not fit")
+            prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
+            match = compare(sheet, prediction, self.exact[name], hypothesis.strict.get(name))
+            hypothesis.predictions[name] = prediction
+            hypothesis.matches[name] = match
+            hypothesis.costs[name] = self.cost_of(name, match, prediction)
+            share = np.where((match == WRONG) | (match == CORRECTED), 1.0, self.choices[name])
+            with np.errstate(invalid="ignore"):
+                hypothesis.values[name] = np.where(share == 1, sheet.values, prediction)
+
+    def round_hidden(self, prediction: Array) -> Array:
+        """A step that was not written down: in world 2 rounded as the written ones are."""
+        prediction = np.repeat(prediction, WORLDS, 0) if len(prediction) == 1 else prediction.copy()
+        prediction[2] = np.round(prediction[2], self.places)
+        return prediction
+
+    def cost_of(self, step: str, match: Array, prediction: Array) -> float:
+        costs = np.where(match == WRONG, self.bits[step], COSTS[match])
+        if (match == BETWEEN).any():
+            spread = (prediction.max(0) - prediction.min(0)) / np.maximum(self.written[step].unit, 1e-6)
+            between = np.clip(np.log2(np.maximum(spread, 1e-9)), IN_BETWEEN, self.bits[step])
+            costs = np.where(match == BETWEEN, between, costs)
+        return float(costs.sum())
+
+    def with_slip(self, old: Hypothesis, slip: Slip, step: str, until: str | None = None) -> Hypothesis | None:
+        """The hypothesis with one more slip, evaluated up to a step; None if shapes do not fit."""
+        new = replace(old.copy(), strict={**old.strict, **self.strict_until(old, step)})
+        new.formulas.update(slip.changes)
+        changed = set(slip.changes)
+        order = []
+        for name in self.order:
+            if name in changed or not changed.isdisjoint(new.formulas[name].names):
+                changed.add(name)
+                order.append(name)
+            if name == until:
+                break
+        try:
+            with np.errstate(all="ignore"):
+                self.predict(new, order)
+        except (ValueError, IndexError):
+            return None
+        if self.spoils_earlier(old, new, step):
+            return None
+        before, after = old.predictions[step], new.predictions[step]
+        with np.errstate(invalid="ignore"):
+            close = (before == after) | (np.abs(before - after) <= 1e-9 * np.abs(before) + 1e-12)
+        changed = ~close.all(0)
+        if not (changed & self.wrong[step]).any():
+            changed = np.zeros_like(changed)  # a slip that shows only in right numbers is none
+        cells = frozenset(zip(*(index.tolist() for index in np.nonzero(changed)), strict=True))
+        new.findings = (*old.findings, Finding(slip, step, cells, before[0]))
+        return new
+
+    def spoils_earlier(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
+        """Whether numbers of earlier steps that were explained no longer are."""
+        for name, match in old.matches.items():
+            if name == step:
+                return False
+            if ((new.matches[name] == WRONG) & (match != WRONG)).any():
+                return True
+        return False
+
+    def strict_until(self, hypothesis: Hypothesis, step: str) -> dict[str, Array]:
+        """The numbers up to a step that are explained: another slip must predict them as well."""
+        strict = {}
+        for name, match in hypothesis.matches.items():
+            strict[name] = match < CORRECTED
+            if name == step:
+                break
+        return strict
+
+    def finish(self, new: Hypothesis) -> Hypothesis:
+        """Evaluate the steps after the one that was explained."""
+        self.predict(new, self.order)
+        return new
+
+    def naming(self, step: str) -> NameCell:
+        return NameCell(step, self.written[step].values.shape[1], self.problem.problem.convention == "columns")
+
+
+def compare(sheet: WrittenStep, prediction: Array, exact: Array, strict: Array | None = None) -> Array:
+    """How each number of a sheet is explained by a prediction in several worlds."""
+    values, unit = sheet.values, sheet.unit
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.where(prediction == values, 0.0, np.abs(prediction - values))
+        difference = np.where(np.isnan(difference), np.inf, difference)
+        near = precision(sheet)
+        low, high = prediction.min(0), prediction.max(0)
+        spread = np.where(np.isfinite(high - low), high - low, 0.0) * 0.75
+        inside = (values >= low - spread - near) & (values <= high + spread + near) & (spread > 0)
+        smallest = np.minimum(difference[0], difference[1])
+        ratio = np.where(unit > 0, prediction[0] / np.where(unit > 0, unit, 1), 0.0)
+        dropped = (unit > 0) & (np.abs(ratio - np.round(ratio)) > 1e-9)
+        last = dropped & ((smallest <= unit * (1 + 1e-9)) | (smallest <= sheet.generous_unit / 2 * (1 + 1e-9)))
+        cut = last & (np.abs(values) < np.abs(prediction[0]))
+        right = is_right(sheet, exact) & (True if strict is None else ~strict)
+    match = np.full(values.shape, WRONG)
+    for flag, kind in ((last, LAST), (cut, CUT), (inside, BETWEEN), (right, CORRECTED)):
+        match = np.where(flag, kind, match)
+    match = np.where((difference[1] <= near) | (difference[2] <= near), CONTINUED, match)
+    return np.where(difference[0] <= near, MATCHED, match)
+
+
+def precision(sheet: WrittenStep) -> Array:
+    """How far a number may be from the one that was written for it."""
+    finite = np.where(np.isfinite(sheet.values), np.abs(sheet.values), 1.0)
+    return sheet.unit / 2 * (1 + 1e-9) + 1e-9 * np.maximum(1.0, finite)
+
+
+def is_right(sheet: WrittenStep, exact: Array) -> Array:
+    """Which numbers are right at the precision written."""
+    with np.errstate(invalid="ignore"):
+        return (exact == sheet.values) | (np.abs(exact - sheet.values) <= precision(sheet))
+
+
+def bits_of_digits(sheet: WrittenStep) -> Array:
+    """The bits to write a number down as it is."""
+    finite = np.where(np.isfinite(sheet.values), np.abs(sheet.values), 0.0)
+    largest = max(1.0, float(finite.max()))
+    bits = np.empty(sheet.values.shape)
+    for place in np.ndindex(*sheet.values.shape):
+        unit = float(sheet.unit[place])
+        if not unit:
+            unit = 1 / Fraction(float(finite[place])).limit_denominator(100).denominator
+        bits[place] = math.log2(largest / unit) + 4
+    return np.clip(bits, 8, 16)

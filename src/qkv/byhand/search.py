@@ -1,0 +1,296 @@
+"""Search for the shortest description of a sheet: the steps in order, the best few hypotheses, slip by slip."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qkv.byhand import expressions as ex
+from qkv.byhand.cell_slips import NOT_IDENTIFIED, CellContext, CellSlip, NameCell, Place, likely_cell_slips
+from qkv.byhand.entry_slips import entry_slips
+from qkv.byhand.expressions import Array
+from qkv.byhand.formulas import GIVEN
+from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Finding, Hypothesis, Predictor
+from qkv.byhand.multistep_slips import multistep_slips
+from qkv.byhand.sheet import WrittenStep
+from qkv.byhand.slip_rules import formula_slips
+from qkv.byhand.slips import Context, Scope, Slip
+
+BEAM = 5
+MARGIN = 12  # bits above a complete hypothesis that an open one may have
+MAX_EXPANSIONS = 60
+MAX_EVALUATIONS = 9000  # of formulas in one search; about two seconds
+EXCHANGED = 7.5  # bits for two numbers in each other's place
+CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
+COMMON = 6.0  # bits: slips up to this cost are also tried in pairs
+
+
+class Search(Predictor):
+    """The search for the shortest explanation of one sheet."""
+
+    def run(self) -> list[Hypothesis]:
+        """Complete hypotheses, the shortest first."""
+        start = Hypothesis(dict(self.problem.formulas), (), dict(self.problem.given))
+        self.predict(start, self.order)
+        beam, complete = [start], []
+        for _ in range(MAX_EXPANSIONS):
+            beam, done = [h for h in beam if h.open_step()], [h for h in beam if not h.open_step()]
+            complete += done
+            best = min((h.bits for h in complete), default=math.inf)
+            beam = [h for h in beam if sum(f.slip.cost for f in h.findings) < best and h.bits < best + MARGIN]
+            if not beam:
+                break
+            found = [self.expand(h) for h in beam]
+            settled = min((h for h, *_ in found), key=lambda h: h.bits)
+            beam = _best_different(list(itertools.chain.from_iterable(found)), settled)
+        if not complete:
+            complete = [self.settle_all(beam[0])]
+        return sorted(complete, key=lambda h: h.bits)
+
+    def settle_all(self, hypothesis: Hypothesis) -> Hypothesis:
+        while (step := hypothesis.open_step()) is not None:
+            hypothesis = self.settle(hypothesis, step)
+        return hypothesis
+
+    def expand(self, hypothesis: Hypothesis) -> list[Hypothesis]:
+        """Better hypotheses for the first open step."""
+        step = hypothesis.open_step()
+        assert step is not None
+        if self.evaluations > MAX_EVALUATIONS:
+            return [self.settle(hypothesis, step)]
+        settled = self.settle(hypothesis, step)
+        if not _unexplained(hypothesis, step):  # a common slip may still explain it better than rounding
+            slips = self.single_slips(hypothesis, step, self.cone(hypothesis, step, through_rounded=True), common=True)
+            return [settled, *self.best(hypothesis, slips, step)]
+        cone = self.cone(hypothesis, step)
+        slips = itertools.chain(self.single_slips(hypothesis, step, cone), entry_slips(self, hypothesis, step, cone))
+        better = self.best(hypothesis, slips, step)
+        unknown = [found for found in settled.findings if found.step == step and found.slip.name == NOT_IDENTIFIED]
+        if unknown and (not better or _unexplained(better[0], step)):
+            whole = self.cone(hypothesis, step, through_rounded=True)
+            others = [name for name in whole if name not in cone]
+            better += self.best(hypothesis, self.single_slips(hypothesis, step, others), step)
+            better.sort(key=lambda h: h.bits)
+        if len(unknown) > 1 and (not better or _unexplained(better[0], step)):
+            better += [
+                self.finish(new) for new in sorted(self.pairs(hypothesis, step, cone), key=lambda h: h.bits)[:BEAM]
+            ]
+        return [settled, *better]
+
+    def best(self, hypothesis: Hypothesis, slips: Iterable[Slip], step: str) -> list[Hypothesis]:
+        """The best hypotheses with one of these slips more."""
+        found = [new for slip in slips for new in self.try_slip(hypothesis, slip, step)]
+        return [self.finish(new) for new in sorted(found, key=lambda h: h.bits)[: 2 * BEAM]]
+
+    def settle(self, hypothesis: Hypothesis, step: str) -> Hypothesis:
+        """Leave a step as it is: slips in single numbers, and rounding."""
+        if _unexplained(hypothesis, step):
+            return self.patch(hypothesis, step)
+        return replace(hypothesis, settled=hypothesis.settled | {step})
+
+    def cone(self, hypothesis: Hypothesis, step: str, through_rounded: bool = False) -> list[str]:
+        """The formulas that lead to a step. Written steps end it, since a slip before them would show there.
+
+        through_rounded: rounded steps do not end it: a slip before them may be hidden in the digits that were dropped.
+        """
+        found, pending = [], [step]
+        while pending:
+            name = pending.pop()
+            if name in found:
+                continue
+            found.append(name)
+            for other in hypothesis.formulas[name].names:
+                if other.startswith(GIVEN):
+                    continue
+                ends = other in self.written
+                if ends and through_rounded:
+                    ends = _is_exact(self.written[other], hypothesis.predictions[other])
+                if not ends:
+                    pending.append(other)
+        return [name for name in self.order if name in found]
+
+    def single_slips(self, hypothesis: Hypothesis, step: str, cone: list[str], common: bool = False) -> Iterator[Slip]:
+        """The slips in the formulas of a cone, the last step first."""
+        for name in reversed(cone):
+            distance = self.distance(name, step)
+            if self.evaluations > MAX_EVALUATIONS:
+                return
+            context = Context(name, self.problem, hypothesis.formulas, hypothesis.values, name == step)
+            for slip in formula_slips(context):
+                if not common or (slip.cost <= COMMON and not slip.rounding):
+                    yield replace(slip, cost=slip.cost + distance)
+        if not common:
+            reach = set(cone)
+            for slip in multistep_slips(self.problem, hypothesis.formulas, hypothesis.values):
+                if reach & set(slip.changes):
+                    yield slip
+
+    def distance(self, name: str, step: str) -> float:
+        """A slip is more likely in the step that shows it than in one before it."""
+        if name == step:
+            return 0.0
+        return 0.2 if name not in self.written else 1.0
+
+    def try_slip(self, hypothesis: Hypothesis, slip: Slip, step: str) -> Iterator[Hypothesis]:
+        """The slip everywhere, and only where it explains something."""
+        new = self.with_slip(hypothesis, slip, step, step)
+        if new is None or not new.findings[-1].cells:
+            return
+        if new.bits < hypothesis.bits and (slip.rounding or self.explains(hypothesis, new, step)):
+            yield new
+        before, after = hypothesis.matches[step], new.matches[step]
+        solved = (before == WRONG) & (after < BETWEEN)
+        spoiled = (before != WRONG) & (after == WRONG)
+        if not solved.any() or (not spoiled.any() and not (after == WRONG).any()):
+            return
+        if len(slip.changes) != 1 or slip.scope == "whole":
+            return
+        ((name, formula),) = slip.changes.items()
+        shape = hypothesis.values[name].shape[1:]
+        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope):
+            scoped = ex.where(region, formula, hypothesis.formulas[name])
+            part = Slip(f"{slip.name} ({where})", slip.cost + cost, {name: scoped}, slip.rounding)
+            new = self.with_slip(hypothesis, part, step, step)
+            if new is not None and new.bits < hypothesis.bits and self.explains(hypothesis, new, step):
+                yield new
+
+    def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
+        """Whether a slip explains a number that rounding alone does not, or hardly."""
+        solved = (old.matches[step] != CUT) & (old.matches[step] != LAST) & (new.matches[step] < old.matches[step])
+        moved = np.abs(new.predictions[step] - old.predictions[step]).max(0) > 2 * self.written[step].unit
+        if (solved & (moved | (old.matches[step] == WRONG))).any():
+            return True
+        poor = old.matches[step] > CORRECTED
+        return bool((new.matches[step] < CORRECTED).all() and poor.sum() > 1 and (old.matches[step] == LAST).any())
+
+    def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
+        """Two common slips together."""
+        first = sorted(self.single_slips(hypothesis, step, cone, common=True), key=lambda slip: slip.cost)
+        for index, slip in enumerate(first):
+            if self.evaluations > MAX_EVALUATIONS:
+                return
+            one = self.with_slip(hypothesis, slip, step, step)
+            if one is None or not one.findings[-1].cells:
+                continue
+            for other in first[index + 1 :]:
+                (name,), (before,) = other.changes, slip.changes
+                if name == before:
+                    continue
+                two = self.with_slip(one, other, step, step)
+                if two is not None and two.findings[-1].cells and two.bits < hypothesis.bits:
+                    yield two
+            for other in self.same_step_slips(one, slip):
+                two = self.with_slip(one, other, step, step)
+                if two is not None and two.findings[-1].cells and two.bits < hypothesis.bits:
+                    yield two
+
+    def same_step_slips(self, one: Hypothesis, slip: Slip) -> Iterator[Slip]:
+        """More common slips in a formula that has one already."""
+        (name,) = slip.changes
+        for other in formula_slips(Context(name, self.problem, one.formulas, one.values)):
+            if other.cost <= COMMON and other.cost >= slip.cost - 1 and not other.rounding:
+                yield other
+
+    def patch(self, hypothesis: Hypothesis, step: str) -> Hypothesis:
+        """Take each wrong number as a slip of its own."""
+        sheet, naming = self.written[step], self.naming(step)
+        wrong = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(hypothesis.matches[step] == WRONG)]
+        right = hypothesis.predictions[step][1]
+        hidden = {name: hypothesis.formulas[name] for name in self.problem.steps if name not in self.written}
+        contexts = []
+        for world in (0, 1):
+            own = {
+                name: value[world : world + 1] if len(value) > 1 else value for name, value in hypothesis.values.items()
+            }
+            prediction = hypothesis.predictions[step][world]
+            contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns))
+        new = hypothesis
+        exchanged = _exchanged_pairs(wrong, sheet, right)
+        names = {place: likely_cell_slips(contexts, place, *sheet.number(place)) for place in wrong}
+        names = {place: [] if place in exchanged else slips for place, slips in names.items()}
+        names = {place: [s for s in slips if slips[0].cost < self.bits[step][place]] for place, slips in names.items()}
+        unknown = [place for place, slips in names.items() if not slips and place not in exchanged]
+        if 1 < len(unknown) >= len(wrong) - len(unknown):  # then others fit by chance
+            names = {place: [s for s in slips if slips[0].cost <= CERTAIN] for place, slips in names.items()}
+        for place in wrong:
+            if exchanged.get(place, place) >= place:  # else it was named with its partner
+                slip = self.cell_slip(new, step, place, exchanged.get(place), names[place])
+                cells = frozenset({place, exchanged.get(place, place)})
+                found = Finding(slip, step, cells, hypothesis.predictions[step][0])
+                new = replace(new, formulas={**new.formulas, **slip.changes}, findings=(*new.findings, found))
+        return self.finish(new.copy())
+
+    def cell_slip(
+        self, hypothesis: Hypothesis, step: str, place: Place, partner: Place | None, likely: list[CellSlip]
+    ) -> Slip:
+        """The slip in one number, or in two that are exchanged."""
+        formula, naming = hypothesis.formulas[step], self.naming(step)
+        if partner is not None:
+            name = f"{naming(place)} and {naming(partner)} are exchanged"
+            return Slip(name, EXCHANGED, {step: ex.exchanged(formula, place, partner)}, single=True)
+        if not likely:
+            value, unit = self.written[step].number(place)
+            unrounded = value + unit * np.array([0, 0, 0, 0.5, -0.5, 0.25])  # what the person may have continued with
+            changes = {step: ex.patched(formula, place, unrounded if unit else value)}
+            return Slip(NOT_IDENTIFIED, float(self.bits[step][place]), changes, single=True)
+        best, *others = likely
+        changes = {step: ex.patched(formula, place, best.value)}
+        return Slip(best.name, best.cost, changes, alternatives=tuple(slip.name for slip in others), single=True)
+
+
+def _is_exact(sheet: WrittenStep, prediction: Array) -> bool:
+    """Whether no digits were dropped in a step."""
+    return not sheet.unit.any() or bool(np.allclose(prediction[0], sheet.values, rtol=1e-9, atol=1e-12))
+
+
+def _unexplained(hypothesis: Hypothesis, step: str) -> bool:
+    return bool((hypothesis.matches[step] == WRONG).any())
+
+
+def _regions(
+    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope
+) -> Iterator[tuple[Array, str, float]]:
+    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells."""
+    if solved.shape != shape:
+        return
+    words = ("column", "row") if naming.columns else ("row", "column")
+    heads, rows, columns = shape
+    parts = (((1, 2), "head", heads), ((0, 2), words[0], rows), ((0, 1), words[1], columns))
+    for axes, kind, count in parts[: {"heads": 1, "rows": 2}.get(scope, 3)]:
+        flags = solved.any(axes) & fits.all(axes)
+        if count > 1 and flags.any() and not flags.all():
+            axis = {"head": 0, words[0]: 1, words[1]: 2}[kind]
+            region = np.zeros(shape, bool)
+            index: list[Any] = [slice(None)] * 3
+            index[axis] = flags
+            region[tuple(index)] = True
+            numbers = [str(i + 1) for i in np.flatnonzero(flags)]
+            plural = "s" if len(numbers) > 1 else ""
+            yield region[None], f"only in {kind}{plural} {', '.join(numbers)}", 2.5 + len(numbers) * math.log2(count)
+    places = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(solved)]
+    if len(places) <= 3 and scope == "cells":
+        where = ", ".join(naming(place) for place in places)
+        yield solved[None], f"only in {where}", 3.0 + len(places) * (3 + math.log2(solved.size))
+
+
+def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, right: Array) -> dict[Place, Place]:
+    """Pairs of wrong numbers that are each other's right ones."""
+    found: dict[Place, Place] = {}
+    for a, b in itertools.combinations(wrong, 2):
+        near = sheet.unit[a] / 2 + 1e-9, sheet.unit[b] / 2 + 1e-9
+        if abs(sheet.values[a] - right[b]) <= near[0] and abs(sheet.values[b] - right[a]) <= near[1]:
+            found[a], found[b] = b, a
+    return found
+
+
+def _best_different(found: list[Hypothesis], settled: Hypothesis) -> list[Hypothesis]:
+    """The best few with different slips, and `settled`, the one without further ones."""
+    best: dict[frozenset[str], Hypothesis] = {}
+    for hypothesis in sorted(found, key=lambda h: h.bits):
+        key = frozenset(f"{f.slip.name} {f.step} {sorted(f.cells)}" for f in hypothesis.findings) | hypothesis.settled
+        best.setdefault(key, hypothesis)
+    few = list(best.values())[:BEAM]
+    return few if any(hypothesis is settled for hypothesis in few) else [*few, settled]

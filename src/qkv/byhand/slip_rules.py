@@ -1,0 +1,402 @@
+"""Families of slips: how a formula can be changed by mistake. They apply to any expression, so also to new steps.
+
+`formula_slips` gives the slips of one step; the search composes them, restricts them to rows, heads, columns or single
+numbers, and adds wrong entries.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from qkv.byhand import expressions as ex
+from qkv.byhand.expressions import Expression
+from qkv.byhand.formulas import GIVEN, symbol
+from qkv.byhand.loss_slips import loss_changes, mean_changes
+from qkv.byhand.slips import (
+    Change,
+    Context,
+    Slip,
+    describe_rounding,
+    is_plural,
+    is_weight_matrix,
+    join_names,
+    parts,
+    same_kind,
+    substitute,
+    was,
+)
+from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_changes, scale_changes, total_changes
+
+
+def formula_slips(context: Context) -> Iterator[Slip]:
+    """All slips in the formula of a step, each everywhere in the step."""
+    formula = context.formulas[context.step]
+    seen: set[int] = set()
+    for part in parts(formula):
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        for change in _changes(part, part is formula, context):
+            new = substitute(formula, part, change.new)
+            yield Slip(
+                change.name, change.cost, {context.step: new}, change.rounding, change.scope, change.alternatives
+            )
+
+
+def _changes(part: Expression, root: bool, context: Context) -> Iterator[Change]:
+    rules = {
+        "matmul": _matmul_changes,
+        "scale": scale_changes,
+        "apply": function_changes,
+        "total": total_changes,
+        "divide": divide_changes,
+        "masked": mask_changes,
+        "split": _head_changes,
+        "join": _head_changes,
+        "add": _sum_changes,
+        "subtract": _sum_changes,
+        "times": _factor_changes,
+        "ref": _operand_changes,
+    }
+    if part.op in rules:
+        yield from rules[part.op](part, context)
+    if root and part.op != "patched":
+        yield from _result_changes(part, context)
+    if part.op in ("ref", "apply", "total") and not (part.op == "ref" and part.param.startswith(GIVEN)):
+        what = context.describe(part)
+        what = f"the {what} numbers" if len(what) == 1 else what
+        for places, cost in ((2, 7.0), (1, 7.3), (3, 7.3), (4, 7.6), (0, 7.6)):
+            name = describe_rounding(what, places, _next_name(part, context))
+            yield Change(ex.rounded(part, places), name, cost, rounding=True, scope="rows")
+
+
+def _next_name(part: Expression, context: Context) -> str:
+    if part.op == "ref":
+        return {"weights": "the softmax", "concatenated": "the last product"}.get(
+            context.step, f"{symbol(context.step)}"
+        )
+    return "they were divided"
+
+
+def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
+    left, right = part.args
+    for index, operand in enumerate(part.args):
+        others = [left, right]
+        others[index] = ex.transpose(operand)
+        inside = operand.args[0] if operand.op == "transpose" else operand
+        change = "not transposed" if operand.op == "transpose" else "transposed"
+        start = "" if operand.op == "transpose" else "rows for columns: "
+        yield Change(part.with_args(*others), f"{start}{was(context.describe(inside))} {change}", 4, scope="heads")
+        others[index] = ex.apply("|x|", operand)
+        yield Change(
+            part.with_args(*others), f"all minus signs of {context.describe(operand)} were lost", 7, scope="rows"
+        )
+        other = part.args[1 - index]
+        weight = other.op == "ref" and is_weight_matrix(other.param)
+        name = f"{context.describe(other)} forgotten: this is {context.describe(operand)}"
+        yield Change(operand, name, 4 if weight else 7, scope="rows")
+    if "weights" in left.names and left.op == "ref":
+        yield from _mixture_changes(part, context)
+    if _without_split(left) is not left and _without_split(right) is not right:
+        whole = part.with_args(_without_split(left), _without_split(right))
+        yield Change(whole, "the heads were not split: each uses all dimensions", 5, scope="heads")
+    product = f"{context.describe(left)} and {context.describe(right)}"
+    yield Change(part.with_args(right, left), f"{product} were multiplied in the wrong order", 5, scope="heads")
+    by_number = "multiplied number by number instead of as matrices"
+    yield Change(ex.times(left, right), f"{product} were {by_number}", 6, scope="heads")
+    yield Change(ex.times(left, ex.transpose(right)), f"{product} were {by_number}", 6, scope="heads")
+    yield Change(
+        part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
+    )
+    size = context.shape(left)[-1]
+    for k in range(size if size > 1 else 0):
+        for factor, what in ((0.0, "was left out"), (2.0, "was counted twice"), (-1.0, "has the wrong sign")):
+            inner = [1.0] * size
+            inner[k] = factor
+            name = f"the product number {k + 1} of each dot product {what}"
+            yield Change(part.with_param(inner), name, 7 + math.log2(size), scope="rows")
+        if size > 2:
+            alone = [float(other == k) for other in range(size)]
+            name = f"not added up: only the product number {k + 1} of each dot product was used"
+            yield Change(part.with_param(alone), name, 5.5 + math.log2(size), scope="rows")
+
+
+def _mixture_changes(part: Expression, context: Context) -> Iterator[Change]:
+    """Values mixed by something else than the weights."""
+    weights, values = part.args
+    what = context.describe(values)
+    for function, name, cost in (
+        ("1/n", f"the plain average of {what}: each key got the same weight", 5.5),
+        ("1", f"the sum of {what} without weights", 6),
+        ("1 at the largest", f"the row of {what} with the largest weight was taken instead of the weighted sum", 5.5),
+        ("1 at the smallest", f"the row of {what} with the smallest weight was taken", 7.5),
+    ):
+        yield Change(part.with_args(ex.apply(function, weights), values), name, cost, scope="rows")
+    name = "the weights in percent were used as numbers: 100 times too large"
+    yield Change(part.with_args(ex.scale(weights, 100.0), values), name, 5.5, scope="rows")
+
+
+def _without_split(part: Expression) -> Expression:
+    if part.op == "transpose":
+        inside = _without_split(part.args[0])
+        return part if inside is part.args[0] else ex.transpose(inside)
+    return part.args[0] if part.op == "split" else part
+
+
+def _head_changes(part: Expression, context: Context) -> Iterator[Change]:
+    heads, order = part.param
+    what = context.describe(part.args[0])
+    if order == "blocks":
+        if part.op == "join":
+            name = "the heads' outputs are interleaved instead of concatenated"
+        else:
+            name = f"the columns of {what} are dealt to the heads in turn instead of in blocks"
+        yield Change(part.with_param((heads, "interleaved")), name, 5, scope="whole")
+    inside = part.args[0] if part.op == "join" else part
+    for change in _head_order_changes(inside, heads, "the heads' outputs" if part.op == "join" else what):
+        name = change.name.replace("of the heads' outputs are", "are joined")
+        yield replace(change, new=part.with_args(change.new) if part.op == "join" else change.new, name=name)
+    for head in range(heads) if part.op == "join" else ():
+        keep = np.ones((1, heads, 1, 1))
+        keep[:, head] = 0
+        yield Change(
+            part.with_args(ex.masked(inside, keep)), f"head {head + 1} is missing: its output was taken as 0", 6.5
+        )
+
+
+def _sum_changes(part: Expression, context: Context) -> Iterator[Change]:
+    left, right = part.args
+    terms = _addends(part)
+    if len(terms) > 2:
+        yield from _path_changes(terms, context)
+        return
+    names = [context.describe(arg) for arg in part.args]
+    jacobian = part.op == "subtract" and "r" in right.names
+    if jacobian:
+        name = "the row sums r were not subtracted: a term of the softmax's Jacobian is missing"
+        yield Change(left, name, 3.8, scope="rows")
+        yield Change(right, "only the row sums r are left of dA − r", 7, scope="rows")
+    else:
+        pronoun = "they were" if is_plural(names[1]) else "it was"
+        yield Change(left, f"forgotten {names[1]}: {pronoun} not {part.op.removesuffix('e')}ed", 4)
+        yield Change(right, f"forgotten {names[0]}", 4.5)
+    if part.op == "add":
+        yield Change(ex.subtract(left, right), f"{names[1]} was subtracted instead of added", 6)
+        yield Change(ex.add(left, ex.scale(right, 2.0)), f"{names[1]} was added twice", 6.5)
+    else:
+        yield Change(ex.add(left, right), f"{was(names[1])} added instead of subtracted", 4.8)
+        yield Change(ex.subtract(right, left), "the difference was taken the wrong way round: a wrong sign", 4.8)
+
+
+def _addends(part: Expression) -> list[Expression]:
+    return [*_addends(part.args[0]), *_addends(part.args[1])] if part.op == "add" else [part]
+
+
+def _path_changes(terms: list[Expression], context: Context) -> Iterator[Change]:
+    """Slips in a sum of several terms, the paths of a gradient."""
+    names = [context.describe(term) for term in terms]
+    for count in range(len(terms) - 1, 0, -1):
+        for kept in itertools.combinations(terms, count):
+            missing = join_names([name for name, term in zip(names, terms, strict=True) if term not in kept])
+            yield Change(_add_up(kept), f"forgotten {missing}: not added", 3.5 + (len(terms) - count), scope="rows")
+    for index, (name, term) in enumerate(zip(names, terms, strict=True)):
+        for factor, what, cost in ((2.0, "was added twice", 5.5), (-1.0, "was subtracted instead of added", 5.5)):
+            others = [*terms[:index], ex.scale(term, factor), *terms[index + 1 :]]
+            yield Change(_add_up(others), f"{name} {what}", cost, scope="rows")
+    products = [index for index, term in enumerate(terms) if term.op == "matmul" and term.args[1].op == "transpose"]
+    for count in range(2, len(products) + 1):
+        for chosen in itertools.combinations(products, count):
+            weights = join_names([context.describe(terms[i].args[1].args[0]) for i in chosen])
+            plain = [_with_right(t, t.args[1].args[0]) if i in chosen else t for i, t in enumerate(terms)]
+            yield Change(
+                _add_up(plain), f"{weights} were not transposed", 4.3 if count == len(terms) else 5.7, scope="whole"
+            )
+    if len(products) == len(terms):
+        yield Change(_add_up([t.args[0] for t in terms]), "forgotten the weight matrices", 5, scope="whole")
+    for i, j in itertools.combinations(products, 2):
+        swapped = list(terms)
+        swapped[i], swapped[j] = _with_right(terms[i], terms[j].args[1]), _with_right(terms[j], terms[i].args[1])
+        pair = " and ".join(context.describe(terms[k].args[1].args[0]) for k in (i, j))
+        yield Change(_add_up(swapped), f"{pair} exchanged", 6, scope="whole")
+
+
+def _with_right(product: Expression, right: Expression) -> Expression:
+    return product.with_args(product.args[0], right)
+
+
+def _add_up(terms: Sequence[Expression]) -> Expression:
+    total = terms[0]
+    for term in terms[1:]:
+        total = ex.add(total, term)
+    return total
+
+
+def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
+    left, right = part.args
+    if left.op == "ref" and left.param == "loss_factors":
+        yield from loss_changes(part, context)
+        return
+    if right.op == "subtract" and "r" in right.names:  # A∘(dA − r)
+        gradient = right.args[0]
+        name = "the softmax's gradient was left out: dA was taken as it is"
+        yield Change(gradient, name, 4.3, scope="rows")
+        diagonal = ex.times(left, ex.subtract(gradient, ex.times(left, gradient)))
+        name = "only the diagonal of the softmax's Jacobian was used: A(1 − A)"
+        yield Change(diagonal, name, 4.5, scope="rows")
+        squares = ex.times(left, ex.times(ex.subtract(ex.shift(ex.scale(left, 0.0), 1.0), left), right))
+        yield Change(squares, "A(1 − A) instead of A", 7, scope="rows")
+        yield from _masked_gradients(part, context)
+        name = "the mean of dA was subtracted instead of the row sums r"
+        yield Change(ex.times(left, ex.subtract(gradient, ex.total(gradient, "mean"))), name, 6.5, scope="rows")
+    yield Change(right, f"the factor {context.describe(left)} is missing", 4.5, scope="rows")
+    yield Change(left, f"the factor {context.describe(right)} is missing", 6, scope="rows")
+    yield Change(ex.add(left, right), "added instead of multiplied", 8, scope="rows")
+
+
+def _masked_gradients(part: Expression, context: Context) -> Iterator[Change]:
+    """Masked numbers that are not 0 in A∘(dA − r)."""
+    mask = context.problem.problem.mask
+    if mask is None:
+        return
+    gradient, sums = part.args[1].args
+    seen = np.array(mask)[None, None]
+    for other, name, cost in (
+        (ex.apply("−x", sums), "−r", 5.0),
+        (part.args[1], "dA − r", 5.0),
+        (gradient, "dA", 5.5),
+        (ex.apply("1", part.args[0]), "1", 7.0),
+    ):
+        text = f"masked numbers are {name} instead of 0: the factor A is 0 there"
+        yield Change(ex.where(seen, part, other), text, cost, scope="rows")
+
+
+def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
+    name = part.param
+    shape = context.values[name].shape
+    what = symbol(name.removeprefix(GIVEN))
+    earlier = set(itertools.takewhile(lambda other: other != context.step, context.formulas))
+    if not name.startswith(GIVEN):
+        for other, value in context.values.items():
+            if other in (name, context.step) or other.startswith(GIVEN) or value.shape[1:] != shape[1:]:
+                continue
+            if other not in earlier or _has_other_name(other, context):
+                continue
+            unscaled = context.formulas[name].op == "scale" and other in context.formulas[name].names
+            if unscaled:
+                forgotten = "1/√d" if context.problem.problem.default_scale else "β"
+                yield Change(ex.ref(other), f"forgotten {forgotten}: {was(symbol(other))} not scaled", 3.8)
+                continue
+            cost = 5.0 if same_kind(name, other) else 6.5
+            yield Change(ex.ref(other), f"{symbol(other)} used instead of {what}", cost, scope="rows")
+    if context.step not in context.problem.steps or not name.startswith(GIVEN):
+        yield from _order_changes(part, shape[1:], what, context)
+        yield from _head_order_changes(part, shape[1], what)
+    verb = "have" if is_plural(what) else "has"
+    yield Change(ex.apply("−x", part), f"{what} {verb} the wrong sign", 7, scope="rows")
+
+
+def _has_other_name(name: str, context: Context) -> bool:
+    """Whether a matrix is the same as a later one that people name instead, as without W_O the heads' outputs."""
+    return name == "concatenated" and context.formulas["output"].op == "ref"
+
+
+def _head_order_changes(part: Expression, heads: int, what: str) -> Iterator[Change]:
+    """The heads of a matrix in another order, or one in place of another."""
+    if heads == 1:
+        return
+    for order in _permutations(heads):
+        name = f"the heads of {what} are in the wrong order: {', '.join(str(i + 1) for i in order)}"
+        yield Change(ex.reordered(part, 1, order), name, 5 + math.log2(max(1, heads - 1)), scope="whole")
+    for order in _copies(heads):
+        wrong = next(i for i, j in enumerate(order) if i != j)
+        name = f"{what} of head {order[wrong] + 1} used for head {wrong + 1}"
+        yield Change(ex.reordered(part, 1, order), name, 5.5 + math.log2(max(1, heads - 1)), scope="whole")
+
+
+def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
+    """Slips with the whole result."""
+    shape = context.shape(part)
+    if shape[-1] == shape[-2] and shape[-1] > 1:
+        name = f"rows for columns: {was(symbol(context.step))} transposed"  # hidden: in every formula that reads it
+        yield Change(ex.transpose(part), name, 4.5 if context.shown else 6.5, scope="whole")
+    if context.step not in context.problem.steps:
+        return
+    yield Change(ex.apply("−x", part), "the sign of every number is wrong", 6, scope="rows")
+    yield Change(ex.apply("|x|", part), "all minus signs were lost", 6, scope="rows")
+    if context.shown:
+        if part.op == "divide":
+            yield Change(ex.scale(part, 100.0), "in percent: 100 times too large", 5.5, scope="heads")
+        yield from _factor_of_result(part, shape, context)
+    if part.op != "ref" and part.op != "divide":
+        yield from _order_changes(part, shape, symbol(context.step), context)
+    elif part.op == "divide":
+        yield from _order_changes(part, shape, "the weights", context)
+    for other in ("x", "inputs"):
+        if other in context.values and context.values[other].shape[1:] == shape and context.step == "output":
+            yield Change(ex.add(part, ex.ref(other)), "X was added to the output (there is no residual connection)", 6)
+
+
+def _factor_of_result(part: Expression, shape: tuple[int, ...], context: Context) -> Iterator[Change]:
+    """The whole result times a wrong factor."""
+    problem = context.problem.problem
+    scale = float(problem.scale.decimal)
+    if context.step == "dO" and problem.loss is not None and problem.loss.name in ("mean", "sum"):
+        yield from mean_changes(part, context)
+    sizes = {2, 10, 100, 1000, shape[-1], shape[-2], shape[-1] * shape[-2], problem.heads}
+    factors = [(float(size), f"{size} times too large") for size in sorted(sizes) if size > 1]
+    factors += [(1 / factor, f"divided by {factor:g}: {factor:g} times too small") for factor, _ in factors]
+    if scale not in (0.0, 1.0) and part.op != "scale":
+        factors += [(scale, "multiplied by the scale again"), (1 / scale, "divided by the scale")]
+    for factor, name in factors:
+        yield Change(ex.scale(part, factor), name, 6.5 if "scale" in name else 7.2, scope="heads")
+
+
+def _order_changes(part: Expression, shape: tuple[int, ...], what: str, context: Context) -> Iterator[Change]:
+    """Rows or columns permuted, or one written in place of another."""
+    for axis, row in ((2, "row"), (3, "column")):
+        size = shape[axis - 1]
+        if size < 2 or size > 8:
+            continue
+        name = ("column" if row == "row" else "row") if context.columns else row
+        orders = list(_permutations(size))
+        for order in orders:
+            if order == tuple(range(size))[::-1]:
+                text = f"the {name}s of {what} are in reverse order"
+                yield Change(ex.reordered(part, axis, order), text, 6, scope="whole")
+            else:
+                text = ", ".join(str(i + 1) for i in order)
+                cost = 6.5 + math.log2(len(orders))
+                moved = [i for i, j in enumerate(order) if i != j]
+                if len(moved) == 2:
+                    text = f"{name}s {moved[0] + 1} and {moved[1] + 1} of {what} are exchanged"
+                    cost -= 0.5
+                else:
+                    text = f"the {name}s of {what} are in the wrong order: {text}"
+                yield Change(ex.reordered(part, axis, order), text, cost, scope="whole")
+        for order in _copies(size):
+            wrong = next(i for i, j in enumerate(order) if i != j)
+            text = f"{name} {order[wrong] + 1} of {what} copied in place of {name} {wrong + 1}"
+            yield Change(ex.reordered(part, axis, order), text, 6.7 + math.log2(size * (size - 1)), scope="whole")
+
+
+def _permutations(size: int) -> Iterator[tuple[int, ...]]:
+    """All orders but the right one; of many, only the reverse, the cyclic and those that exchange two."""
+    right = tuple(range(size))
+    if size <= 4:
+        yield from (order for order in itertools.permutations(right) if order != right)
+        return
+    yield right[::-1]
+    for shift in (1, size - 1):
+        yield right[shift:] + right[:shift]
+    for i, j in itertools.combinations(right, 2):
+        order = list(right)
+        order[i], order[j] = j, i
+        yield tuple(order)
+
+
+def _copies(size: int) -> Iterator[tuple[int, ...]]:
+    for i, j in itertools.permutations(range(size), 2):
+        yield tuple(j if k == i else k for k in range(size))

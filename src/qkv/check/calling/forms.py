@@ -1,0 +1,433 @@
+"""Ways to call a module on tokens or vectors, by the names of its parameters, the sizes of its weights and by trying.
+
+Axes: b batch · t tokens · c features.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from qkv.check.calling.building import DROPOUT_NAMES
+from qkv.check.calling.guard import call_target
+from qkv.check.calling.names import (
+    CAUSAL_FLAGS,
+    HEAD_COUNTS,
+    LABELS,
+    LENGTHS,
+    MASKS,
+    OFFSETS,
+    PADDING_MASKS,
+    POSITIONS,
+    SOURCE_MASKS,
+    TOKENS,
+    Fill,
+    Parameters,
+    passes_by_position,
+    qkv_names,
+    required_names,
+)
+from qkv.check.calling.outputs import find_output, parts
+from qkv.check.implementation import random_tokens
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """One way to call a module on tokens or vectors.
+
+    Args:
+        size: the number of tokens, or the size of a vector.
+        call: from the input and further keyword arguments to whatever the module returns.
+    """
+
+    words: str
+    reads: Literal["tokens", "vectors"]
+    size: int
+    call: Callable[[Tensor, dict[str, Any]], Any]
+
+    def sample(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
+        """A fixed random input."""
+        generator = torch.Generator().manual_seed(3)
+        if self.reads == "tokens":
+            return random_tokens(self.size, batch, length, generator)
+        return torch.randn(batch, length, self.size, generator=generator, dtype=dtype)
+
+
+def call_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
+    """Every way that fits its parameter names, the sizes of its weights and its batch axis; likely ones first."""
+    names = list(parameters)
+    first = names[0].lower() if names else ""
+    has_embedding = any(isinstance(child, nn.Embedding) for child in module.children())
+    orders = [_token_forms(module, parameters), _vector_forms(module, parameters)]
+    if not (first in TOKENS or has_embedding or "input_ids" in names):
+        orders.reverse()
+    for order in orders:
+        yield from order
+
+
+def _token_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
+    size = find_vocab_size(module)
+    if size is None:
+        return
+    names = list(parameters)
+    main = _main_input(parameters, TOKENS)
+    for words, filled in fill_required(parameters, [main], module):
+        call = _call_with(module, parameters, [main], filled)
+        yield CallForm(f"tokens (b, t){words}", "tokens", size, call)
+        for label in LABELS:  # code in the style of nanoGPT returns all logits only with labels
+            if label in names and label != main:
+                yield CallForm(
+                    f"tokens (b, t){words}, {label}= the same",
+                    "tokens",
+                    size,
+                    lambda x, named, call=call, label=label: call(x, {label: x, **named}),
+                )
+        yield CallForm(f"tokens (t, b){words}", "tokens", size, _transposed(call))
+
+
+def _main_input(parameters: Parameters, known: tuple[str, ...]) -> str:
+    """The parameter that takes the sequence: a known name among the required ones, else the first."""
+    required = required_names(parameters)
+    named = [name for name in known if name in parameters and name not in CAUSAL_FLAGS]
+    if "input_ids" in named:
+        return "input_ids"
+    return next((name for name in named if name in required), next(iter(required or parameters), ""))
+
+
+def _call_with(
+    module: nn.Module, parameters: Parameters, inputs: list[str], filled: Fill
+) -> Callable[[Tensor, dict[str, Any]], Any]:
+    """Calls the module with the sequence as each of `inputs`: by name, or by position where it has to be."""
+    by_position = any(passes_by_position(parameters, name) for name in inputs)
+
+    def call(x: Tensor, named: dict[str, Any]) -> Any:
+        more = {key: value(x) for key, value in filled.items() if key not in named} | named
+        if by_position:
+            return call_target(module, *[x] * len(inputs), **more)
+        return call_target(module, **dict.fromkeys(inputs, x), **more)
+
+    return call
+
+
+def _transposed(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+    """The same call with the batch as the second axis of inputs and outputs."""
+
+    def transposed(x: Tensor, named: dict[str, Any]) -> Any:
+        result = call(x.transpose(0, 1), named)
+        shape = (x.shape[1], x.shape[0])
+        return tuple(
+            part.transpose(0, 1) if part.ndim > 1 and tuple(part.shape[:2]) == shape else part
+            for _, part in parts(result)
+        )
+
+    return transposed
+
+
+def _vector_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
+    roles = qkv_names(parameters)
+    inputs = [_main_input(parameters, ("x", "hidden_states", "inputs", "input", "src"))]
+    if "query" in roles:
+        required = required_names(parameters)
+        inputs = [name for role, name in roles.items() if role in ("query", "key", "value")]
+        inputs = [name for name in inputs if name in required or len(inputs) == 3] or inputs[:1]
+    role = f" as {', '.join(inputs)}" if len(inputs) > 1 else ""
+    first_axis = has_sequence_first(module) if len(inputs) == 1 else getattr(module, "batch_first", True) is False
+    dims = find_dims(module)
+    for words, filled in fill_required(parameters, inputs, module):
+        call = _call_with(module, parameters, inputs, filled)
+        forms = [("(b, t, c)", call), ("(t, b, c)", _transposed(call))]
+        for axes, way in reversed(forms) if first_axis else forms:
+            for dim in dims:
+                yield CallForm(f"vectors {axes}{role}{words}", "vectors", dim, way)
+    if len(required_names(parameters)) == 1:  # Keras' attention takes [query, value, key]
+        yield CallForm(
+            "vectors (b, t, c) as a list of three", "vectors", dims[0], lambda x, named: module([x] * 3, **named)
+        )
+    for words, filled in fill_required(parameters, inputs, module):
+        call = _call_with(module, parameters, inputs, filled)
+        for dim in dims[:2]:
+            yield CallForm(f"vectors (t, c){role}{words}, one sequence at a time", "vectors", dim, _one_by_one(call))
+            yield CallForm(f"vectors (b, c, t){role}{words}", "vectors", dim, _channels_second(call))
+        break
+
+
+def _one_by_one(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+    """The same call for one sequence (t, c) after the other; each output is stacked."""
+
+    def stacked(x: Tensor, named: dict[str, Any]) -> Any:
+        rows = [[part for _, part in parts(call(row, named))] for row in x]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    return stacked
+
+
+def _channels_second(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+    """The same call on (b, c, t), as convolutions take it."""
+
+    def swapped(x: Tensor, named: dict[str, Any]) -> Any:
+        result = call(x.transpose(1, 2), named)
+        return tuple(
+            part.transpose(1, 2) if part.ndim == 3 and part.shape[2] == x.shape[1] else part
+            for _, part in parts(result)
+        )
+
+    return swapped
+
+
+def choose_batch_axis(form: CallForm, forms: list[CallForm], sample: Tensor) -> CallForm:
+    """The form, or the same with the other batch axis, if it attends along the rows of the batch and not along tokens.
+
+    Code that numbers positions along one axis and attends along the other has a bug, and stays as it is.
+    """
+    pairs = {"(b, t": "(t, b", "(t, b": "(b, t"}
+    start = form.words.partition(" ")[2][:5]
+    if start not in pairs:
+        return form
+    wanted = form.words.replace(start, pairs[start], 1)
+    other = next((one for one in forms if one.words == wanted and one.size == form.size), None)
+    if other is None or not _attends_over_rows(form, sample) or _attends_over_rows(other, sample):
+        return form
+    return form if _numbers_tokens(form, sample) else other
+
+
+def _attends_over_rows(form: CallForm, sample: Tensor) -> bool:
+    """Whether changes of one token change other rows, and no other token of its row."""
+    moved = torch.zeros(sample.shape[:2], dtype=torch.bool)
+    for row, token in ((1, 1), (1, 2), (2, 1), (2, 3), (1, 4), (2, 5)):  # one change may have no effect by chance
+        changed = sample.clone()
+        changed[0, 0] = sample[row % sample.shape[0], token % sample.shape[1]]
+        try:
+            with torch.no_grad():
+                a, b = (find_output(form.call(x, {}), *x.shape[:2]) for x in (sample, changed))
+        except Exception:
+            return False
+        if a is None or b is None:
+            return False
+        moved |= (a - b).abs().flatten(2).amax(-1) > 1e-9 * a.abs().max()
+    return bool(moved[1:].any()) and not bool(moved[0, 1:].any())
+
+
+def _numbers_tokens(form: CallForm, sample: Tensor) -> bool:
+    """Whether one token repeated has outputs that differ along the tokens, and not along the rows."""
+    same = sample[:1, :1].expand_as(sample).clone()
+    try:
+        with torch.no_grad():
+            out = find_output(form.call(same, {}), *sample.shape[:2])
+    except Exception:
+        return False
+    if out is None:
+        return False
+    size = out.abs().max()
+    along_tokens, along_rows = (out - out[:, :1]).abs().max() / size, (out - out[:1]).abs().max() / size
+    return bool(along_tokens > 1e-6) and bool(along_rows < 1e-6)
+
+
+# -- other parameters --------------------------------------------------------------------------------------------------
+
+
+def fill_required(
+    parameters: Parameters, given: list[str], module: nn.Module | None = None
+) -> Iterator[tuple[str, Fill]]:
+    """Values for parameters without a default, with words; each combination of what their names allow.
+
+    Last come the combinations with known parameters that have a default: some code needs them all the same.
+    """
+    required = [name for name in required_names(parameters) if name not in given]
+    yield from _fill(parameters, required, module)
+    optional = [
+        name
+        for name in parameters
+        if name not in (*required, *given, "attention_mask")
+        and (name in NEEDED or name in MASKS[:4] or name in POSITIONS)
+    ]
+    if optional:
+        yield from itertools.islice(_fill(parameters, [*required, *optional], module), 12)
+
+
+def _fill(parameters: Parameters, required: list[str], module: nn.Module | None) -> Iterator[tuple[str, Fill]]:
+    masks = [name for name in required if name in (*MASKS, *PADDING_MASKS, *SOURCE_MASKS)]
+    others = [name for name in required if name not in masks]
+    options = [_options(name, parameters[name].annotation, module) for name in others]
+    for values in itertools.islice(itertools.product(*options), 16):
+        chosen = {name: value for name, (_, value) in zip(others, values, strict=True)}
+        said = "".join(f", {name}={words}" for name, (words, _) in zip(others, values, strict=True) if words)
+        said += "".join(f", {name}=None" for name in masks)
+        yield said, chosen | {name: lambda x: None for name in masks}
+        if masks:
+            for words, full_mask in FULL_MASKS.items():
+                yield f", {', '.join(masks)}= {words}", chosen | dict.fromkeys(masks, full_mask)
+
+
+TIMES = ("t", "timestep", "timesteps", "time", "temb_t", "noise_level", "sigma")
+CLASSES = ("class_labels", "y", "labels", "class_ids", "classes")
+NEEDED = (*TIMES[1:4], *CLASSES[:1])
+
+
+def _options(name: str, annotation: Any, module: nn.Module | None) -> list[tuple[str, Callable[[Tensor], Any]]]:
+    """What a required parameter may take, in words and as code."""
+    low, kind = name.lower(), str(annotation)
+    if name in ("input_pos", "cache_position"):
+        return [("", lambda x: torch.arange(x.shape[1]))]
+    if name in OFFSETS:
+        return [("", lambda x: 0), ("positions", lambda x: torch.arange(x.shape[1]))]
+    if name in POSITIONS:
+        return [
+            ("positions (t)", lambda x: torch.arange(x.shape[1])),
+            ("positions (b, t)", lambda x: torch.arange(x.shape[1]).expand(x.shape[0], -1)),
+        ]
+    if name in CAUSAL_FLAGS:
+        return [("", lambda x: False)]
+    if name in DROPOUT_NAMES:
+        return [("0", lambda x: 0.0)]
+    if name in LENGTHS:
+        return [("the lengths", lambda x: torch.full((x.shape[0],), x.shape[1]))]
+    if (low in ("h", "height", "w", "width") and module is not None and "int" in kind) or name in ("H", "W"):
+        return [("a side of the map", lambda x: _sides(x.shape[1])[low in ("w", "width")])]
+    if name in CLASSES:
+        return [("(b) classes", lambda x: torch.zeros(x.shape[0], dtype=torch.long)), ("None", lambda x: None)]
+    if name in TIMES:
+        return [("(b) numbers", lambda x: torch.full((x.shape[0],), 0.5, dtype=_float(x)))]
+    if low in ("cos", "sin", "freqs_cis", "freqs", "rope", "rotary", "position_embeddings", "freqs_complex", "cos_sin"):
+        return _rotary_tables(low, module)
+    if name in HEAD_COUNTS:
+        return [("4", lambda x: 4)]
+    if annotation is bool or kind == "bool":
+        return [("False", lambda x: False)]
+    if annotation is int or kind == "int":
+        return [("1", lambda x: 1), ("4", lambda x: 4)]
+    if annotation is float or kind == "float":
+        return [("1.0", lambda x: 1.0)]
+    return [("None", lambda x: None), ("x", lambda x: x)]
+
+
+def _float(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+
+
+def _sides(tokens: int) -> tuple[int, int]:
+    """Two numbers near each other with this product."""
+    side = next(n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0)
+    return side, tokens // side
+
+
+def _rotary_tables(name: str, module: nn.Module | None) -> list[tuple[str, Callable[[Tensor], Any]]]:
+    """Tables of RoPE, for each head dim that the module may have."""
+    names = ("head_dim", "d_head", "dim_head", "d_k", "head_size", "hd")
+    dims = [value for known in names if isinstance(value := getattr(module, known, None), int)]
+
+    def angles(x: Tensor, d: int) -> Tensor:
+        return torch.arange(x.shape[1], dtype=_float(x))[:, None] * 10_000 ** (
+            -torch.arange(0, d, 2, dtype=_float(x)) / d
+        )
+
+    turn = torch.cos if name == "cos" else torch.sin
+    found: list[tuple[str, Callable[[Tensor], Any]]] = []
+    for d in dict.fromkeys((*dims, 8)):
+        full = lambda x, d=d: torch.cat((angles(x, d), angles(x, d)), -1)  # noqa: E731
+        half = lambda x, d=d: angles(x, d)  # noqa: E731
+        if name in ("cos", "sin"):
+            found += [
+                ("a table (t, d)", lambda x, f=full: turn(f(x))),
+                ("a table (t, d/2)", lambda x, f=half: turn(f(x))),
+                ("a table (1, t, d)", lambda x, f=full: turn(f(x))[None]),
+            ]
+        else:
+            found += [
+                ("complex (t, d/2)", lambda x, f=half: torch.polar(torch.ones_like(f(x)), f(x))),
+                ("(cos, sin)", lambda x, f=full: (f(x).cos(), f(x).sin())),
+                ("(cos, sin) of half the dims", lambda x, f=half: (f(x).cos(), f(x).sin())),
+                ("angles (t, d/2)", half),
+                ("None", lambda x: None),
+            ]
+    return found
+
+
+FULL_MASKS: Fill = {
+    "(t, t) all True": lambda x: torch.ones(x.shape[1], x.shape[1], dtype=torch.bool),
+    "(b, 1, t, t) all True": lambda x: torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool),
+    "(b, t) all True": lambda x: torch.ones(x.shape[:2], dtype=torch.bool),
+    "(t, t) all 1": lambda x: torch.ones(x.shape[1], x.shape[1]),
+    "(b, t) all 1": lambda x: torch.ones(x.shape[:2], dtype=torch.long),
+    "(t, t, 1) all True": lambda x: torch.ones(x.shape[1], x.shape[1], 1, dtype=torch.bool),
+    "(t, t) all 0": lambda x: torch.zeros(x.shape[1], x.shape[1], dtype=_float(x)),
+}
+
+
+def padding_argument(parameter: str, token_mask: Tensor, table: dict[str, bool]) -> Tensor:
+    """A padding argument with the polarity that its name says; an attention_mask takes integers."""
+    mask = token_mask if table[parameter] else ~token_mask
+    return mask.long() if parameter.endswith("attention_mask") else mask
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def find_vocab_size(module: nn.Module) -> int | None:
+    """The vocabulary size by its config, its attributes, or its embedding that is not one of positions."""
+    config = getattr(module, "config", None)
+    for holder in (config, getattr(config, "text_config", None), module):
+        for name in ("vocab_size", "vocab", "n_vocab"):
+            if isinstance(size := getattr(holder, name, None), int) and not isinstance(size, bool):
+                return size
+    tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
+    likely = [part for name, part in tables if not any(word in name.lower() for word in ("pos", "wpe", "rel", "bias"))]
+    if likely:
+        return likely[0].num_embeddings
+    leaves = (part for part in module.modules() if not list(part.children()))
+    first = next((part for part in leaves if list(part.parameters(recurse=False))), None)
+    return tables[0][1].num_embeddings if tables and isinstance(first, nn.Embedding) else None
+
+
+DIM_NAMES = (
+    "embed_dim", "d_model", "width", "dim", "hidden_size", "n_embd", "input_dim", "in_dim", "channels", "c",
+    "input_channels",
+)  # fmt: skip
+
+
+def find_dims(module: nn.Module) -> list[int]:
+    """The possible sizes of its vectors, likely ones first."""
+    found: list[int] = []
+    config = getattr(module, "config", None)
+    found += [size for name in ("num_input_channels",) if isinstance(size := getattr(config, name, None), int)]
+    for name in DIM_NAMES:
+        if isinstance(size := getattr(module, name, None), int) and not isinstance(size, bool):
+            found.append(size)
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm | nn.RMSNorm):
+            found.append(part.normalized_shape[-1])
+        elif isinstance(part, nn.Linear):
+            found.append(part.in_features)
+        elif isinstance(part, nn.Conv1d):
+            found.append(part.in_channels)
+    shapes = [p.shape for p in module.parameters() if not isinstance(p, nn.parameter.UninitializedParameter)]
+    found += [size for shape in shapes for size in (*shape[-1:], *shape) if 1 < size <= 4096]
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()) or not found:
+        found.append(32)
+    return [size for size in dict.fromkeys(found) if size > 0][:6]
+
+
+SEQUENCE_FIRST = re.compile(
+    r"[(\[]\s*(?!(\w+)\s*,\s*\1\b)(t|s|l|n|seq|time|seq_?len|sequence|length|tokens?|tgt_len|src_len)\s*,\s*(b|n|batch|bsz|batch_?size|bs)\s*,|"
+    r"\b(t|s|l|seq_?len|tgt_len|src_len|length|time)\s*,\s*(b|n|batch|bsz|batch_?size|bs)\s*(,\s*\w+\s*)?=\s*\w+\.(shape|size)",
+    re.IGNORECASE,
+)
+
+
+def has_sequence_first(module: nn.Module) -> bool:
+    """Whether a part of it says batch_first=False, or its own text says that the sequence comes before the batch."""
+    says = [part.batch_first for part in module.modules() if hasattr(part, "batch_first")]
+    if says:
+        return False in says
+    try:
+        lines = inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return False
+    forward = lines[: lines.find("def __init__")] + lines[max(lines.find("def forward"), 0) :]
+    return SEQUENCE_FIRST.search(forward) is not None

@@ -1,0 +1,81 @@
+"""Lengths that a target insists on, found by trying: a fixed one, multiples of a number, or a longest one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+USUAL = (16, 32, 64, 77, 128, 49, 50, 196, 197, 256, 100, 512)
+NAMES = (
+    "seq_len", "max_len", "max_length", "max_seq_len", "block_size", "context_length", "n_ctx", "num_patches", "length",
+    "num_tokens", "n_tokens", "seq_length", "sequence_length", "window_size", "chunk_size", "bucket_size",
+    "fixed_length",
+    "n_positions", "max_position_embeddings", "segment_length", "window", "num_positions",
+)  # fmt: skip
+LONGEST = 300  # a limit above this is not looked for
+
+
+@dataclass(frozen=True)
+class LengthRule:
+    """The lengths that a target takes."""
+
+    multiple: int = 1
+    fixed: int | None = None
+    longest: int | None = None
+
+    def nearest(self, length: int) -> int:
+        if self.fixed is not None:
+            return self.fixed
+        length = length if self.longest is None else min(length, self.longest)
+        return -(-length // self.multiple) * self.multiple
+
+    def __str__(self) -> str:
+        if self.fixed is not None:
+            return f", of length {self.fixed} alone"
+        return f", of lengths that are multiples of {self.multiple}" if self.multiple > 1 else ""
+
+
+def candidate_lengths(module: Any, errors: Iterable[str]) -> list[int]:
+    """Lengths to try where the usual one fails: those that attributes and error messages mention, then usual ones."""
+    found: list[int] = []
+    for error in errors:
+        found += [int(number) for number in re.findall(r"(?<![\d.])\d{1,4}(?![\d.]*\d)", error)]
+    if isinstance(module, nn.Module):
+        for part in list(module.modules())[:20]:
+            found += [size for name in NAMES if isinstance(size := getattr(part, name, None), int)]
+        found += [p.shape[-2] for name, p in module.named_parameters() if "pos" in name.lower() and p.ndim > 1]
+    usual = 8 if isinstance(module, nn.Module) else 5  # this one was tried
+    return [size for size in dict.fromkeys((*found, *USUAL)) if 1 < size <= 1024 and size != usual][:24]
+
+
+def find_length_rule(takes: Callable[[int], bool], worked: int) -> LengthRule:
+    """The rule behind which lengths a target takes.
+
+    Args:
+        takes: whether a call with a sequence of this length works.
+        worked: a length that it takes.
+
+    >>> find_length_rule(lambda n: n % 8 == 0, 8)
+    LengthRule(multiple=8, fixed=None, longest=None)
+    >>> find_length_rule(lambda n: n == 77, 77).fixed, find_length_rule(lambda n: n <= 64, 8).longest
+    (77, 64)
+    """
+    multiple = 1
+    if not (takes(5) and (takes(13) or takes(7))):
+        fits = [m for m in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128) if worked % m == 0]
+        steps = [m for m in fits if all(takes(k * m) for k in (1, 2, 3) if k * m <= 2 * worked)]
+        if not steps:
+            return LengthRule(fixed=worked)
+        multiple = steps[0]
+    top = LONGEST // multiple
+    if takes(top * multiple):
+        return LengthRule(multiple)
+    low, high = max(worked // multiple, 1), top
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle * multiple) else (low, middle)
+    return LengthRule(multiple, longest=low * multiple)

@@ -1,0 +1,192 @@
+"""How the sequence of a module is masked: a causal mask, padding, the lengths of rows; by names and by trying.
+
+Axes: b batch · t tokens · c features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.check.calling.forms import CallForm, padding_argument
+from qkv.check.calling.mask_forms import (
+    KEY_SHAPES,
+    VALUES,
+    MaskForm,
+    change_token,
+    choose_mask,
+    find_mask_form,
+    polarity_of,
+)
+from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, MASKS, PADDING_MASKS, Parameters
+from qkv.check.calling.outputs import find_output, find_rows
+from qkv.check.contract import Contract
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How a sequence is masked.
+
+    Args:
+        causal_flag: a flag that makes it causal.
+        mask: the form of its mask; `causal` says whether a causal one is passed.
+        padding: the form of a mask that marks real tokens.
+        token_mask: a padding parameter that is known by its name and takes (b, t).
+        lengths: a parameter that takes the number of real tokens of each row.
+        polarity: what the values of its mask mean, as a contract says it; None without a mask.
+    """
+
+    causal_flag: str | None = None
+    mask: MaskForm | None = None
+    causal: bool = False
+    padding: MaskForm | None = None
+    token_mask: str | None = None
+    lengths: str | None = None
+    polarity: str | None = None
+
+    @property
+    def takes_padding(self) -> bool:
+        combined = self.mask is not None and self.mask.batched
+        return bool(self.token_mask or self.lengths) or self.padding is not None or combined
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Where padding may be: lengths only say where it begins on the right."""
+        return ("right",) if self.lengths is not None else ("right", "left", "holes")
+
+    def arguments(self, x: Tensor, token_mask: Tensor | None, dtype: torch.dtype) -> dict[str, Any]:
+        """The keyword arguments of one call, on the device of the input; float masks in its dtype."""
+        dtype = x.dtype if x.is_floating_point() else dtype
+        named: dict[str, Any] = {} if self.causal_flag is None else {self.causal_flag: True}
+        t = x.shape[1]
+        if self.mask is not None and (self.causal or token_mask is not None):
+            mask = torch.ones(x.shape[0], t, t, dtype=torch.bool)
+            mask = mask.tril() if self.causal else mask
+            if token_mask is not None and not (self.padding or self.token_mask or self.lengths):
+                mask = mask & token_mask[:, None]
+            named[self.mask.parameter] = self.mask(mask, dtype)
+        if token_mask is not None and self.token_mask is not None:
+            named[self.token_mask] = padding_argument(self.token_mask, token_mask, PADDING_MASKS)
+        elif token_mask is not None and self.lengths is not None:
+            named[self.lengths] = token_mask.sum(1)
+        elif token_mask is not None and self.padding is not None:
+            named[self.padding.parameter] = self.padding(token_mask, dtype)
+        return {name: value.to(x.device) if isinstance(value, Tensor) else value for name, value in named.items()}
+
+    def __str__(self) -> str:
+        words = f", {self.causal_flag}=True" if self.causal_flag else ""
+        if self.causal and self.mask:
+            words += f", a causal mask as {self.mask}"
+        if self.token_mask or self.padding or self.lengths:
+            words += f", padding as {self.token_mask or self.padding or self.lengths}"
+        return words
+
+
+def find_masking(
+    form: CallForm, parameters: Parameters, contract: Contract, dtype: torch.dtype, length: int = 6
+) -> Masking:
+    """How to pass a causal mask and padding, and what the values of its mask mean."""
+    found = _find_masking(form, parameters, contract, dtype, length)
+    if contract.mask is None:
+        return found
+    return replace(found, polarity=_measure_polarity(form, parameters, contract, dtype, length))
+
+
+def _measure_polarity(
+    form: CallForm, parameters: Parameters, contract: Contract, dtype: torch.dtype, length: int
+) -> str | None:
+    """What the values of its mask mean: the promised meaning if that works, else any that does."""
+    x = form.sample(2, length, dtype)
+
+    def run(x: Tensor, tried: MaskForm, mask: Tensor) -> Tensor | None:
+        return find_output(form.call(x, {tried.parameter: tried(mask, dtype)}), *x.shape[:2])
+
+    pairs = [known for known in parameters if known in MASKS]
+    keys = [known for known in parameters if known in (*PADDING_MASKS, *MASKS)]
+    for promised in (contract.mask, None):
+        for names, marks_keys in ((pairs, False), (keys, True)):
+            mask = find_mask_form(names, run, x, promised, keys=marks_keys)
+            if mask is not None:
+                return polarity_of(mask.values)
+    return None
+
+
+def _find_masking(
+    form: CallForm, parameters: Parameters, contract: Contract, dtype: torch.dtype, length: int
+) -> Masking:
+    """How to pass a causal mask and padding: by parameter names that are known, else by trying."""
+    reads_tokens = form.reads == "tokens"
+    token_mask = next((known for known in PADDING_MASKS if known in parameters), None)
+    if token_mask == "attention_mask" and not reads_tokens:  # in a layer it may have any form
+        token_mask = None
+    masks = [known for known in MASKS if known in parameters and known != token_mask]
+    causal = contract.kind == "causal"
+    x = form.sample(2, length, dtype)
+    lengths = next((known for known in LENGTHS if known in parameters), None)
+    flag = next((known for known in CAUSAL_FLAGS if known in parameters), None)
+    if flag is not None and causal and not reads_tokens and (not masks or _is_causal(form, x, {flag: True})):
+        return Masking(causal_flag=flag, token_mask=token_mask, lengths=None if token_mask else lengths)
+
+    def run(x: Tensor, tried: MaskForm, mask: Tensor) -> Tensor | None:
+        return find_output(form.call(x, {tried.parameter: tried(mask, dtype)}), *x.shape[:2])
+
+    mask = find_mask_form(masks, run, x, contract.mask, keys=False)
+    if mask is not None and (causal or (token_mask is None and mask.batched)) and not _is_causal(form, x, {}):
+        return Masking(mask=mask, causal=causal, token_mask=token_mask, lengths=None if token_mask else lengths)
+    if lengths is not None and token_mask is None:
+        return Masking(lengths=lengths)
+    if token_mask is not None:
+        return Masking(token_mask=token_mask)
+    others = [known for known in masks if mask is None or known != mask.parameter]
+    padding = find_mask_form(others, run, x, contract.mask, keys=True)
+    if padding is None and "attention_mask" in parameters and _takes_token_mask(form, x):
+        return Masking(token_mask="attention_mask")  # no form works as it should: judge it with the usual one
+    return Masking(mask=mask if not causal else None, padding=padding)
+
+
+def find_row_padding(form: CallForm, parameters: Parameters, dtype: torch.dtype, length: int) -> Masking:
+    """How padding is passed to a module whose outputs are not aligned with its inputs, such as a Perceiver."""
+    x = form.sample(2, length, dtype)
+    real = torch.ones(x.shape[:2], dtype=torch.bool)
+    real[:, 1] = False
+    names = [known for known in parameters if known in (*PADDING_MASKS, *MASKS)]
+
+    def run(y: Tensor, tried: MaskForm) -> Tensor | None:
+        return find_rows(form.call(y, {tried.parameter: tried(real, dtype)}), len(y))
+
+    def trials() -> Iterator[tuple[MaskForm, float, float]]:
+        for parameter, shape, values in product(names, KEY_SHAPES, VALUES):
+            tried = MaskForm(parameter, shape, values, keys=True)
+            try:
+                outs = [run(y, tried) for y in (x, change_token(x, 1), change_token(x, 0))]
+            except Exception:  # it does not take this form
+                continue
+            if all(out is not None and bool(out.isfinite().all()) for out in outs):
+                before, hidden, visible = (out for out in outs if out is not None)
+                yield tried, float((hidden - before).abs().max()), float((visible - before).abs().max())
+
+    return Masking(padding=choose_mask(trials()))
+
+
+def _takes_token_mask(form: CallForm, x: Tensor) -> bool:
+    """Whether it can be called with attention_mask (b, t), 1 for real tokens."""
+    try:
+        return find_output(form.call(x, {"attention_mask": torch.ones(x.shape[:2]).long()}), *x.shape[:2]) is not None
+    except Exception:
+        return False
+
+
+def _is_causal(form: CallForm, x: Tensor, named: dict[str, Any]) -> bool:
+    """Whether it is causal when called so: changing the last token changes no earlier output."""
+    other = x.clone()
+    other[:, -1] = x[:, 0]
+    try:
+        a, b = (find_output(form.call(y, dict(named)), *x.shape[:2]) for y in (x, other))
+    except Exception:  # it needs its mask
+        return False
+    return a is not None and b is not None and bool((a - b)[:, :-1].abs().max() <= 1e-9 * a.abs().max())

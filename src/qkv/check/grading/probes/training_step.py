@@ -1,0 +1,128 @@
+"""Run a training function on two batches, with a small model, SGD, and everything it may ask for by name."""
+
+import inspect
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    """A linear classifier that records in which mode it is called."""
+
+    def __init__(self, weight, bias):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.modes, self.grads, self.inputs, self.stale = [], [], [], []
+        self.weight.register_hook(self.note_gradient)
+
+    def note_gradient(self, new):
+        """Called before a gradient is added to what is there: is there anything?"""
+        self.stale.append(self.weight.grad is not None and bool(self.weight.grad.abs().max() > 0))
+
+    def zero_grad(self, *args, **kwargs):
+        Optimizer.num_cleared += 1
+        return super().zero_grad(*args, **kwargs)
+
+    def forward(self, x, *args, **kwargs):
+        self.modes.append(self.training)
+        self.grads.append(torch.is_grad_enabled())
+        self.inputs.append(x.detach())
+        return x.flatten(1) @ self.weight.T + self.bias
+
+
+class Optimizer(torch.optim.SGD):
+    """SGD that counts its steps, and how often gradients are cleared."""
+
+    num_steps = num_cleared = 0
+
+    def zero_grad(self, *args, **kwargs):
+        Optimizer.num_cleared += 1
+        return super().zero_grad(*args, **kwargs)
+
+    def step(self, *args, **kwargs):
+        Optimizer.num_steps += 1
+        return super().step(*args, **kwargs)
+
+
+class Scheduler:
+    """Does nothing."""
+
+    def step(self, *args, **kwargs):
+        pass
+
+    def get_last_lr(self):
+        return [0.1]
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+class Loader(list):
+    """A list of batches with what loops ask of a loader."""
+
+    def __init__(self, batches):
+        super().__init__(batches)
+        self.dataset = [0] * sum(len(labels) for _, labels in batches)
+        self.batch_size = len(batches[0][1])
+
+
+def numbers(value, found):
+    """All numbers in what was returned."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        found.append(float(value.detach()))
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        found.append(float(value))
+    elif isinstance(value, dict):
+        for part in value.values():
+            numbers(part, found)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            numbers(part, found)
+    return found[:50]
+
+
+def run(target, tensors, tools, one_hot):
+    Optimizer.num_steps = Optimizer.num_cleared = 0
+    model = Model(tensors["weight"], tensors["bias"]).eval()
+    batches = [(tensors[f"images{i}"].clone(), tensors[f"labels{i}"].clone()) for i in range(2)]
+    if one_hot:
+        batches = [(x, nn.functional.one_hot(y, len(tensors["bias"])).to(x.dtype)) for x, y in batches]
+    optimizer = Optimizer(model.parameters(), lr=0.1)
+    shared = {
+        "model": model, "optimizer": optimizer, "criterion": nn.CrossEntropyLoss(), "device": torch.device("cpu"),
+        "scheduler": Scheduler(), "epoch": 0, "epochs": 1, "scaler": torch.amp.GradScaler("cpu", enabled=False),
+        "writer": Scheduler(), "log_interval": 1000, "num_classes": len(tensors["bias"]),
+    }  # fmt: skip
+    result, states = {}, []
+    takes_loader = tools["takes"](target, ["loader"])
+    if takes_loader:
+        returned = tools["build"](target, {**shared, "loader": Loader(batches), "val_loader": Loader(batches)})
+        found = numbers(returned, [])
+        states.append(torch.cat([part.detach().flatten() for part in model.parameters()]))
+    else:
+        found = []
+        for x, y in batches:
+            values = {**shared, "images": x, "labels": y, "batch": (x, y)}
+            numbers(tools["build"](target, values), found)
+            states.append(torch.cat([part.detach().flatten() for part in model.parameters()]))
+    for number, state in enumerate(states):
+        result[f"state{number}"] = state
+    names = list(inspect.signature(target).parameters)
+    result |= {"returned": found, "num_steps": Optimizer.num_steps, "modes": model.modes, "grads": model.grads}
+    result |= {"num_cleared": Optimizer.num_cleared, "stale": model.stale}
+    given = [tensors[f"images{i}"] for i in range(2)]
+    result["same images"] = all(
+        any(x.shape == image.shape and torch.allclose(x.to(image), image) for image in given) for x in model.inputs
+    )
+    result |= {"takes loader": takes_loader, "takes optimizer": tools["takes"](target, ["optimizer"]), "names": names}
+    return result
+
+
+def probe(target, tensors, arguments, tools):
+    try:
+        return run(target, tensors, tools, one_hot=False)
+    except Exception as first:
+        try:  # a step for CutMix or MixUp takes labels with one entry for each class
+            return run(target, tensors, tools, one_hot=True)
+        except Exception:
+            raise first from None

@@ -1,0 +1,1 @@
+"""Hypotheses about a bug: a formula of attention with one wrong step, compared with what was observed."""

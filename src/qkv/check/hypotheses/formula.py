@@ -1,0 +1,215 @@
+"""Attention as a formula in steps, from the features of q, k and v to the merged heads. A hypothesis changes a step.
+
+Axes: b batch · h heads · g key heads · t queries · s keys · d head dim · n features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Role = Literal["q", "k", "v"]
+Rotary = Literal["none", "halves", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one call; offset: how many keys come before the first query."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+    @property
+    def offset(self) -> int:
+        return self.keys - self.queries
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What went into one attention and what came out of it.
+
+    Args:
+        q: (b, t, h·d), k and v: (b, s, g·d): features of the projections, before any rotation.
+        out: (b, t, h·d), the merged heads.
+        tokens: (b, s), True for real tokens; None without padding.
+        tolerance: how far an output may be from the formula, relative to the largest.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    sizes: Sizes
+    tokens: Tensor | None = None
+    tolerance: float = 1e-7
+
+    def fits(self, found: Tensor, *, all_rows: bool = False) -> bool:
+        """Whether a formula gives this output; without all_rows, the outputs of padding may be anything."""
+        if found.shape != self.out.shape:
+            return False
+        difference = (found - self.out).abs()
+        if self.tokens is not None and self.tokens.shape[1] == difference.shape[1] and not all_rows:
+            difference = difference[self.tokens]
+        size = float(self.out.abs().max()) or 1.0
+        return bool(difference.isfinite().all()) and float(difference.max()) <= self.tolerance * size
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(2)
+
+
+def repeat_heads(x: Tensor, heads: int, role: Role) -> Tensor:
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def tile_heads(x: Tensor, heads: int, role: Role) -> Tensor:
+    return x.repeat(1, heads // x.shape[1], 1, 1)
+
+
+def frequencies(head_dim: int, base: float = 10_000.0) -> Tensor:
+    return base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+
+
+def rotate_by(x: Tensor, angles: Tensor, pairing: Rotary) -> Tensor:
+    """x (…, t, d) rotated by angles (t, d/2)."""
+    if pairing == "none":
+        return x
+    angles = angles.to(x)
+    cos, sin = angles.cos(), angles.sin()
+    if pairing == "halves":
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+def rotate(x: Tensor, positions: Tensor, role: Role, pairing: Rotary = "none", base: float = 10_000.0) -> Tensor:
+    """Rotary positions of queries and keys; values stay."""
+    if pairing == "none" or role == "v" or x.shape[-1] % 2:
+        return x
+    return rotate_by(x, positions.double()[:, None] * frequencies(x.shape[-1], base), pairing)
+
+
+def causal_mask(sizes: Sizes, window: int | None = None) -> Tensor:
+    """(t, s): the last query sees all keys."""
+    distance = torch.arange(sizes.queries)[:, None] + sizes.offset - torch.arange(sizes.keys)
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def full_mask(sizes: Sizes) -> Tensor:
+    return torch.ones(sizes.queries, sizes.keys, dtype=torch.bool)
+
+
+def padding_mask(tokens: Tensor) -> Tensor:
+    return tokens[:, None, None, :]
+
+
+def weigh(scores: Tensor, mask: Tensor) -> Tensor:
+    """A softmax over the visible keys; rows without any are zero."""
+    nothing = ~mask.any(-1, keepdim=True)
+    return scores.masked_fill(~(mask | nothing), float("-inf")).softmax(-1).masked_fill(nothing, 0.0)
+
+
+def average(scores: Tensor, mask: Tensor, v: Tensor) -> Tensor:
+    return weigh(scores, mask) @ v
+
+
+def head_scale(sizes: Sizes) -> float:
+    return sizes.head_dim**-0.5
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The steps of attention; the defaults are the textbook's, without a mask and without positions."""
+
+    split: Callable[[Tensor, int], Tensor] = split_heads
+    inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = lambda q, k, v: (q, k, v)
+    rotate: Callable[[Tensor, Tensor, Role], Tensor] = lambda x, positions, role: x
+    share: Callable[[Tensor, int, Role], Tensor] = repeat_heads
+    scale: Callable[[Sizes], float] = head_scale
+    scores: Callable[[Tensor, Tensor, float], Tensor] = lambda q, k, scale: q @ k.mT * scale
+    bias: Callable[[Tensor], Tensor] = lambda scores: scores
+    mask: Callable[[Sizes], Tensor] = full_mask
+    padding: Callable[[Tensor], Tensor] = padding_mask
+    core: Callable[[Tensor, Tensor, Tensor], Tensor] = average
+    padded_core: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # with padding: mask and tokens apart
+    merge: Callable[[Tensor], Tensor] = merge_heads
+
+    def __call__(self, seen: Observation) -> Tensor:
+        """The merged heads (b, t, h·d)."""
+        sizes = seen.sizes
+        q, k, v = (
+            self.split(x, heads)
+            for x, heads in ((seen.q, sizes.heads), (seen.k, sizes.kv_heads), (seen.v, sizes.kv_heads))
+        )
+        q, k, v = self.inputs(q, k, v)
+        places = torch.arange(sizes.keys)
+        q = self.rotate(q, places[sizes.offset :], "q")
+        k, v = self.rotate(k, places, "k"), self.rotate(v, places, "v")
+        k, v = self.share(k, q.shape[1], "k"), self.share(v, q.shape[1], "v")
+        scores = self.bias(self.scores(q, k, self.scale(sizes)))
+        mask = self.mask(sizes)
+        if seen.tokens is not None and self.padded_core is not None:
+            return self.merge(self.padded_core(scores, mask, v, seen.tokens))
+        if seen.tokens is not None:
+            mask = mask & self.padding(seen.tokens)
+        return self.merge(self.core(scores, mask, v))
+
+    def but(self, **steps: Any) -> Formula:
+        """The formula with some steps replaced."""
+        return replace(self, **steps)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Choices that are no bugs unless something else was promised: positions, head sharing, the mask and the scale."""
+
+    rotary: Rotary = "none"
+    base: float = 10_000.0
+    alibi: bool = False
+    tiled: bool = False
+    causal: bool = True
+    window: int | None = None
+    scale: float | None = None
+
+    @property
+    def formula(self) -> Formula:
+        steps: dict[str, Any] = {}
+        if self.causal:
+            steps["mask"] = partial(causal_mask, window=self.window)
+        if self.rotary != "none":
+            steps["rotate"] = partial(rotate, pairing=self.rotary, base=self.base)
+        if self.alibi:
+            steps["bias"] = alibi_bias
+        if self.tiled:
+            steps["share"] = tile_heads
+        if self.scale is not None:
+            steps["scale"] = lambda sizes: self.scale
+        return Formula(**steps)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    return 2.0 ** (-8 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+
+
+def distances(scores: Tensor) -> Tensor:
+    """(t, s): how far each key is behind the query."""
+    t, s = scores.shape[-2:]
+    return (torch.arange(t)[:, None] + s - t - torch.arange(s)).to(scores)
+
+
+def alibi_bias(scores: Tensor, slopes: Callable[[int], Tensor] = alibi_slopes) -> Tensor:
+    return scores - slopes(scores.shape[1]).to(scores)[:, None, None] * distances(scores)

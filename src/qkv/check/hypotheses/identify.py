@@ -1,0 +1,447 @@
+"""Identify a bug: the simplest hypothesis that gives the observed outputs exactly at several shapes, and when it acts.
+
+First the design is found that is right at some sizes. If it is right at all of them, the bug is elsewhere. If it is
+right at some, the bug has a condition, found by bisection ("from 65 tokens on"). Otherwise every design is combined
+with every bug.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+
+import torch
+
+from qkv.check.contract import Contract
+from qkv.check.hypotheses.formula import Design, Observation
+from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
+from qkv.check.hypotheses.operators import BLOCKS, Hypothesis, fit_scale, hypotheses
+from qkv.check.hypotheses.position_operators import find_residual, position_hypotheses
+from qkv.check.implementation import Implementation
+
+SMALL = (Case(7), Case(12), Case(8, batch=1), Case(5, batch=3, seed=1))
+CONFIRM = (Case(7), Case(12, seed=1), Case(13, batch=3), Case(33), Case(1), Case(6, batch=1, seed=2))
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 257)
+LONGEST = 300  # longer than the calls of any check
+
+
+@dataclass(frozen=True)
+class Identified:
+    """A bug that explains the outputs exactly, or only the condition under which they are wrong.
+
+    Args:
+        family: the bug family; None if no hypothesis fits.
+        condition: when it acts, such as "from 65 tokens on"; empty if always.
+        where: the module that it is in.
+        cases: how many observed calls the hypothesis explains.
+        right: there is no bug in what was observed: the formula holds at all sizes, or `words` say by which design.
+    """
+
+    family: str | None
+    words: str
+    condition: str = ""
+    where: str = ""
+    cases: int = 0
+    right: bool = False
+
+
+RIGHT = Identified(None, "", right=True)
+
+
+class Work:
+    """How many formulas may still be tried."""
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    @property
+    def done(self) -> bool:
+        return self._left <= 0
+
+    def spend(self) -> bool:
+        """Count one formula; whether the budget is used up."""
+        self._left -= 1
+        return self.done
+
+
+class Observed:
+    """The observations of one attention, each made once."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._seen: dict[Case, Observation | None] = {}
+
+    def __call__(self, case: Case) -> Observation | None:
+        if case not in self._seen:
+            try:
+                self._seen[case] = self._observer(case)
+            except Exception:  # these sizes are not supported
+                self._seen[case] = None
+        return self._seen[case]
+
+    def is_random(self, case: Case) -> bool:
+        """Whether the same call gives another output each time, as with dropout in training."""
+        one, other = self(case), self._observer(case)
+        return one is None or other is None or not one.fits(other.out)
+
+    def all(self, cases: Sequence[Case]) -> list[tuple[Case, Observation]]:
+        return [(case, seen) for case in cases if (seen := self(case)) is not None]
+
+
+def identify(
+    impl: Implementation, contract: Contract, failed: Sequence[str] = (), budget: int = 9000
+) -> Identified | None:
+    """The bug of an implementation, or that every attention in it is right; None if it cannot be read.
+
+    Args:
+        failed: the names of the checks that failed.
+        budget: how many formulas are tried at most; a count, not a time, so that every machine names the same bug.
+    """
+    unread: Identified | None = None
+    right: list[Identified] = []
+    groups = list(_observers(impl, contract))
+    work = Work(budget)
+    with torch.random.fork_rng():
+        for group in groups:
+            observers = [(where, Observed(observer)) for where, observer in group]
+            some_right = False  # then a bug has a condition, and none acts at every size
+            for searches, (where, observed) in product((False, True), observers):
+                if work.done:
+                    return unread
+                if searches and some_right:
+                    break
+                find = _search_bug if searches else _find_right
+                found = find(observed, impl, contract, failed, work)
+                if found is None:
+                    continue
+                some_right = some_right or not searches
+                if found.right:
+                    right.append(found)
+                    break
+                found = replace(found, where=where)
+                if found.family is not None:
+                    return found
+                unread = unread or found
+    if unread is None and right and len(right) == len(groups):
+        return replace(max(right, key=lambda found: len(found.words)), cases=len(right))
+    return unread
+
+
+def _observers(impl: Implementation, contract: Contract) -> Iterator[list[tuple[str, Observer]]]:
+    """For each attention: the ways to observe it."""
+    if impl.attention is not None:
+        yield [("", observe_function(impl, contract))]
+    elif impl.module is not None and impl.source is None and impl.aligned:
+        for group in observe_module(impl):
+            yield [(layout.name, observer) for layout, observer in group]
+
+
+def _find_right(
+    observed: Observed, impl: Implementation, contract: Contract, failed: Sequence[str], work: Work
+) -> Identified | None:
+    """That a design is right at all sizes, or what is wrong at some; None if none is right at any."""
+    small = observed.all(SMALL)
+    if not small:
+        return None
+    for design in find_designs(contract, small[0][1], rotary_bases(impl)):
+        formula = design.formula
+        if any(seen.fits(formula(seen)) for _, seen in small):
+            found = _find_condition(observed, design, impl, contract, failed)
+            return RIGHT if found is None else found
+    return None
+
+
+def _search_bug(
+    observed: Observed, impl: Implementation, contract: Contract, failed: Sequence[str], work: Work
+) -> Identified | None:
+    """A bug at every size."""
+    small = observed.all(SMALL)
+    if len(small) < 2:
+        return None
+    return _search(observed, list(find_designs(contract, small[0][1], rotary_bases(impl))), CONFIRM, work)
+
+
+def rotary_bases(impl: Implementation) -> list[float]:
+    """Bases of RoPE: the usual ones, and numbers that a module or its config calls a theta or a base."""
+    found = [500_000.0, 1e6]
+    for part in [] if impl.module is None else list(impl.module.modules()):
+        for holder in (part, *(getattr(part, name, None) for name in ("config", "cfg", "args"))):
+            named = vars(holder) if hasattr(holder, "__dict__") else {}
+            known = [value for name, value in named.items() if "theta" in name or "base" in name]
+            found += [float(value) for value in known if type(value) in (int, float) and 10 < value != 10_000]
+    return list(dict.fromkeys(found))[:4]
+
+
+def find_designs(contract: Contract, seen: Observation, bases: Sequence[float] = (500_000.0, 1e6)) -> Iterator[Design]:
+    """The designs that a contract allows; the plain ones first. bases: of RoPE, beside 10,000."""
+    causals = (True,) if contract.kind in ("causal", "window") else (False,)
+    if contract.kind is None:
+        causals = (False, True)
+    scales: tuple[float | None, ...] = (None,)
+    if contract.scale is None:
+        scales = (None, 1.0)
+    elif contract.scale != "head":
+        scales = (float(contract.scale),)
+    tilings = (False, True) if seen.sizes.kv_heads < seen.sizes.heads and contract.grouped is None else (False,)
+    if contract.grouped == "tiled":
+        tilings = (True,)
+    positions = [Design(), Design(rotary="halves"), Design(rotary="interleaved"), Design(alibi=True)]
+    positions += [Design(rotary=pairing, base=base) for base in bases for pairing in ("halves", "interleaved")]
+    if contract.position in ("rotary", "alibi"):
+        wanted = [d for d in positions if (d.alibi if contract.position == "alibi" else d.rotary != "none")]
+        positions = wanted
+    elif contract.position == "none":
+        positions = positions[:1]
+    for position in positions:
+        for tiled in tilings:
+            for scale in scales:
+                for causal in causals:
+                    window = contract.window if causal else None
+                    yield replace(position, tiled=tiled, scale=scale, causal=causal, window=window)
+
+
+# -- a bug at every size -----------------------------------------------------------------------------------------------
+
+
+def _search(observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work) -> Identified | None:
+    """The first hypothesis that fits in all cases, over all designs; designs without positions go first."""
+    first = observed(cases[0])
+    if first is None:
+        return None
+    added = _search_residual(observed, designs, cases)
+    if added is not None:
+        return _with_gradients(observed, designs, added)
+    for design in designs:
+        for bug in _bugs(design, first):
+            if work.spend():
+                return None
+            if _fits_all(observed, bug, cases):
+                return _after_longer_call(observed, design, bug, len(observed.all(cases)))
+    for design in designs[:2]:
+        for bug in _pairs(design, first):
+            if work.spend():
+                return None
+            if _fits_all(observed, bug, cases):
+                return Identified(bug.family, bug.words, cases=len(observed.all(cases)))
+    return None
+
+
+def _after_longer_call(observed: Observed, design: Design, bug: Hypothesis, cases: int) -> Identified:
+    """The bug, unless a call that is longer than all before is right: then earlier calls cause it."""
+    seen = observed(Case(LONGEST))
+    if seen is not None and not seen.fits(bug.formula(seen)) and seen.fits(design.formula(seen)):
+        words = f"after a longer call, {bug.words}: something that the longer call left behind is used again"
+        return Identified("state", words, cases=cases)
+    return _with_gradients(observed, [design], Identified(bug.family, bug.words, cases=cases))
+
+
+def _with_gradients(observed: Observed, designs: Sequence[Design], found: Identified) -> Identified:
+    """The bug with its condition, if the same call is right without gradients."""
+    seen = observed.all([Case(7, no_grad=True), Case(12, no_grad=True)])
+    right = any(all(one.fits(design.formula(one)) for _, one in seen) for design in designs)
+    return replace(found, condition="with gradients") if seen and right else found
+
+
+def _bugs(design: Design, seen: Observation, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
+    return chain(hypotheses(design, seen, sizes=sizes), position_hypotheses(design, sizes))
+
+
+def _block_sizes(condition: str) -> Sequence[int]:
+    """Sizes of blocks and tables; a bug from 41 tokens on may come from one of 40."""
+    found = re.search(r"from (\d+) tokens on", condition)
+    return tuple(sorted({*BLOCKS, int(found.group(1)) - 1})) if found and int(found.group(1)) > 2 else BLOCKS
+
+
+def _pairs(design: Design, seen: Observation) -> Iterator[Hypothesis]:
+    """Two bugs at once: a wrong scale beside another bug."""
+    right = design.formula
+    bugs = list(hypotheses(design, seen, blocks=False))
+    scales = [bug for bug in bugs if bug.family == "scale"]
+    for bug in bugs:
+        if bug.formula.scale is right.scale:
+            for other in scales:
+                words = f"{bug.words}; and {other.words} (multiply q·k by 1/√d, once)"
+                yield Hypothesis(bug.family, words, bug.formula.but(scale=other.formula.scale))
+
+
+def _fits_all(observed: Observed, bug: Hypothesis, cases: Sequence[Case], *, all_rows: bool = False) -> bool:
+    """Whether a hypothesis gives the output in all cases that can be observed, at least two of them."""
+    seen = 0
+    for case in cases:
+        observation = observed(case)
+        if observation is None:
+            continue
+        try:
+            if not observation.fits(bug.formula(observation), all_rows=all_rows):
+                return False
+        except (RuntimeError, ValueError, IndexError):  # a step that this shape does not allow
+            return False
+        seen += 1
+    return seen >= 2
+
+
+def _search_residual(observed: Observed, designs: Sequence[Design], cases: Sequence[Case]) -> Identified | None:
+    """Something is added to the right output, by the same factor in all cases."""
+    seen = observed.all([case for case in cases if case.length > 1])
+    for design in designs[:6]:
+        found = [find_residual(design, observation) for _, observation in seen]
+        if len(found) < 2 or any(part is None for part in found):
+            continue
+        (family, words, factor), *others = [part for part in found if part is not None]
+        if all(other[:2] == (family, words) and abs(other[2] - factor) < 1e-5 for other in others):
+            by = f"by {1 + factor:.4g}" if words.endswith("scaled") else f"times {factor:.4g}"
+            return Identified(family, f"{words} {by}", cases=len(found))
+    return None
+
+
+# -- a bug under a condition -------------------------------------------------------------------------------------------
+
+
+def _find_condition(
+    observed: Observed, design: Design, impl: Implementation, contract: Contract, failed: Sequence[str]
+) -> Identified | None:
+    """The design is right at some sizes: where it is wrong, and why."""
+
+    def is_right(case: Case) -> bool | None:
+        seen = observed(case)
+        return None if seen is None else seen.fits(design.formula(seen))
+
+    for words, cases in _axes(impl, contract, failed):
+        judged = [(case, right) for case in cases if (right := is_right(case)) is not None]
+        wrong = [case for case, right in judged if not right]
+        if contract.alignment is None and _fits_top_left(observed, design, wrong):
+            continue  # nothing was promised about more keys than queries
+        if not wrong or (wrong[0].training and observed.is_random(wrong[0])):
+            continue
+        fine = [case for case, right in judged if right]
+        condition = _describe_lengths(wrong, fine, is_right) if words == "length" else words
+        return _explain_condition(observed, design, wrong, fine, condition, contract)
+    return None
+
+
+def _fits_top_left(observed: Observed, design: Design, cases: Sequence[Case]) -> bool:
+    """Whether calls with more keys than queries follow a causal mask that is aligned at the start."""
+    if not design.causal or not cases or any(case.keys is None for case in cases):
+        return False
+    formula = design.formula.but(mask=lambda sizes: torch.ones(sizes.queries, sizes.keys, dtype=torch.bool).tril())
+    return all(seen is not None and seen.fits(formula(seen)) for seen in map(observed, cases))
+
+
+def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> Iterator[tuple[str, list[Case]]]:
+    """Series of cases in which one thing varies, with the condition in words."""
+    yield "length", [Case(length) for length in LENGTHS]
+    yield "for more than one row", [Case(length, batch=batch) for length in (7, 12) for batch in (2, 3, 5)]
+    yield "for a single row", [Case(length, batch=1) for length in (7, 12, 33)]
+    if impl.attention is not None:
+        unequal = ((3, 6), (4, 9), (5, 17), (2, 33), (40, 70))
+        yield "with more keys than queries", [Case(length, keys=keys) for length, keys in unequal]
+        yield "for one query on more keys", [Case(1, keys=keys) for keys in (2, 7, 12, 33)]
+        for h in (1, 2, 3, 6, 8):
+            yield f"with {h} head{'s' if h > 1 else ''}", [Case(length, heads=h) for length in (7, 12)]
+        for d in (4, 16, 32, 40, 64, 128):
+            yield f"with a head dim of {d}", [Case(length, head_dim=d) for length in (7, 12)]
+        yield "for grouped-query attention", [Case(length, kv_heads=2) for length in (7, 12)]
+        yield "for multi-query attention", [Case(length, kv_heads=1) for length in (7, 12)]
+    if impl.takes_padding and any("padding" in name or "padded" in name for name in failed):
+        sides = ("holes", "left", "right")
+        yield "with padding", [Case(length, padding=side) for length in (12, 13) for side in sides]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        yield f"in {name}", [Case(length, dtype=dtype) for length in (7, 12, 33)]
+    if impl.attention is not None:
+        yield "with gradients", [Case(length, gradients=True) for length in (7, 12)]
+    else:
+        yield "in training", [Case(length, training=True) for length in (7, 12)]
+
+
+def _explain_condition(
+    observed: Observed, design: Design, wrong: list[Case], fine: list[Case], condition: str, contract: Contract
+) -> Identified:
+    """The bug of the wrong cases; one that fits the others too needs no condition."""
+    probes = _spread([case for case in wrong if case.length > 1] or wrong)
+    if any(case.padding for case in wrong):
+        probes = wrong + fine
+    if len(probes) < 2:
+        probes = [*probes, *(replace(case, seed=case.seed + 1) for case in probes)]
+    seen = observed(probes[-1])
+    assert seen is not None
+    others = [case for case in SMALL if case not in fine and case not in wrong]
+    conditional: Identified | None = None
+    for all_rows in (True, False) if seen.tokens is not None else (False,):
+        for bug in _bugs(design, seen, _block_sizes(condition)):
+            if not _fits_all(observed, bug, probes, all_rows=all_rows):
+                continue
+            if fine and _fits_all(observed, bug, [*wrong, *fine, *others]):
+                return Identified(bug.family, bug.words, cases=len(wrong) + len(fine))
+            when = "" if bug.family == "alignment" else condition  # its words say when
+            if bug.family == "block" and "multiples" in when:
+                when = when.partition(" from ")[2] and f"from {when.partition(' from ')[2]}"
+            conditional = conditional or Identified(bug.family, bug.words, when, cases=len(probes))
+        if conditional is not None:
+            return conditional
+    added = _search_residual(observed, [design], probes)
+    if added is not None:
+        return replace(added, condition=condition)
+    return _search_scales(observed, design, probes, condition, contract) or Identified(None, "", condition)
+
+
+def _search_scales(
+    observed: Observed, design: Design, cases: Sequence[Case], condition: str, contract: Contract
+) -> Identified | None:
+    """A scale that depends on the length, or on the position of a query; the latter is a design (log-n scaling)."""
+    seen = observed.all([case for case in cases if case.length > 2 and case.dtype == torch.float64])
+    if len(seen) < 2:
+        return None
+    fitted = [(case, fit_scale(observation, design.formula)) for case, observation in seen]
+    known = {case.length: float(scale[0]) for case, scale in fitted if scale is not None}
+    if len(known) == len({case.length for case, _ in fitted}) and all(scale is not None for _, scale in fitted):
+        values = ", ".join(f"{scale:.4g} at {length} tokens" for length, scale in sorted(known.items())[:3])
+        return Identified("scale", f"the scale depends on the sequence length: {values}", condition, cases=len(seen))
+    by_query = [fit_scale(observation, design.formula, by_query=True) for _, observation in seen]
+    if any(scale is None for scale in by_query):
+        return None
+    last = by_query[-1]
+    assert last is not None
+    first, end = float(last[len(last) // 2]), float(last[-1])
+    words = (
+        f"the scale of a query depends on its position: {first:.4g} at {len(last) // 2}, {end:.4g} at {len(last) - 1}"
+    )
+    if contract.scale is None:
+        return Identified(None, words, right=True)
+    return Identified("scale", words, condition, cases=len(seen))
+
+
+def _spread(cases: list[Case]) -> list[Case]:
+    """A few cases: the first, the last, and some between."""
+    if len(cases) <= 4:
+        return cases
+    return [cases[0], cases[len(cases) // 3], cases[2 * len(cases) // 3], cases[-1]]
+
+
+def _describe_lengths(wrong: list[Case], fine: list[Case], is_right: Callable[[Case], bool | None]) -> str:
+    """For which lengths it is wrong, in words."""
+    bad, good = sorted(case.length for case in wrong), sorted(case.length for case in fine)
+    if not good:
+        return ""
+    if bad == [1]:
+        return "for a single token"
+    first = min(bad)
+    below = [length for length in good if length < first]
+    if all(length < first for length in good):
+        low, high = max(below), first
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_right(Case(middle)) else (low, middle)
+        return f"from {high} tokens on"
+    if max(bad) < min(good):
+        return f"up to {max(bad)} tokens"
+    from_there = f" from {first} tokens on" if max(below, default=0) > 8 else ""
+    above = [length for length in good if length > first] if from_there else [n for n in good if n > 1]
+    for size in (128, 64, 32, 16, 8, 4, 3, 2):
+        if all(n % size for n in bad) and not any(n % size for n in above if n > size):
+            return ("for odd lengths" if size == 2 else f"for lengths that are not multiples of {size}") + from_there
+        if not any(n % size for n in bad) and all(n % size for n in above):
+            return ("for even lengths" if size == 2 else f"for lengths that are multiples of {size}") + from_there
+    return f"for lengths such as {', '.join(map(str, bad[:4]))}, not for {', '.join(map(str, good[-3:]))}"

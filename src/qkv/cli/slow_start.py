@@ -1,0 +1,36 @@
+"""A line on stderr if a command has printed nothing for a second: importing PyTorch can take longer than that."""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+from qkv.cli.standard_streams import has_output
+
+WAIT_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def note_slow_start(arguments: Sequence[str], wait: float = WAIT_SECONDS) -> Iterator[None]:
+    """Print what is being loaded, once, unless the command has printed something or ended before; not with --quiet."""
+    if "--quiet" in arguments:
+        yield
+        return
+    timer = threading.Timer(wait, _print_note)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _print_note() -> None:
+    if not has_output():
+        sys.stderr.write("loading PyTorch …\n" if not _torch_is_loaded() else "computing …\n")
+
+
+def _torch_is_loaded() -> bool:
+    """Whether the import has finished: a module that is being imported is in sys.modules already."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)

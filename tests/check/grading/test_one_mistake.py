@@ -1,0 +1,190 @@
+"""One mistake is charged once: what follows from it costs nothing, several mistakes add up, and the line is theirs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from course_submissions import NAMES, VIT
+from handed_in import archive, notebook
+from local_sandbox import LocalSandbox
+from submissions import CAUSAL
+
+from qkv.check.grading import grade as grade_module
+from qkv.check.grading import load_rubric
+from qkv.check.grading.feedback import feedback_markdown
+from qkv.check.grading.reading import read_submission
+
+DROPOUT = ("self.drop(att)", "nn.functional.dropout(att, 0.1)")
+OVER_QUERIES = ("att.softmax(-1)", "att.softmax(-2)")
+DETACHED = ("(att @ v)", "(att @ v.detach())")
+NO_SCALE = (" / math.sqrt(k.shape[-1])", "")
+
+
+@pytest.fixture(autouse=True)
+def _local_sandbox(monkeypatch):
+    monkeypatch.setattr(grade_module, "Sandbox", LocalSandbox)
+
+
+def grade_source(rubric, source, tmp_path, name="ada.py"):
+    path = tmp_path / name
+    path.write_bytes(source if isinstance(source, bytes) else source.encode("utf-8"))
+    return grade_module.grade_file(load_rubric(rubric), path, "ada", 7)
+
+
+def replaced(source, *changes):
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [
+        ([NO_SCALE], 8),
+        ([DROPOUT], 9),
+        ([DROPOUT, NO_SCALE], 7),
+        ([DROPOUT, NO_SCALE, DETACHED], 6),
+        ([OVER_QUERIES, DETACHED], 5),
+    ],
+    ids=["scale", "dropout", "two mistakes", "three mistakes", "softmax and detached"],
+)
+def test_points_of_several_mistakes_add_up(changes, total, tmp_path):
+    grade = grade_source("causal-self-attention", replaced(CAUSAL, *changes), tmp_path)
+    assert grade.total == total, grade.mistakes
+    assert grade.total + sum(mistake.points for mistake in grade.mistakes) == grade.possible
+    lost = [part.name for part in grade.properties if part.points < part.possible]
+    assert len(grade.mistakes) == len(changes)
+    assert all(any(name in mistake.property for mistake in grade.mistakes) for name in lost)
+
+
+def test_a_proven_cause_is_one_entry_with_its_line_and_fix(tmp_path):
+    grade = grade_source("causal-self-attention", replaced(CAUSAL, OVER_QUERIES), tmp_path)
+    (mistake,) = grade.mistakes
+    assert mistake.property == "no future, softmax over keys, equals the formula"
+    assert mistake.where is not None
+    assert "softmax(-2)" in mistake.where.text
+    read = feedback_markdown(grade, load_rubric("causal-self-attention"))
+    assert "**Exact cause:** the softmax is over the queries." in read
+    assert (
+        read.index("Exact cause") < read.index("**Measured:**") < read.index("**Fix:** take the softmax over the keys")
+    )
+    excused = next(part for part in grade.properties if part.name == "scale 1/√d")
+    assert excused.points == 1
+    assert "fails only because" in excused.findings[0].evidence
+
+
+def test_dropout_in_eval_points_at_the_call_without_training(tmp_path):
+    source = replaced(CAUSAL, DROPOUT)
+    (mistake,) = grade_source("causal-self-attention", source, tmp_path).mistakes
+    assert mistake.where is not None
+    assert mistake.where.text.strip() == "att = nn.functional.dropout(att, 0.1)"
+
+
+def test_an_output_of_noise_still_earns_nothing(tmp_path):
+    noise = replaced(CAUSAL, ("return self.proj(", "return torch.randn_like(x) + 0 * self.proj("))
+    grade = grade_source("causal-self-attention", noise, tmp_path)
+    assert grade.total == 0
+    assert "same for every input" in str(grade.remark) or "noise" in str(grade.remark)
+
+
+def test_blocks_in_a_python_list_are_explained(tmp_path):
+    listed = replaced(VIT, ("nn.ModuleList([EncoderBlock(", "list([EncoderBlock("))
+    grade = grade_source("nyu-vit-model", listed, tmp_path)
+    assert grade.total >= 6
+    assert any("nn.ModuleList" in str(mistake.fix) for mistake in grade.mistakes)
+
+
+def test_a_missing_batch_first_is_one_mistake_for_every_layer_of_torch(tmp_path):
+    block = """
+from torch import nn
+
+class EncoderBlock(nn.Module):
+    def __init__(self, dim, heads, mlp_dim, dropout=0.0):
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(dim, heads, mlp_dim, dropout, activation="gelu", norm_first=True)
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+    grade = grade_source("nyu-vit-encoder-block", block, tmp_path)
+    (mistake,) = grade.mistakes
+    assert mistake.property == "sees everything, independent images"
+    assert "nn.TransformerEncoderLayer takes (tokens, batch, features)" in str(mistake.fix)
+
+
+def test_the_line_of_a_mistake_is_in_the_method_not_in_a_docstring_or_in_code_around_it(tmp_path):
+    source = '''
+import torch
+from torch.utils.data import Dataset
+
+class NameDataset(Dataset):
+    """x = question MASK answer MASK."""
+    MASK_CHAR, PAD_CHAR = "\\u2047", "\\u25a1"
+
+    def __init__(self, data, pretraining_dataset):
+        self.stoi, self.size = pretraining_dataset.stoi, pretraining_dataset.block_size
+        self.rows = [line.split("\\t") for line in data.splitlines()]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        """x = nothing yet."""
+        q, a = self.rows[i]
+        x = q + a + self.MASK_CHAR
+        x = x + self.PAD_CHAR * (self.size - len(x))
+        y = self.PAD_CHAR * (len(q) - 1) + x[len(q):]
+        return (torch.tensor([self.stoi[c] for c in part]) for part in (x[:-1], y))
+'''
+    cells = notebook("x = 'MASK'\nprint(x)", source, "x = 1 + 2  # MASK")
+    (mistake,) = grade_source("cs224n-name-dataset", cells, tmp_path, "ada.ipynb").mistakes
+    assert mistake.property == "x: question ⁇ answer ⁇"
+    assert mistake.where is not None
+    assert (mistake.where.cell, mistake.where.text.strip()) == (2, "x = q + a + self.MASK_CHAR")
+
+
+def test_variables_of_a_function_do_not_make_the_cells_around_it_run(tmp_path):
+    cells = notebook(
+        NAMES.replace("pairs", "rows"),
+        "data = open('birth_places.tsv').read()",
+        "dataset = NameDataset(pretraining_dataset, data)\nx, y = dataset[0]",
+    )
+    grade = grade_source("cs224n-name-dataset", cells, tmp_path, "ada.ipynb")
+    assert (grade.total, grade.notes) == (10, ())
+
+
+def test_what_follows_from_a_statement_that_fails_is_not_noted(tmp_path):
+    cells = notebook(
+        "SIZES = open('sizes.txt').read()",
+        "FIRST = SIZES[0]",
+        replaced(NAMES, ("class Name", "TWO = FIRST\nclass Name")),
+    )
+    grade = grade_source("cs224n-name-dataset", cells, tmp_path, "ada.ipynb")
+    assert len(grade.notes) <= 1
+
+
+def test_two_files_that_claim_the_exercise_are_refused_by_name(tmp_path):
+    both = archive({"old/attention.py": CAUSAL, "new/attention.py": CAUSAL + "\n# changed\n"})
+    grade = grade_source("causal-self-attention", both, tmp_path, "ada.zip")
+    assert grade.refused is not None
+    assert "they differ" in grade.refused
+
+
+def test_a_file_in_utf_16_is_graded_with_a_note(tmp_path):
+    path = tmp_path / "ada.py"
+    path.write_text(NAMES, encoding="utf-16")
+    submission = read_submission(path)
+    assert submission.notes == ("it is saved as UTF-16, which Python cannot run: save it as UTF-8",)
+
+
+def test_training_while_the_file_is_loaded_gets_advice_and_no_wrong_line(tmp_path, monkeypatch):
+    def stop(self):
+        raise grade_module.SubmissionError("it did not answer within 5 seconds of computing", "time")
+
+    monkeypatch.setattr(LocalSandbox, "describe", stop)
+    (mistake,) = grade_source("cs224n-name-dataset", NAMES, tmp_path).mistakes
+    assert "__main__" in str(mistake.fix)
+    assert mistake.where is None

@@ -1,0 +1,76 @@
+"""A closed, full or abandoned stdout or stderr, and SIGTERM: documented exit codes, no traceback, nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+QKV = f"{sys.executable} -m qkv"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and a shell")
+
+
+def shell(line: str) -> tuple[int, str]:
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("{qkv} questions --json | head -1 > /dev/null; exit ${{PIPESTATUS[0]}}", 0, ""),
+        ("{qkv} --help | true; exit ${{PIPESTATUS[0]}}", 0, ""),
+        ("{qkv} questions --json > /dev/full", 2, "qkv: cannot write to standard output: No space left on device\n"),
+        ("{qkv} --help > /dev/full", 2, "qkv: cannot write to standard output: No space left on device\n"),
+        ("{qkv} questions >&-", 2, "qkv: cannot write to standard output: Bad file descriptor\n"),
+        ("{qkv} questions 2>&- > /dev/null", 0, ""),
+        ("{qkv} nothing 2>&-", 2, ""),
+        ("{qkv} nothing 2> /dev/full", 2, ""),
+        ("{qkv} questions >&- 2>&-", 2, ""),
+    ],
+)
+def test_qkv_with_a_closed_or_full_stream_ends_with_a_documented_exit_code(line, code, said):
+    assert shell(line.format(qkv=QKV)) == (code, said)
+
+
+def test_nothing_printed_reaches_a_file_that_got_the_number_of_a_closed_stream(tmp_path):
+    page = tmp_path / "page.html"
+    shell(f"{QKV} byhand --example three-tokens --html {page} >&- 2>&-")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_sigterm_to_qkv_grade_leaves_no_process_no_file_and_exit_code_143(tmp_path):
+    submission = tmp_path / "sleeper.py"
+    submission.write_text("import time\ntime.sleep(1000)")
+    line = [sys.executable, "-m", "qkv", "grade", "rope", str(submission), "--csv", str(tmp_path / "grades.csv")]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env)
+    waited = time.monotonic()
+    while len(children := descendants(process.pid)) < 4 and process.poll() is None and time.monotonic() < waited + 60:
+        time.sleep(0.1)  # launcher, fork server, supervisor, submission
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 2:
+        pytest.skip(said)
+    assert (process.returncode, said.replace("loading PyTorch …\n", "")) == (143, "qkv: terminated\n")
+    assert list(temporary.iterdir()) == [] and not (tmp_path / "grades.csv").exists()
+    waited = time.monotonic()
+    while (left := [pid for pid in children if Path("/proc", str(pid)).exists()]) and time.monotonic() < waited + 20:
+        time.sleep(0.1)  # the kernel kills the last of them when their parent has ended
+    assert left == []
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        found = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(each) for each in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [pid for each in dict.fromkeys(found) for pid in (each, *descendants(each))]

@@ -1,0 +1,138 @@
+"""The pages of docs/courses answer every item of the sheets, each with a command that test_tutorials runs."""
+
+import json
+import re
+from pathlib import Path
+
+import make_diagrams
+import make_notebooks
+import numpy as np
+import pytest
+import torch
+from page_blocks import BLOCK
+
+from qkv.claims import CLAIMS
+from qkv.cli.main import run
+
+COURSES = Path(__file__).parents[2] / "docs" / "courses"
+ITEMS = {
+    "nyu-hw4": ("N1a N1b N1c N1d N1e N1f N1g N2a N2b N3a N3b N3c N3d N3e N4 N4a N4b N4c N4d N4e N5a N5b N5c N5d N6"),
+    "attention-assignment": "A1 A2 A3 A4 A5",
+    "cs224n-a5": "C0 C1a C1b C1c C1d C1e C2a C2b C2c C2d C2e C2f C2g C3a C3b C3c",
+    "csci5922-ps4": "P1a P1b P1c P1d P2a P2b P2c P2d P3a,b P3c P3d P3x",
+}
+
+
+def sections(page: str) -> dict[str, str]:
+    """The text under each heading, down to the next one, by the ids in the heading."""
+    parts = re.split(r"^##+ (.*)$", (COURSES / f"{page}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {}
+    for heading, text in zip(parts[1::2], parts[2::2], strict=True):
+        for item in re.findall(r"\b[NACP]\d[a-gx]?(?:,b)?\b", heading):
+            found[item] = text
+    return found
+
+
+@pytest.mark.parametrize(("page", "item"), [(page, item) for page, items in ITEMS.items() for item in items.split()])
+def test_every_item_of_a_course_has_a_section_with_a_command(page, item):
+    text = sections(page)[item]
+    assert len(text.split()) > 30
+    assert BLOCK.search(text), f"{item} has no command"
+
+
+def test_every_claim_that_a_course_page_runs_exists_and_every_linked_figure_too():
+    for page in COURSES.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for line in re.findall(r"^\$ qkv claims run ([^\n]*)$", text, re.MULTILINE):
+            names = [word for word in line.split() if "=" not in word and "." not in word and not word.startswith("--")]
+            assert all(name in CLAIMS for name in names)
+        assert all((COURSES / name).is_file() for name in re.findall(r"\]\((\w[\w-]*\.svg)\)", text))
+
+
+def test_questions_lists_the_new_answers(capsys):
+    assert run(["questions", "RNNs", "common"]) == 0
+    assert "similar-to-rnn" in capsys.readouterr().out
+
+
+def test_train_help_of_a_recipe_lists_its_presets(capsys):
+    assert run(["train", "birthplaces", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "qkv train birthplaces --preset cs224n-a5 --show" in shown and "perceiver" in shown
+    assert run(["train", "--help"]) == 0
+    assert "qkv train RECIPE --help" in " ".join(capsys.readouterr().out.split())
+
+
+def notebook_cells() -> list[str]:
+    cells = json.loads((COURSES / "nyu-hw4.ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("script", make_notebooks.SCRIPTS)
+def test_the_notebook_of_a_course_is_made_from_its_script(script):
+    notebook = COURSES / make_notebooks.SCRIPTS[script]
+    text = (COURSES / script).read_text(encoding="utf-8")
+    assert notebook.read_text(encoding="utf-8") == make_notebooks.notebook_of_script(text), (
+        "python docs/make_notebooks.py"
+    )
+
+
+def test_the_cells_of_the_vit_notebook_train_on_tiny_data(tmp_path, monkeypatch, capsys):
+    import matplotlib
+
+    random = np.random.default_rng(0)
+    labels = np.arange(48) % 4
+    images = (60 * labels[:, None, None, None] + random.integers(0, 20, (48, 32, 32, 3))).astype(np.uint8)
+    np.savez(tmp_path / "tiny.npz", train_x=images, train_y=labels, test_x=images[:16], test_y=labels[:16])
+    sizes = {"EPOCHS": 3, "DIM": 16, "DEPTH": 1, "MLP_DIM": 16, "BATCH_SIZE": 16, "CIFAR100": tmp_path / "tiny.npz"}
+    for name, value in sizes.items():
+        monkeypatch.setenv(name, str(value))
+    before = matplotlib.get_backend()
+    matplotlib.use("agg")
+    here = {"__name__": "__main__"}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for cell in notebook_cells():
+                exec(compile(cell, "<cell>", "exec"), here)
+    finally:
+        here["pyplot"].close("all")  # type: ignore[attr-defined]
+        matplotlib.use(before)
+    shown = capsys.readouterr().out
+    assert len(re.findall(r"^epoch +\d+  loss \d+\.\d+  accuracy \d+\.\d+ %$", shown, re.MULTILINE)) == 3
+    assert re.search(r"best accuracy \d+\.\d+ % after epoch [123] \(picked on the test set\)", shown)
+
+
+def test_the_vit_of_the_notebook_is_that_of_the_homework():
+    from qkv.models import PRESETS, ViT
+
+    here: dict = {"__name__": "cells"}
+    for cell in notebook_cells():
+        exec(compile(cell, "<cell>", "exec"), here)
+    settings = here["Settings"]()
+    ours, theirs = here["build_model"](settings), ViT(PRESETS["nyu-hw4-vit"])
+    count = sum(parameter.numel() for parameter in ours.parameters())
+    assert count == theirs.num_parameters == 3_217_764
+    images, targets = torch.rand(6, 3, 32, 32), torch.eye(6)
+    for mix in (here["mixup"], here["cutmix"]):
+        mixed, shares = mix(images, targets, 1.0)
+        assert mixed.shape == images.shape and torch.allclose(shares.sum(1), torch.ones(6))
+    cropped = here["random_crop"](images, 4)
+    assert cropped.shape == images.shape and not torch.equal(cropped, images)
+
+
+@pytest.mark.long
+def test_the_vit_notebook_gets_full_marks(capsys):
+    assert run(["grade", "nyu-vit", str(COURSES / "nyu-hw4.ipynb")]) == 0
+    assert "40 of 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", make_diagrams.DIAGRAMS)
+def test_a_diagram_is_drawn_by_its_function_on_its_own_background(name):
+    drawn = make_diagrams.DIAGRAMS[name]().svg()
+    assert (COURSES / f"{name}.svg").read_text(encoding="utf-8") == drawn, "python docs/make_diagrams.py"
+    assert "currentColor" not in drawn and f'rx="8" fill="{make_diagrams.PAPER}"' in drawn
+    assert not re.search(r">[^<]*  [^<]*<", drawn)  # two spaces collapse into one
+
+
+@pytest.mark.parametrize(("page", "item"), [(page, item) for page, items in ITEMS.items() for item in items.split()])
+def test_every_item_of_a_course_names_a_usual_mistake(page, item):
+    assert "**Usual mistake" in sections(page)[item]
