@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from qkv._files import open_regular, write_atomic
-from qkv.training.lock import describe_process, is_alive, is_held_by, read_process, terminate
+from qkv.training.lock import (
+    LOCK_FILE,
+    describe_process,
+    is_alive,
+    is_held_by,
+    lock_holder,
+    read_process,
+    terminate,
+)
 from qkv.training.recipes import get_recipe
 from qkv.training.runs import RECIPE_FILE
 
@@ -134,9 +142,10 @@ class RunProcesses:
                 folder.rmdir()
 
     def _check_none_running(self) -> None:
-        for path in self.runs.glob(f"*/{PROCESS_FILE}"):
-            if _find_process(path.parent) is not None:
-                raise ValueError(f"{path.parent.name} is training; the studio runs one at a time, stop it first")
+        for folder in sorted(path for path in self.runs.glob("*") if path.is_dir()):
+            locked = [path.parent for depth in ("", "*/") for path in folder.glob(depth + LOCK_FILE)]  # of it, its stages
+            if _find_process(folder) is not None or any(lock_holder(each) is not None for each in locked):
+                raise ValueError(f"{folder.name} is training; the studio runs one at a time, stop it first")
 
     def _new_folder(self, recipe: str) -> Path:
         numbers = [path.name.rpartition("-")[2] for path in self.runs.glob(f"{recipe}-*")]

@@ -110,7 +110,7 @@ def rights(path):
     return str((os.getuid(), tell(lambda: os.setuid(0))))
 
 def ours(path):
-    return tell(lambda: __import__("qkv"))
+    return tell(lambda: __import__("qkv.nn.attention"))
 
 def environment(path):
     return str(sorted(os.environ)) + str(sys.argv)
