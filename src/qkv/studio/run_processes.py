@@ -143,7 +143,7 @@ class RunProcesses:
 
     def _check_none_running(self) -> None:
         for folder in sorted(path for path in self.runs.glob("*") if path.is_dir()):
-            locked = [path.parent for depth in ("", "*/") for path in folder.glob(depth + LOCK_FILE)]  # of it, its stages
+            locked = [path.parent for depth in ("", "*/") for path in folder.glob(depth + LOCK_FILE)]
             if _find_process(folder) is not None or any(lock_holder(each) is not None for each in locked):
                 raise ValueError(f"{folder.name} is training; the studio runs one at a time, stop it first")
 
