@@ -54,7 +54,9 @@ docs: $(READY)
 generated: $(READY)
 	$(BIN)/python docs/make_checks.py
 	$(BIN)/python docs/make_notebooks.py
+	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python -m qkv.claims.catalog
+	$(BIN)/python -m qkv.claims.courses
 	$(BIN)/qkv questions --markdown > docs/questions.md.new && mv docs/questions.md.new docs/questions.md
 	$(BIN)/qkv mutants --markdown > docs/mutants.md.new && mv docs/mutants.md.new docs/mutants.md
 

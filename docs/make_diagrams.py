@@ -195,14 +195,17 @@ SERIES = {"ViT": "#0072b2", "CNN": "#d55e00"}
 def data_regimes() -> Diagram:
     """Accuracy against the number of images, one panel for each data set of data-regimes.json."""
     panels = json.loads((FOLDER / "data-regimes.json").read_text(encoding="utf-8"))
-    d = Diagram(250 * len(panels) + 50, 285, "ViT and CNN: test accuracy against the number of training images")
+    d = Diagram(250 * len(panels) + 70, 305, "ViT and CNN: test accuracy against the number of training images")
     for place, panel in enumerate(panels):
-        _accuracy_panel(d, 55 + 250 * place, panel)
+        _accuracy_panel(d, 75 + 250 * place, panel)
+    d.parts.append(
+        '<text x="18" y="132" font-size="12" text-anchor="middle" transform="rotate(-90 18 132)">test accuracy</text>'
+    )
     for place, (name, color) in enumerate(SERIES.items()):
-        x = 60 + 70 * place
-        d.parts.append(f'<path d="M{x} 272 h22" stroke="{color}" stroke-width="2.5"/>')
-        d.label(x + 28, 272, name, size=12, anchor="start")
-    d.label(220, 272, "mean and range over the starts; training images on a logarithmic axis", size=12, anchor="start")
+        x = 80 + 70 * place
+        d.parts.append(f'<path d="M{x} 292 h22" stroke="{color}" stroke-width="2.5"/>')
+        d.label(x + 28, 292, name, size=12, anchor="start")
+    d.label(240, 292, "mean and range over the starts", size=12, anchor="start")
     return d
 
 
@@ -231,7 +234,8 @@ def _accuracy_panel(d: Diagram, left: float, panel: dict) -> None:
             ends = at(count, least)[1], at(count, most)[1]
             d.parts.append(f'<path d="M{x} {ends[0]} V{ends[1]}" stroke="{color}" stroke-width="1.5"/>')
             d.parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-    d.label(left + width / 2, bottom + 30, panel["note"], size=11)
+    d.label(left + width / 2, bottom + 30, "training images (logarithmic)", size=12)
+    d.label(left + width / 2, bottom + 47, panel["note"], size=11)
 
 
 def attention_map() -> Diagram:

@@ -1,12 +1,17 @@
 """Write the notebooks of the docs: python docs/make_notebooks.py
 
 Those of docs/tutorials come from markdown pages: prose becomes markdown cells, a command after `$ ` a call of `shell`,
-and Python after `>>>` its source. docs/courses/nyu-hw4.ipynb comes from a script whose cells begin with `# %%`. Outputs
-are left out.
+and Python after `>>>` its source; outputs are left out. docs/courses/nyu-hw4.ipynb comes from a script whose cells
+begin with `# %%`. If the run that the script saves is beside it (nyu-hw4-run.json), its cells are run to show it; else
+they have no outputs.
 """
 
+import base64
+import contextlib
 import doctest
+import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -65,6 +70,34 @@ def notebook_of_script(script: str) -> str:
     return _describe(cells)
 
 
+def with_outputs(notebook: str, record: Path) -> str:
+    """The notebook with the outputs of a saved run: what its cells print, and the figure."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    made, here = json.loads(notebook), {"__name__": "__main__"}
+    done = len(json.loads(record.read_text(encoding="utf-8"))["epochs"])
+    os.environ.update(RUN=str(record), EPOCHS=str(done))
+    code = (cell for cell in made["cells"] if cell["cell_type"] == "code")
+    for count, cell in enumerate(code, 1):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("".join(cell["source"]), f"<cell {count}>", "exec"), here)
+        cell["execution_count"] = count
+        if text := printed.getvalue():
+            lines = text.splitlines(keepends=True)
+            cell["outputs"].append({"name": "stdout", "output_type": "stream", "text": lines})
+        if pyplot.get_fignums():
+            picture = io.BytesIO()
+            pyplot.savefig(picture, format="png", metadata={"Software": None})
+            pyplot.close("all")
+            image = base64.b64encode(picture.getvalue()).decode()
+            cell["outputs"].append({"data": {"image/png": image}, "metadata": {}, "output_type": "display_data"})
+    return json.dumps(made, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
 def _describe(cells: list[dict[str, Any]]) -> str:
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
@@ -93,9 +126,12 @@ def _shell_calls(block: str) -> str:
     >>> print(_shell_calls("$ qkv runs\\nno runs\\n$ qkv doctor\\n"))
     shell("qkv runs")
     shell("qkv doctor")
+    >>> _shell_calls("$ qkv train \\\\\\n    --show\\n")
+    'shell("qkv train --show")'
     """
-    lines = (line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ "))
-    return "\n".join(f"shell({_quote(line)})" for line in lines)
+    lines = re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE)
+    joined = (re.sub(r" *\\\n *", " ", line) for line in lines)
+    return "\n".join(f"shell({_quote(line)})" for line in joined)
 
 
 def _quote(line: str) -> str:
@@ -116,8 +152,9 @@ def main() -> None:
         page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
         (TUTORIALS / f"{name}.ipynb").write_text(notebook(page), encoding="utf-8")
     for script, name in SCRIPTS.items():
-        text = (COURSES / script).read_text(encoding="utf-8")
-        (COURSES / name).write_text(notebook_of_script(text), encoding="utf-8")
+        made = notebook_of_script((COURSES / script).read_text(encoding="utf-8"))
+        record = COURSES / f"{Path(name).stem}-run.json"
+        (COURSES / name).write_text(with_outputs(made, record) if record.exists() else made, encoding="utf-8")
 
 
 if __name__ == "__main__":

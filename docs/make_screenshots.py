@@ -19,6 +19,7 @@ from qkv.training import run_recipe
 
 IMAGES = Path(__file__).parent / "images/studio"
 SIZE = {"width": 1400, "height": 900}
+README_IMAGE, README_CLIP = "models-text", {"x": 0, "y": 0, "width": 1400, "height": 452}  # wide, for the README
 TIMEOUT = 120_000  # milliseconds
 # a page's link, and what is there when it is complete
 PAGES = {
@@ -66,6 +67,8 @@ def take_screenshots(browser: Any, server: Any, folder: Path, scheme: str) -> No
         page.wait_for_selector(complete)
         page.wait_for_function("() => !document.querySelector('main [aria-busy=true]')")
         page.screenshot(path=folder / f"{name}-{scheme}.png")
+        if (name, scheme) == (README_IMAGE, "light"):
+            page.screenshot(path=folder / "readme.png", clip=README_CLIP)
     if errors:
         raise SystemExit("\n".join(errors))
 

@@ -7,13 +7,19 @@
 # with its epoch. It needs torch and, for reading the images, `qkv`; everything that the homework asks for is written
 # out here.
 #
+# **What was run**: the outputs below are those of the run saved in `nyu-hw4-run.json` beside this notebook. Without
+# that file there are none: then the 100 epochs have not been run, and there is no accuracy of our own.
+#
 # Shapes: b images, n = (32/4)² = 64 patches, width e = 256, h = 8 heads, 100 classes.
 
 # %%
+import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -287,19 +293,61 @@ def evaluate(model: nn.Module, data: Data, settings: Settings, device: str = "cp
     return right / len(data.test_labels)
 
 
-def fit(data: Data, settings: Settings, device: str = "cpu") -> list[float]:
-    """Train and evaluate after every epoch; returns the accuracies."""
+# %% [markdown]
+# A run is saved after every epoch, so that it can be stopped and resumed: `nyu-hw4-run.json` has the settings and, for
+# each epoch, loss and accuracy; `nyu-hw4-run.pt` has the model, the optimizer, the schedule and the random state. A
+# resumed run gives the same numbers as one that was never stopped.
+
+
+# %%
+def run_settings(settings: Settings) -> dict[str, Any]:
+    """What must be equal to resume a run; it may go on to more epochs."""
+    return {name: value for name, value in asdict(settings).items() if name != "epochs"}
+
+
+def saved_epochs(record: Path, settings: Settings) -> list[dict[str, float]]:
+    """Loss and accuracy of each epoch of a saved run; none if there is no run."""
+    if not record.exists():
+        return []
+    saved = json.loads(record.read_text(encoding="utf-8"))
+    if saved["settings"] != run_settings(settings):
+        raise ValueError(f"{record} is of a run with other settings: name another file in RUN")
+    return saved["epochs"]
+
+
+def save_run(record: Path, settings: Settings, epochs: list[dict[str, float]], state: dict[str, Any]) -> None:
+    """Write the checkpoint, then the record, each by replacing the old file at once."""
+    checkpoint, text = record.with_suffix(".pt"), {"settings": run_settings(settings), "epochs": epochs}
+    torch.save({**state, "epochs": epochs, "rng": torch.get_rng_state()}, f"{checkpoint}.new")
+    os.replace(f"{checkpoint}.new", checkpoint)
+    Path(f"{record}.new").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    os.replace(f"{record}.new", record)
+
+
+def epoch_line(number: int, epoch: dict[str, float]) -> str:
+    return f"epoch {number:3d}  loss {epoch['loss']:.3f}  accuracy {100 * epoch['accuracy']:.2f} %"
+
+
+def fit(data: Data, settings: Settings, record: Path, device: str = "cpu") -> list[dict[str, float]]:
+    """Train, evaluate and save after every epoch, from where a saved run stopped; returns loss and accuracy of each."""
     torch.manual_seed(settings.seed)
     model, loader = build_model(settings).to(device), TrainingBatches(data, settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     steps = settings.schedule_epochs * len(loader)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    criterion, accuracies = nn.CrossEntropyLoss(), []
-    for epoch in range(1, settings.epochs + 1):
-        loss = train_epoch(model, loader, optimizer, criterion, device, scheduler)
-        accuracies.append(evaluate(model, data, settings, device))
-        print(f"epoch {epoch:3d}  loss {loss:.3f}  accuracy {100 * accuracies[-1]:.2f} %", flush=True)
-    return accuracies
+    parts, epochs = {"model": model, "optimizer": optimizer, "scheduler": scheduler}, []
+    if record.exists() and record.with_suffix(".pt").exists():
+        saved = torch.load(record.with_suffix(".pt"), map_location=device)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        epochs = saved["epochs"]
+        torch.set_rng_state(saved["rng"].cpu())
+    for number in range(len(epochs) + 1, settings.epochs + 1):
+        loss = train_epoch(model, loader, optimizer, nn.CrossEntropyLoss(), device, scheduler)
+        epochs.append({"loss": loss, "accuracy": evaluate(model, data, settings, device)})
+        save_run(record, settings, epochs, {name: part.state_dict() for name, part in parts.items()})
+        print(epoch_line(number, epochs[-1]), flush=True)
+    return epochs
 
 
 def best_epoch(accuracies: list[float]) -> tuple[int, float]:
@@ -315,9 +363,11 @@ def best_epoch(accuracies: list[float]) -> tuple[int, float]:
 # %% [markdown]
 # ## Run
 #
-# 100 epochs take about a day on two processor cores, and minutes an epoch or less on a GPU. `EPOCHS=10` runs the first
-# ten with the cosine still laid out over 100, `CIFAR100` names the data. The best epoch is picked on the test set, as
-# the homework does: say so when you report it, because it is a little too good. A choice on validation images is not.
+# 100 epochs take about a day on two processor cores, and minutes an epoch or less on a GPU. Stop it at any time: the
+# next run resumes after the last epoch, and a finished run is only shown. `EPOCHS=10` runs the first ten with the
+# cosine still laid out over 100, `CIFAR100` names the data, `RUN` the file of the run. The best epoch is picked on the
+# test set, as the homework does: say so when you report it, because it is a little too good. A choice on validation
+# images is not.
 
 # %%
 if __name__ == "__main__":
@@ -325,8 +375,14 @@ if __name__ == "__main__":
     for name in ("dim", "depth", "mlp_dim", "batch_size"):  # smaller, for a first try
         setattr(settings, name, int(os.environ.get(name.upper(), getattr(settings, name))))
     print(f"{sum(p.numel() for p in build_model(settings).parameters()):,} parameters")
-    data = load_data(os.environ.get("CIFAR100", "cifar100"))
-    accuracies = fit(data, settings, "cuda" if torch.cuda.is_available() else "cpu")
+    record = Path(os.environ.get("RUN", "nyu-hw4-run.json"))
+    epochs = saved_epochs(record, settings)[: settings.epochs]
+    for number, epoch in enumerate(epochs, 1):
+        print(epoch_line(number, epoch))
+    if len(epochs) < settings.epochs:
+        data = load_data(os.environ.get("CIFAR100", "cifar100"))
+        epochs = fit(data, settings, record, "cuda" if torch.cuda.is_available() else "cpu")
+    accuracies = [epoch["accuracy"] for epoch in epochs]
     epoch, accuracy = best_epoch(accuracies)
     print(f"best accuracy {100 * accuracy:.2f} % after epoch {epoch} (picked on the test set)")
 

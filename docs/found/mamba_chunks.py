@@ -28,4 +28,4 @@ for config, kind, name in (
                 begun = model(piece, use_cache=True, **{name: begun[name]})
                 outs.append(begun.logits)
         off = (torch.cat(outs, 1) - whole).abs().max() / whole.abs().max()
-        print(f"{kind.__name__}: pieces of {size} after 4 tokens differ from the whole by {float(off):.2g}")
+        print(f"{kind.__name__}: chunks of {size} after 4 tokens differ by {float(off):.2g}")

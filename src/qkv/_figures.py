@@ -51,9 +51,14 @@ class Lines(FigurePanel):
 
 @dataclass(frozen=True)
 class Curves(FigurePanel):
-    """Curves with their own x: for each label one or several (x, y), all in its color."""
+    """Curves with their own x: for each label one or several (x, y), all in its color.
+
+    legend_outside: put the legend to the right of the axes.
+    """
 
     series: Mapping[str, Sequence[tuple[Sequence[Real], Sequence[Real]]]] = field(default_factory=dict)
+    logx: bool = False
+    legend_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,11 @@ class Histogram(FigurePanel):
     bins: int = 40
 
 
-def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim") -> str:
-    """Draw the panels side by side as SVG without a background; element ids start with `name`."""
+def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim", width: Real = 3.7) -> str:
+    """Draw the panels side by side as SVG without a background; element ids start with `name`.
+
+    width: of each panel, in inches.
+    """
     import matplotlib as mpl
 
     mpl.use("svg", force=False)
@@ -112,7 +120,7 @@ def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim") -> str:
         "savefig.facecolor": "none",
     }
     with mpl.rc_context(style):
-        figure = Figure(figsize=(3.7 * max(len(panels), 1), 2.75), layout="constrained")
+        figure = Figure(figsize=(width * max(len(panels), 1), 2.75), layout="constrained")
         engine: Any = figure.get_layout_engine()
         engine.set(w_pad=0.12)
         for index, panel in enumerate(panels):
@@ -142,7 +150,9 @@ def _draw_panel(axes: Any, panel: FigurePanel) -> None:
             )
     shown = [label for label in axes.get_legend_handles_labels()[1] if label]
     if shown and (len(shown) > 1 or not isinstance(panel, Bars)):
-        axes.legend(loc="best", handlelength=1.8, borderaxespad=0.2)
+        outside = isinstance(panel, Curves) and panel.legend_outside
+        where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0)} if outside else {"loc": "best"}
+        axes.legend(handlelength=1.8, borderaxespad=0.2, **where)
 
 
 def typeset(text: str) -> str:
@@ -189,6 +199,9 @@ def _curves(axes: Any, panel: Curves) -> None:
                 markersize=4,
                 markevery=max(1, len(x) // 8),
             )
+    if panel.logx:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(lambda value, place: "")  # powers of ten are enough
 
 
 def _bars(axes: Any, panel: Bars) -> None:

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from qkv import MultiHeadAttention
-from qkv.bench.reproduce.measurement import count_flops, count_flops_per_item
+from qkv.bench.reproduce.measurement import count_epoch_flops, count_flops
+from qkv.data.images.dataset import ImageBatches, Images, PatchDropout
+from qkv.models import ViT, ViTConfig
 from qkv.training import LossSum, classification
 
 
@@ -53,7 +55,7 @@ def test_count_flops_counts_a_fused_recurrence():
     assert work == pytest.approx(2 * entering + 3 * recurrent, rel=0.05)  # the first state is nobody's gradient
 
 
-def test_count_flops_per_item_weighs_batches_by_their_items():
+def test_count_epoch_flops_weighs_batches_by_their_items():
     class Two:
         def num_batches(self, epoch):
             return 2
@@ -62,4 +64,16 @@ def test_count_flops_per_item_weighs_batches_by_their_items():
             return {"images": torch.randn(4 + 4 * index, 6), "targets": torch.zeros(4 + 4 * index, dtype=torch.long)}
 
     model = nn.Linear(6, 5)
-    assert count_flops_per_item(model, classification(), Two()) == 2 * 2 * 6 * 5  # no gradient of what comes in
+    flops, items = count_epoch_flops(model, classification(), Two())
+    assert flops / items == 2 * 2 * 6 * 5  # no gradient of what comes in
+
+
+def test_count_epoch_flops_of_patch_dropout_is_between_all_and_half_of_the_patches():
+    pixels = torch.randint(0, 256, (400, 3, 8, 8), dtype=torch.uint8)
+    whole = ImageBatches(Images(pixels, torch.zeros(400, dtype=torch.long), ("a",)), 4)
+    model = ViT(ViTConfig(image_size=8, patch_size=2, num_classes=1, dim=16, layers=1, heads=2, pooling="mean"))
+    full, half, mixed = (
+        count_epoch_flops(model, classification(), PatchDropout(whole, 16, 0.5, share))[0] for share in (0.0, 1.0, 0.75)
+    )
+    shown = sum("patches" in PatchDropout(whole, 16, 0.5, 0.75).batch(0, index) for index in range(100)) / 100
+    assert mixed == pytest.approx(full + shown * (half - full)) and half < 0.6 * full

@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 
 from qkv._config import read_toml
 from qkv.bench.reproduce import ROWS, get_row
 from qkv.bench.reproduce.measurement import (
+    count_epoch_flops,
     find_differences,
     part_config,
     read_curve,
@@ -25,7 +27,10 @@ from qkv.bench.reproduce.records import Record, read_records, write_records
 from qkv.bench.reproduce.rows import EXACT_MATCH, ResultRow, RowPart
 from qkv.bench.reproduce.runner import Budget, default_results_folder, enter_run, reproduce
 from qkv.cli.main import run
+from qkv.data.images.dataset import ImageBatches
+from qkv.data.images.load import load_images
 from qkv.training import TrainCallback, open_run
+from qkv.training.objectives import classification
 from qkv.training.recipes import get_recipe
 from qkv.training.time_budget import rescale_steps
 
@@ -184,6 +189,30 @@ def test_a_part_with_a_teacher_comes_after_it_and_differs_from_one_without():
         assert find_differences(alone, part) == ('data.teacher=""',)
         command = train_command(part, with_teacher(alone, "/home/someone/runs/rope"))
         assert "--set data.teacher=RUN_OF_ROPE" in command and "someone" not in command
+
+
+def test_a_part_of_some_epochs_is_the_first_part_of_its_schedule(tmp_path, unchecked):
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 4, 4, 3), dtype=np.uint8)
+    labels = np.arange(24) % 3
+    np.savez(tmp_path / "cifar100.npz", train_x=pixels, train_y=labels, test_x=pixels[:6] // 2, test_y=labels[:6])
+    (part,) = get_row("cifar100-nyu-hw4").parts
+    small = {
+        "model.dim": 8,
+        "model.heads": 2,
+        "model.layers": 1,
+        "data.batch_size": 8,
+        "train.schedule.total_steps": 30,
+    }
+    small |= {"train.checkpoint.evaluate_every": 3}
+    row = replace(get_row("cifar100-nyu-hw4"), parts=(replace(part, changes=small, epochs=2),))
+    (record,) = reproduce(row, data=tmp_path, runs=tmp_path / "runs", results=tmp_path / "kept").records
+    assert record.steps == 6 and record.differs == (), "two epochs of three batches; the schedule is as it was"
+    trained = open_run(tmp_path / "runs" / "cifar100-nyu-hw4" / "nyu-hw4-seed0")
+    assert trained.config.stages["train"].schedule.total_steps == 30
+    batches = ImageBatches(load_images(tmp_path / "cifar100.npz", validation=0).train, 8)
+    epoch_flops, items = count_epoch_flops(trained.model, classification(), batches)
+    assert items == 24 and record.flops == pytest.approx(2 * epoch_flops, rel=0.001), "of both epochs"
+    assert Budget(minutes=1).apply(part).epochs is None and Budget().apply(part).epochs == 10
 
 
 def school(*labels: str) -> ResultRow:

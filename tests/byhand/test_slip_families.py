@@ -7,7 +7,7 @@ person would. Every sheet is tried with numbers that are carried on rounded and 
 import numpy as np
 import pytest
 
-from qkv.byhand import make_problem, verify
+from qkv.byhand import make_problem, solve_problem, verify
 
 PLAIN = {"x": [[1, 2, 0], [-1, 1, 1], [2, 0, -1]], "wq": [[1, 0], [0.5, -1], [0, 2]], "wk": [[0, 1], [1, -0.5], [1, 1]]}
 PLAIN |= {"wv": [[2, -1], [0, 3], [-1, 0.5]]}
@@ -17,6 +17,7 @@ HEADS = {"x": [[1, 0, -1, 1], [0, 1, 1, -1], [1, 1, 0, 1]], "heads": 2}
 HEADS |= {"wq": [[1, 0, 0.5, 1], [0, 1, -1, 0], [1, -1, 1, 0], [0, 0, 1, 1]]}
 HEADS |= {"wk": [[0, 1, 1, 0], [1, 0, 0.5, -1], [1, 1, 0, 1], [0, -1, 1, 1]]}
 HEADS |= {"wv": [[1, 2, 0, -1], [0, 1, 1, 3], [2, 0, -1, 1], [1, -1, 2, 0]]}
+POSITIONS = {name: HEADS[name] for name in ("x", "wq", "wk", "wv")} | {"positions": "sinusoidal"}
 LOSS = SQUARE | {"loss": "squared-error", "target": [[1, 0], [0, 2], [-1, 1]]}
 MASKED_LOSS = LOSS | {"causal": True}
 MEAN_LOSS = LOSS | {"loss": "mean-squared-error"}
@@ -64,9 +65,9 @@ def gradient_of_loss(t):
 
 
 STEPS = {
-    "queries": lambda t: t["x"] @ t["wq"],
-    "keys": lambda t: t["x"] @ t["wk"],
-    "values": lambda t: t["x"] @ t["wv"],
+    "queries": lambda t: t["inputs"] @ t["wq"],
+    "keys": lambda t: t["inputs"] @ t["wk"],
+    "values": lambda t: t["inputs"] @ t["wv"],
     "scores": lambda t: split(t["queries"], t["heads"]) @ flip(split(t["keys"], t["heads"])),
     "scaled": lambda t: t["scores"] * t["beta"],
     "weights": lambda t: normalize(powers_of(t)),
@@ -94,6 +95,7 @@ def calculate(settings, slips, places, carry):
     t = {name: np.array(settings[name], float) for name in ("x", "wq", "wk", "wv")}
     t |= {"settings": settings, "heads": settings.get("heads", 1)}
     t["beta"] = (t["wq"].shape[1] / t["heads"]) ** -0.5
+    t["inputs"] = t["x"] + sinusoids() if "positions" in settings else t["x"]
     tokens = len(t["x"])
     t["mask"] = np.tril(np.ones((tokens, tokens))) if settings.get("causal") else np.ones((tokens, tokens))
     sheet = {}
@@ -129,6 +131,17 @@ def misread_x(name, row, column, value):
     return compute
 
 
+def sinusoids(first=0, exchanged=False):
+    angles = (np.arange(3)[:, None] + first) * 10000.0 ** (-2 * (np.arange(4) // 2) / 4)
+    return np.where(np.arange(4) % 2 != exchanged, np.cos(angles), np.sin(angles))
+
+
+def projections(inputs, *names):
+    """The projections of other inputs than x plus positions."""
+    weights = {"queries": "wq", "keys": "wk", "values": "wv"}
+    return {name: (lambda t, w=weights[name]: inputs(t) @ t[w]) for name in names}
+
+
 FORWARD = {  # the slip by name, the problem, the steps that it changes
     "x[2,2] was read as 2 instead of 1 when computing K": (PLAIN, {"keys": misread_x("wk", 1, 1, 2)}),
     "row 3 was divided by the sum of row 2": (
@@ -141,7 +154,7 @@ FORWARD = {  # the slip by name, the problem, the steps that it changes
     ),
     "the sum of the exponentials of row 2 was taken as": (
         PLAIN,
-        {"weights": lambda t: wrong_row(t, 1, lambda p: p / (p.sum() + 1))},
+        {"weights": lambda t: wrong_row(t, 1, lambda p: p / (p.sum() + 1.3))},
     ),
     "the exponential of key 3 in row 2 was taken as": (
         PLAIN,
@@ -202,6 +215,38 @@ FORWARD = {  # the slip by name, the problem, the steps that it changes
         HEADS,
         {"output": lambda t: join(t["weights"][[0, 0]] @ split(t["values"], 2))},
     ),
+    "1/√d was applied again, to the scaled scores": (
+        PLAIN,
+        {"weights": lambda t: normalize(np.exp(t["scaled"] * t["beta"]))},
+    ),
+    "the maximum was subtracted only in the numerators": (
+        PLAIN,
+        {"weights": lambda t: STEPS["weights"](t) / np.exp(t["scaled"].max(-1, keepdims=True))},
+    ),
+    "a sigmoid of each score": (PLAIN, {"weights": lambda t: 1 / (1 + np.exp(-t["scaled"]))}),
+    "masked with +∞ instead of −∞": (
+        CAUSAL,
+        {"weights": lambda t: normalize(np.exp(np.where(t["mask"] > 0, t["scaled"], 50)))},
+    ),
+    "the mask was added to the scores as 1 and 0": (
+        CAUSAL,
+        {"weights": lambda t: normalize(np.exp(t["scaled"] + t["mask"]))},
+    ),
+    "key 1 masked for every query": (CAUSAL, {"weights": lambda t: normalize(np.exp(t["scaled"]) * [0, 1, 1])}),
+    "X Xᵀ: W_Q and W_K were not used": (PLAIN, {"scores": lambda t: (t["x"] @ t["x"].T)[None]}),
+    "not divided by the sums: the exponentials were used as weights": (
+        PLAIN,
+        {"output": lambda t: powers_of(t)[0] @ t["values"]},
+    ),
+    "the positions were counted from 1 instead of 0": (
+        POSITIONS,
+        projections(lambda t: t["x"] + sinusoids(1), "queries", "keys", "values"),
+    ),
+    "sine and cosine are exchanged": (
+        POSITIONS,
+        projections(lambda t: t["x"] + sinusoids(0, True), "queries", "keys", "values"),
+    ),
+    "the positions were not added for Q and K": (POSITIONS, projections(lambda t: t["x"], "queries", "keys")),
     "softmax over the heads": (
         HEADS,
         {"weights": lambda t: np.exp(t["scaled"]) / np.exp(t["scaled"]).sum(0, keepdims=True)},
@@ -240,6 +285,19 @@ BACKWARD = {
     "the mean of dA was subtracted": (
         LOSS,
         {"dZ": lambda t: t["weights"] * (t["dA"] - t["dA"].mean(-1, keepdims=True))},
+    ),
+    "r was not multiplied by the weights": (LOSS, {"dZ": lambda t: t["weights"] * t["dA"] - t["r"]}),
+    "1/√d was applied again, to dS": (
+        LOSS,
+        {step: (lambda t, step=step: t["beta"] * STEPS[step](t)) for step in ("dQ", "dK")},
+    ),
+    "−1/p at the class of the target": (
+        CLASSES,
+        {"dO": lambda t: np.array([[0, -0.5], [0, 0], [-0.5, 0]]) / t["probabilities"]},
+    ),
+    "divided by 3, the number of tokens, instead of by 2, the number of tokens with a loss": (
+        CLASSES,
+        {"dO": lambda t: gradient_of_loss(t) * 2 / 3},
     ),
     "dQ and dK are in each other's place": (LOSS, {"dQ": STEPS["dK"], "dK": STEPS["dQ"]}),
     "Q and K exchanged in the backward pass": (
@@ -328,3 +386,81 @@ def test_verify_names_two_slips_of_different_steps(pair):
     assert len(found) == 2
     for name in pair:
         assert any(name in remark.sentence for remark in found), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mistake"),
+    [
+        ("5/2", "2.5 was read as 1 in the product 2.5·2: 2 1/2 is not 2·1/2"),
+        ("101/2", "10 times too large"),
+        ("13/10", "upside down"),
+        ("1/2", "the product 2.5·2 was left out"),
+    ],
+)
+def test_verify_names_a_misread_factor_of_one_product(wrong, mistake):
+    problem = make_problem({"x": "5/2 1; -1 3/2", "wq": "1 0; 0 1", "wk": "1 1; 0 1", "wv": "2 1; 1/2 -2"})
+    values = [[wrong, "1/2"], ["-5/4", "-4"]]
+    (remark,) = remarks_of(verify(problem, {"values": values}))
+    assert any(mistake in name for name in (remark.mistake, *remark.alternatives)), remark.sentence
+
+
+def test_verify_reads_a_weight_in_percent_as_ten_times_too_large():
+    problem = make_problem({"q": "1 0; 1 1/2", "k": "3 1; 0 1; 1 -1", "v": "1 2; -2 1; 3 -3", "scale": "1"})
+    weights = np.array([[0.84, 0.04, 0.11], [0.91, 0.05, 0.05]])
+    output = weights @ [[1, 2], [-2, 1], [3, -3]]
+    output[0, 0] += 9 * 0.04 * -2
+    percent = [[f"{100 * value:.0f}%" for value in row] for row in weights]
+    written = [[f"{value:.2f}" for value in row] for row in output]
+    (remark,) = remarks_of(verify(problem, {"weights": percent, "output": written}))
+    assert "0.04 was read as 0.4 in the product 0.04·(-2): 10 times too large" in remark.sentence
+
+
+WIDE = {"x": [[1, 2, 0], [-1, 1, 1]], "heads": 2, "loss": "half-squared-error"}
+WIDE |= {"wq": [[1, 0, 2, 1], [0, 1, -1, 0], [1, 1, 0, 2]], "wk": [[0, 1, 1, 0], [1, 0, 0, -1], [1, 1, 0, 1]]}
+WIDE |= {"wv": [[1, 2, 0, -1], [0, 1, 1, 3], [2, 0, -1, 1]], "target": [[1, 0, 2, 0], [0, 1, 0, -1]]}
+WIDE |= {"wo": [[1, 0, 2, -1], [0, 1, 1, 0], [2, -1, 0, 1], [1, 1, 0, 0.5]]}
+
+
+def test_verify_tries_slips_whose_shapes_fit_only_in_some_steps():
+    """With W_O not transposed in dH, dX cannot have its weight matrices not transposed: 3 inputs, 4 outputs."""
+    solution = solve_problem(make_problem(WIDE))
+    sheet = {"dO": [[f"{value:.3f}" for value in row] for row in solution.gradients["dO"].decimal]}
+    gradient = np.array(sheet["dO"], float) @ np.array(WIDE["wo"], float)
+    sheet["dH"] = [[f"{value:.3f}" for value in row] for row in gradient]
+    (remark,) = remarks_of(verify(solution.problem, sheet))
+    assert remark.mistake == "W_O was not transposed"
+    d_x = solution.gradients["dX"].decimal
+    rest = {"dX": [[f"{value:.3f}" for value in row] for row in d_x]}
+    assert remarks_of(verify(solution.problem, sheet | rest))[0].mistake == "W_O was not transposed"
+
+
+@pytest.mark.parametrize("places", [2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_verify_adds_no_slips_for_hidden_steps_that_were_rounded(seed, places):
+    """The heads' outputs are rounded but not written; each head's output in the wrong place is the only slip."""
+    random = np.random.default_rng(seed)
+    settings = HEADS | {"wo": random.integers(-4, 5, (4, 2)) / 2}
+    settings["wo"] = settings["wo"].tolist()
+    sheet = calculate(HEADS, {}, places, carry=True)
+    weights = np.array(sheet["weights"], float).reshape(2, 3, 3)
+    values = split(np.array(sheet["values"], float), 2)
+    heads = np.floor((weights @ values)[::-1] * 10**places + 0.5) / 10**places
+    sheet["output"] = [[f"{value:.{places}f}" for value in row] for row in join(heads) @ np.array(settings["wo"])]
+    (remark,) = remarks_of(verify(make_problem(settings), sheet))
+    assert "wrong order" in remark.sentence
+
+
+def test_verify_says_perhaps_for_slips_that_explain_little_of_a_step():
+    sheet = calculate(PLAIN, {}, 3, carry=False)
+    weights = [["0.611", "0.207", "0.182"], ["0.155", "0.742", "0.103"], ["0.377", "0.219", "0.404"]]
+    found = remarks_of(verify(make_problem(PLAIN), {"scores": sheet["scores"], "weights": weights}))
+    assert [remark.mistake for remark in found] == ["not identified"]
+    assert "8 more numbers of this step are wrong" in found[0].note
+
+
+def test_verify_mentions_accepted_rounding_once():
+    sheet = calculate(LOSS, {}, 2, carry=True)
+    result = verify(make_problem(LOSS), sheet)
+    assert result.ok
+    assert sum(len(check.remarks) for check in result.steps) == 1
+    assert [check.verdict for check in result.steps].count("rounded") > 2

@@ -45,7 +45,7 @@ def test_list_checks_keeps_every_id_that_was_published():
 
 
 def test_docs_checks_md_is_what_the_registry_says():
-    assert (ROOT / "docs" / "checks.md").read_text(encoding="utf-8") == checks_page()
+    assert (ROOT / "docs" / "checks.md").read_text(encoding="utf-8") == checks_page(), "run: make generated"
 
 
 def test_find_id_gives_each_finding_of_a_run_a_documented_id(leaky, capsys):

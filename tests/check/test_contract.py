@@ -45,3 +45,9 @@ def test_assert_sound_says_what_is_wrong():
     assert_sound(torch.nn.functional.scaled_dot_product_attention, causal=True)
     with pytest.raises(AssertionError, match="scale"):
         assert_sound(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "encoder")
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_has_at_least_one_token(window):
+    with pytest.raises(ValueError, match=f"window must be at least 1.*got {window}"):
+        make_contract(None, kind="window", window=window)

@@ -27,6 +27,15 @@ LLAMA = {
 }
 ENCODER = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
 BERT = {**ENCODER, "vocab_size": VOCAB, "max_position_embeddings": 32, "pad_token_id": 2}
+DISTILBERT = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 32,
+    "dim": 16,
+    "hidden_dim": 20,
+    "n_layers": 2,
+    "n_heads": 4,
+    "pad_token_id": 2,
+}
 VIT = {**ENCODER, "image_size": 12, "patch_size": 4, "num_channels": 2}
 BART = {
     "vocab_size": VOCAB,
@@ -81,6 +90,8 @@ BERTS = {
     "bert": ("BertModel", "BertConfig", BERT),
     "bert, masked": ("BertForMaskedLM", "BertConfig", {**BERT, "type_vocab_size": 3}),
     "bert, pretraining": ("BertForPreTraining", "BertConfig", {**BERT, "hidden_act": "gelu_new"}),
+    "distilbert": ("DistilBertModel", "DistilBertConfig", DISTILBERT),
+    "distilbert, masked": ("DistilBertForMaskedLM", "DistilBertConfig", {**DISTILBERT, "activation": "relu"}),
 }
 VITS = {
     "vit": ("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 5}),
@@ -141,8 +152,10 @@ def compute_outputs(name: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
         return theirs(pixels).logits, ours(pixels)
     tokens = random_tokens()
     if name in BERTS:
+        base = getattr(theirs, theirs.base_model_prefix, theirs)
+        if not ours.config.num_segments:
+            return base(tokens).last_hidden_state, ours(tokens)
         segments = torch.randint(2, tokens.shape)
-        base = getattr(theirs, "bert", theirs)
         return base(tokens, token_type_ids=segments).last_hidden_state, ours(tokens, segments=segments)
     if name in BARTS:
         target = random_tokens(length=6)

@@ -95,14 +95,14 @@ def test_left_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     close(expected[token_mask], found[token_mask], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert", "bart"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "bart"])
 def test_right_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     theirs = make_hf_model(name)
     theirs.save_pretrained(tmp_path)
     ours, tokens, token_mask = qkv.load(tmp_path), random_tokens(2, 9), torch.ones(2, 9, dtype=torch.bool)
     token_mask[0, 5:] = False
     with torch.no_grad():
-        if name == "bert":
+        if name in BERTS:
             expected = theirs(tokens, attention_mask=token_mask.long()).last_hidden_state[token_mask]
             found = ours(tokens, token_mask)[token_mask]
         else:

@@ -56,13 +56,14 @@ def test_load_of_a_run_folder_loads_its_trained_model(tmp_path):
 
 def test_load_any_uses_transformers_for_an_architecture_that_qkv_does_not_read(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.DistilBertConfig(vocab_size=23, dim=16, hidden_dim=20, n_layers=1, n_heads=4)
-    transformers.DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
+    sizes = {"embedding_size": 16, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1}
+    config = transformers.ElectraConfig(vocab_size=23, num_attention_heads=4, **sizes)
+    transformers.ElectraModel(config).save_pretrained(tmp_path / "electra")
     make_hf_model("gpt2").save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(ValueError, match="of type 'distilbert'"):
-        qkv.load(tmp_path / "distilbert")
-    model, notes = load_any(tmp_path / "distilbert")
-    assert type(model).__name__ == "DistilBertModel" and notes == ("DistilBertModel, loaded by transformers",)
+    with pytest.raises(ValueError, match="of type 'electra'"):
+        qkv.load(tmp_path / "electra")
+    model, notes = load_any(tmp_path / "electra")
+    assert type(model).__name__ == "ElectraModel" and notes == ("ElectraModel, loaded by transformers",)
     model, notes = load_any(tmp_path / "gpt2")
     assert isinstance(model, GPT) and notes == ()
 

@@ -19,6 +19,7 @@ TWO: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "lay
 }
 BART: dict[str, Any] = {**TWO, "position": "learned", "activation": "gelu", "embedding_norm": True}
 BERT: dict[str, Any] = {**SMALL, "position": "learned", "norm_order": "post", "embedding_norm": True, "num_segments": 2}
+DISTILBERT: dict[str, Any] = {**BERT, "num_segments": 0, "norm_eps": 1e-12}
 VIT: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 2,
@@ -48,6 +49,7 @@ WRITTEN = {
     "as Qwen 2": ("Qwen2ForCausalLM", GPTConfig(**LLAMA, attention_bias="qkv", sliding_window=3)),
     "as Qwen 3": ("Qwen3ForCausalLM", GPTConfig(**LLAMA, score=QWEN, head_dim=6, kv_heads=2)),
     "as BERT": ("BertModel", EncoderConfig(**BERT)),
+    "as DistilBERT": ("DistilBertModel", EncoderConfig(**DISTILBERT)),
     "as ViT": ("ViTForImageClassification", ViTConfig(**VIT, activation="relu")),
     "as ViT without a head": ("ViTModel", ViTConfig(**{**VIT, "num_classes": 0})),
     "as BART": ("BartForConditionalGeneration", Seq2SeqConfig(**BART, head_bias=True)),
@@ -107,6 +109,7 @@ def test_save_hf_writes_a_model_that_from_pretrained_loads_with_equal_outputs(na
         (GPTConfig(**LLAMA, score=Dot(scale=1.0)), "as llama, score=Dot"),
         (GPTConfig(**LLAMA, score=Dot(qk_norm=True, norm_eps=1e-3)), "as qwen3, score=Dot"),
         (EncoderConfig(**{**BERT, "num_segments": 0}), "num_segments=0 has no counterpart in BERT"),
+        (EncoderConfig(**{**DISTILBERT, "norm_eps": 1e-5}), "as distilbert, norm_eps=1e-05 has no counterpart"),
         (EncoderConfig(**{**BERT, "norm_order": "pre"}), "norm_order='pre' has no counterpart in BERT"),
         (ViTConfig(**VIT, pooling="mean"), "pooling='mean' has no counterpart in ViT"),
         (ViTConfig(**VIT, final_norm=False), "final_norm=False has no counterpart in ViT"),

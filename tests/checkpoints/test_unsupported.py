@@ -42,9 +42,7 @@ def copy(
 
 
 def test_load_lists_the_known_architectures_for_an_unknown_one(folders, tmp_path):
-    with pytest.raises(
-        ValueError, match="of type 'mamba'; qkv reads gpt2, llama, mistral, qwen2, qwen3, bert, vit, bart"
-    ):
+    with pytest.raises(ValueError, match=r"of type 'mamba'; qkv reads gpt2, llama, mistral, .*, bert, distilbert, vit"):
         qkv.load(copy(folders("gpt2"), tmp_path / "a", config={"model_type": "mamba"}))
     with pytest.raises(ValueError, match=r"'BertForSequenceClassification'; qkv reads .*BertForMaskedLM"):
         qkv.load(copy(folders("bert"), tmp_path / "b", config={"architectures": ["BertForSequenceClassification"]}))
@@ -83,6 +81,8 @@ def test_load_lists_the_known_architectures_for_an_unknown_one(folders, tmp_path
         ("bert", "position_embedding_type", "relative_key"),
         ("bert", "is_decoder", True),
         ("bert", "add_cross_attention", True),
+        ("distilbert", "activation", "silu"),
+        ("distilbert", "layer_norm_eps", 1e-5),
         ("vit", "qkv_bias", False),
         ("vit", "image_size", [8, 12]),
         ("bart", "decoder_attention_heads", 2),
@@ -101,7 +101,7 @@ def test_load_names_a_config_value_that_qkv_does_not_support(name, switch, value
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "bart", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "distilbert", "vit", "bart", "qwen3"])
 def test_no_config_key_is_silently_ignored(name, folders, tmp_path):
     """Every number and flag of a config changes what is loaded, or is refused, or is known to be harmless."""
     from qkv.checkpoints.huggingface.config_reader import IGNORED_KEYS, ConfigReader
@@ -123,8 +123,9 @@ def test_no_config_key_is_silently_ignored(name, folders, tmp_path):
     training = {"attn_pdrop", "embd_pdrop", "attention_dropout", "attention_probs_dropout_prob", "activation_dropout"}
     training |= {"encoder_layerdrop", "decoder_layerdrop"}
     elsewhere = {"pretraining_tp", "encoder_stride", "pooler_output_size"}
+    training |= {"qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"}  # the last: how positions are initialized
     elsewhere |= {"use_sliding_window", "max_window_layers"}  # layer_types say what each layer does
-    assert set(silent) <= training | elsewhere | ({"tie_word_embeddings"} if name == "bert" else set())
+    assert set(silent) <= training | elsewhere | ({"tie_word_embeddings"} if "bert" in name else set())
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_no_config_key_is_silently_ignored(name, folders, tmp_path):
         ("llama", "lm_head.weight"),
         ("qwen3", "model.layers.0.self_attn.q_norm.weight"),
         ("bert", "embeddings.token_type_embeddings.weight"),
+        ("distilbert", "transformer.layer.1.attention.k_lin.bias"),
         ("vit", "vit.embeddings.cls_token"),
         ("bart", "model.decoder.layers.0.encoder_attn.k_proj.bias"),
     ],
@@ -240,6 +242,7 @@ def test_load_tokenizer_refuses_a_missing_or_damaged_tokenizer(folders, tmp_path
         ("llama", {"rope_interleaved": False, "is_llama_config": True}),
         ("qwen2", {"use_mrope": False, "rope_scaling": None}),
         ("bert", {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pooler_fc_size": 768}),
+        ("distilbert", {"tie_weights_": True, "sinusoidal_pos_embds": False, "output_past": True}),
         ("vit", {"image_size": [12, 12], "_name_or_path": "x"}),
         (
             "bart",

@@ -142,7 +142,7 @@ def test_draw_svg_draws_every_kind_of_panel():
 def test_every_claim_answers_one_question_and_docs_questions_md_is_up_to_date():
     assert sorted(entry.claim for entry in QUESTIONS) == sorted(claims.claim_names())
     page = Path(__file__).parents[2] / "docs" / "questions.md"
-    assert page.read_text(encoding="utf-8") == as_markdown()
+    assert page.read_text(encoding="utf-8") == as_markdown(), "run: make generated"
 
 
 def test_qkv_questions_finds_a_question_by_its_words(capsys):
@@ -165,9 +165,52 @@ def test_qkv_questions_prints_the_model_answer_to_an_item(capsys):
     assert [entry["items"] for entry in json.loads(capsys.readouterr().out)] == [["P3a", "P3b"], ["C2a", "C2b"]]
 
 
+@pytest.mark.parametrize(
+    ("asked", "items"),
+    [("P3a,b", ["P3a"]), ("C1a-c", ["C1a", "C1b", "C1c"]), ("c1d–e", ["C1d", "C1e"]), ("A1", ["A1"]), ("N6", ["N6"])],
+)
+def test_qkv_questions_takes_items_as_the_sheets_write_them(asked, items, capsys):
+    assert run(["questions", asked, "--json"]) == 0
+    assert [entry["items"][0] for entry in json.loads(capsys.readouterr().out)] == items
+
+
+def test_qkv_questions_lists_the_items_of_a_group_and_names_the_items_for_an_unknown_one(capsys):
+    assert run(["questions", "C2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("C2 The pretrained transformer") and "C2b the London baseline" in shown
+    assert all(f"qkv questions C2{letter}" in shown for letter in "acdefg")
+    for unknown in ("N9", "C1a-z", "C2,b"):
+        assert run(["questions", unknown]) == 2
+        assert "Items of the sheets: N1a to N6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "missing"),
+    [
+        ("hallucination", ["C3b", "C3c"], ["N1a"]),
+        ("sqrt", ["N1b", "P2a"], ["N1g"]),
+        ("layernorm", ["N4e"], ["A2"]),
+        ("layer norm", ["N4e"], ["A2"]),
+        ("positional", ["N3b", "N5b"], ["N1a"]),
+        ("ormal", [], ["N4e"]),
+    ],
+)
+def test_qkv_questions_matches_the_start_of_words_and_synonyms(words, found, missing):
+    items = {item for entry in courses.search_answers(words) for item in entry.items}
+    assert items.issuperset(found) and items.isdisjoint(missing)
+
+
+@pytest.mark.parametrize("item", ["N2a", "N3b", "P3a"])
+def test_qkv_questions_prints_tables_without_markup_in_80_columns(item, capsys):
+    assert run(["questions", item]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "|---" not in shown and "**" not in shown and "───" in shown
+
+
 def test_the_model_answers_are_those_of_the_pages():
     folder = Path(__file__).parents[2] / "docs" / "courses"
-    assert courses.FILE.read_text("utf-8") == courses.courses_text(folder), "python -m qkv.claims.courses"
+    assert courses.FILE.read_text("utf-8") == courses.courses_text(folder), "run: make generated"
     assert len(courses.read_answers()) == 59
 
 

@@ -82,7 +82,7 @@ def test_commands_are_those_of_the_design():
             "eval",
             "use",
         ),
-        *("look", "studio", "convert", "bench", "reproduce", "doctor", "completion"),
+        *("convert", "look", "studio", "bench", "reproduce", "doctor", "completion"),
     ]
 
 
@@ -307,11 +307,13 @@ def test_help_names_the_first_command_and_lists_debug(capsys):
 
 
 SLOW = """
-import sys, time
+import sys, time, types
 from qkv.cli import main
 def slow(arguments):
     if "early" in arguments:
         print("a result")
+    if "loading" in arguments:
+        sys.modules["torch"] = types.SimpleNamespace(__spec__=types.SimpleNamespace(_initializing=True))
     time.sleep(1.6)
     return 0
 main.run = slow
@@ -319,7 +321,10 @@ main.main()
 """
 
 
-@pytest.mark.parametrize(("arguments", "shown"), [([], "loading PyTorch …\n"), (["early"], ""), (["--quiet"], "")])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [(["loading"], "loading PyTorch …\n"), ([], "computing …\n"), (["early"], ""), (["--quiet"], "")],
+)
 def test_main_says_that_it_is_loading_if_nothing_was_printed_for_a_second(arguments, shown):
     done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True, check=True)
     assert done.stderr == shown

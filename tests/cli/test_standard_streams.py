@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qkv.cli import main
+from qkv.cli.standard_streams import SignalError
+
 QKV = f"{sys.executable} -m qkv"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and a shell")
@@ -74,3 +77,16 @@ def descendants(pid: int) -> list[int]:
     except OSError:
         return []
     return [pid for each in dict.fromkeys(found) for pid in (each, *descendants(each))]
+
+
+def test_a_signal_inside_the_definition_of_a_class_still_gives_exit_code_143(monkeypatch, capsys):
+    def define(*args, **kwargs):
+        class Attribute:
+            def __set_name__(self, owner, name):
+                raise SignalError(signal.SIGTERM)
+
+        type("Owner", (), {"attribute": Attribute()})  # before Python 3.12 a RuntimeError is raised from it
+
+    monkeypatch.setattr(main, "make_app", lambda command: define)
+    assert main.run(["doctor"]) == 143
+    assert "terminated" in capsys.readouterr().err

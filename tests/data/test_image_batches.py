@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from qkv.data.batches import epoch_order, split_indices
 from qkv.data.images.augmentation import ImageAugment
-from qkv.data.images.dataset import ImageBatches, Images, Normalization, split_images
+from qkv.data.images.dataset import ImageBatches, Images, Normalization, PatchDropout, split_images
 from qkv.data.images.load import load_digits
 from qkv.data.overlap import find_overlap
 from qkv.data.text.language_modeling import TextWindows
@@ -120,3 +120,26 @@ def test_worker_processes_make_the_same_batches(start):
         )
         for index, made in enumerate(loader):
             assert all(torch.equal(made[k], v) for k, v in batches.batch(0, index).items())
+
+
+def test_patch_dropout_shows_a_share_of_the_batches_in_part_and_the_same_images():
+    whole = ImageBatches(small(400), 4, seed=3, augment=FULL)
+    part = PatchDropout(whole, num_patches=16, dropped=0.5, share=0.75)
+    assert part.num_batches(0) == whole.num_batches(0) == 100
+    found = [part.batch(0, index) for index in range(100)]
+    shown = [batch["patches"] for batch in found if "patches" in batch]
+    assert 60 <= len(shown) <= 88, "75 expected, four standard deviations are 17"
+    for patches in shown:
+        assert patches.shape == (4, 8) and (patches == patches[0]).all(), (
+            "as many rows as images, for several processes"
+        )
+        assert sorted(set(patches[0].tolist())) == patches[0].tolist() and 0 <= patches.min() <= patches.max() < 16
+    often = torch.stack([patches[0] for patches in shown]).flatten().bincount(minlength=16) / len(shown)
+    assert (often - 0.5).abs().max() < 0.25, "every patch is shown about half of the time"
+    assert len({tuple(patches[0].tolist()) for patches in shown}) == len(shown)
+    again = pickle.loads(pickle.dumps(part)).batch(0, 7)
+    assert again.keys() == found[7].keys() and all(torch.equal(again[name], found[7][name]) for name in again)
+    assert torch.equal(found[7]["images"], whole.batch(0, 7)["images"])
+    assert all("patches" not in PatchDropout(whole, 16, 0.01, 1.0).batch(0, index) for index in range(5))
+    with pytest.raises(ValueError, match=r"patch_dropout must be in \[0, 1\)"):
+        PatchDropout(whole, 16, 1.0, 0.5)

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from shared_data import SHARED, shared
 
 from qkv.data.images.dataset import ImageSplits
 from qkv.data.images.load import load_digits, load_images
-from qkv.data.overlap import find_overlap, fingerprint
-from qkv.data.speech.recordings import SpokenDigitSplits, load_spoken_digits, make_tone_digits
+from qkv.data.overlap import find_near_copies, find_overlap, fingerprint
+from qkv.data.speech.recordings import SpokenDigitSplits, load_spoken_digits, load_voices
 from qkv.data.text.biographies import make_biographies
 from qkv.data.text.language_modeling import load_shakespeare
 from qkv.data.text.question_answering import read_questions
@@ -67,6 +68,29 @@ def test_cifar100_repeats_ten_training_images_in_the_test_and_none_in_validation
     assert overlap_indices([*train, *validation], test) == published
 
 
+def test_find_near_copies_finds_planted_ones_and_no_others():
+    generator = torch.Generator().manual_seed(0)
+    train, other = (torch.rand(count, 3, 8, 8, generator=generator) for count in (60, 40))
+    train, other = ((F.interpolate(part, 32, mode="bilinear") * 255).round().to(torch.uint8) for part in (train, other))
+    noise = torch.randint(-8, 9, (3, 32, 32), generator=generator)
+    other[7] = train[13]
+    other[8] = (train[20].int() + noise).clamp(0, 255).to(torch.uint8)  # compressed
+    other[21] = (train[20].flip(-1).int() + 6).clamp(0, 255).to(torch.uint8)  # mirrored and brighter
+    other[30] = (train[5].int() + 30).clamp(0, 255).to(torch.uint8)  # another light: not counted
+    assert find_near_copies(train, other) == {7: 13, 8: 20, 21: 20}
+    assert find_near_copies(train, other, tolerance=0.0) == {7: 13}
+    every = [(a.double() - b.double()).square().mean().sqrt() for a in other for b in train]
+    assert sum(distance <= 10 for distance in every) == 2, "compared in full, without mirroring"
+
+
+@pytest.mark.long
+def test_near_copies_of_training_images_in_cifar100_are_few_and_counted():
+    parts = load_images(cifar100_path())
+    assert parts.test is not None
+    near = [find_near_copies(parts.train.pixels, part.pixels) for part in (parts.validation, parts.test)]
+    assert [len(found) for found in near] == [5, 20], "of 4,997 and 10,000"
+
+
 def test_load_images_keeps_copies_of_an_image_on_one_side_of_the_split(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (100, 4, 4, 3), dtype=np.uint8)
     pixels[50:] = pixels[:50]  # each image twice
@@ -116,10 +140,8 @@ def test_load_spoken_digits_trains_on_no_test_recording_and_no_unseen_speaker():
     assert not {spoken.speaker for spoken in parts.train} & {spoken.speaker for spoken in parts.unseen}
 
 
-def test_make_tone_digits_trains_on_no_test_recording():
-    parts = make_tone_digits()
-    assert recordings(parts) == []
-    assert not {spoken.speaker for spoken in parts.train} & {spoken.speaker for spoken in parts.unseen}
+def test_load_voices_trains_on_no_test_recording():
+    assert recordings(load_voices()) == []
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -69,36 +69,72 @@ def notebook_cells() -> list[str]:
 
 @pytest.mark.parametrize("script", make_notebooks.SCRIPTS)
 def test_the_notebook_of_a_course_is_made_from_its_script(script):
-    notebook = COURSES / make_notebooks.SCRIPTS[script]
-    text = (COURSES / script).read_text(encoding="utf-8")
-    assert notebook.read_text(encoding="utf-8") == make_notebooks.notebook_of_script(text), (
-        "python docs/make_notebooks.py"
-    )
+    notebook = json.loads((COURSES / make_notebooks.SCRIPTS[script]).read_text(encoding="utf-8"))
+    made = json.loads(make_notebooks.notebook_of_script((COURSES / script).read_text(encoding="utf-8")))
+    sources = [[cell["source"] for cell in found["cells"]] for found in (notebook, made)]
+    assert sources[0] == sources[1], "python docs/make_notebooks.py"
+    has_run = (COURSES / "nyu-hw4-run.json").exists()
+    assert any(cell.get("outputs") for cell in notebook["cells"]) == has_run
 
 
-def test_the_cells_of_the_vit_notebook_train_on_tiny_data(tmp_path, monkeypatch, capsys):
-    import matplotlib
-
+@pytest.fixture
+def tiny_vit_run(tmp_path, monkeypatch, capsys):
+    """Run the cells of the notebook on tiny data for some epochs, in the same files; returns what they print."""
     random = np.random.default_rng(0)
     labels = np.arange(48) % 4
     images = (60 * labels[:, None, None, None] + random.integers(0, 20, (48, 32, 32, 3))).astype(np.uint8)
     np.savez(tmp_path / "tiny.npz", train_x=images, train_y=labels, test_x=images[:16], test_y=labels[:16])
-    sizes = {"EPOCHS": 3, "DIM": 16, "DEPTH": 1, "MLP_DIM": 16, "BATCH_SIZE": 16, "CIFAR100": tmp_path / "tiny.npz"}
+    sizes = {"DIM": 16, "DEPTH": 1, "MLP_DIM": 16, "BATCH_SIZE": 16, "CIFAR100": tmp_path / "tiny.npz"}
     for name, value in sizes.items():
         monkeypatch.setenv(name, str(value))
-    before = matplotlib.get_backend()
-    matplotlib.use("agg")
-    here = {"__name__": "__main__"}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            for cell in notebook_cells():
-                exec(compile(cell, "<cell>", "exec"), here)
-    finally:
-        here["pyplot"].close("all")  # type: ignore[attr-defined]
-        matplotlib.use(before)
-    shown = capsys.readouterr().out
-    assert len(re.findall(r"^epoch +\d+  loss \d+\.\d+  accuracy \d+\.\d+ %$", shown, re.MULTILINE)) == 3
-    assert re.search(r"best accuracy \d+\.\d+ % after epoch [123] \(picked on the test set\)", shown)
+
+    def run_cells(epochs: int, record: str) -> str:
+        import matplotlib as mpl
+
+        monkeypatch.setenv("EPOCHS", str(epochs))
+        monkeypatch.setenv("RUN", str(tmp_path / record))
+        before = mpl.get_backend()
+        mpl.use("agg")
+        here: dict = {"__name__": "__main__"}
+        try:
+            with torch.random.fork_rng(devices=[]):
+                for cell in notebook_cells():
+                    exec(compile(cell, "<cell>", "exec"), here)
+        finally:
+            if "pyplot" in here:
+                here["pyplot"].close("all")
+            mpl.use(before)
+        return capsys.readouterr().out
+
+    return run_cells
+
+
+def test_the_vit_notebook_trains_saves_and_resumes_with_the_same_numbers(tiny_vit_run, tmp_path):
+    whole = tiny_vit_run(3, "whole.json")
+    assert len(re.findall(r"^epoch +\d+  loss \d+\.\d+  accuracy \d+\.\d+ %$", whole, re.MULTILINE)) == 3
+    assert re.search(r"best accuracy \d+\.\d+ % after epoch [123] \(picked on the test set\)", whole)
+    tiny_vit_run(1, "parts.json")
+    assert tiny_vit_run(3, "parts.json") == whole
+    assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
+    (tmp_path / "parts.pt").unlink()  # a finished run is shown from its record
+    (tmp_path / "tiny.npz").unlink()
+    assert tiny_vit_run(3, "parts.json") == whole
+
+
+def test_with_outputs_shows_a_saved_run_in_the_notebook(tiny_vit_run, tmp_path):
+    printed = tiny_vit_run(2, "run.json")
+    made = make_notebooks.notebook_of_script((COURSES / "vit_cifar100.py").read_text(encoding="utf-8"))
+    cells = json.loads(make_notebooks.with_outputs(made, tmp_path / "run.json"))["cells"]
+    shown = [output for cell in cells for output in cell.get("outputs", [])]
+    assert "".join(shown[0]["text"]) == printed
+    assert shown[1]["data"]["image/png"].startswith("iVBOR")
+
+
+def test_the_vit_notebook_refuses_a_run_with_other_settings(tiny_vit_run, monkeypatch):
+    tiny_vit_run(1, "run.json")
+    monkeypatch.setenv("DIM", "8")
+    with pytest.raises(ValueError, match=r"is of a run with other settings"):
+        tiny_vit_run(2, "run.json")
 
 
 def test_the_vit_of_the_notebook_is_that_of_the_homework():

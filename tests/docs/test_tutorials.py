@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ from page_blocks import commands
 from page_shell import Shell
 
 ROOT = Path(__file__).parents[2]
-DOCS = [ROOT / "docs" / f"{name}.md" for name in ("install", "byhand", "check", "claims")]
+DOCS = [ROOT / "docs" / f"{name}.md" for name in ("install", "byhand", "check", "check-adapter", "claims")]
 COURSES = sorted((ROOT / "docs" / "courses").glob("*.md"))
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS, *COURSES, *TUTORIALS]
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+NARROW = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / f"{name}.md" for name in ("found", "grading"))]
 OUTPUT_FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 CELLS = "import json, sys\nhere = {}\nfor cell in json.load(sys.stdin): exec(compile(cell, '<cell>', 'exec'), here)"
 
@@ -61,6 +63,12 @@ def test_docs_pages_show_what_quick_commands_print(page, shells):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_docs_pages_show_what_all_commands_print(page, shells):
     check_page(page, shells(page.stem, empty=page in TUTORIALS), long=True)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS, *TUTORIALS, *NARROW], ids=lambda page: page.stem)
+def test_examples_of_a_page_fit_a_terminal_of_80_columns(page):
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
 
 
 def code_cells(notebook: Path) -> list[dict]:

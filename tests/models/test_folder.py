@@ -319,3 +319,8 @@ def test_load_draws_no_random_numbers(tmp_path):
     before = torch.get_rng_state()
     qkv.load(tmp_path / "model")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_write_tensors_says_which_file_could_not_be_written(tmp_path):
+    with pytest.raises(OSError, match=r"could not write model.safetensors: "):
+        folders.write_tensors(tmp_path / "missing" / "model.safetensors", {"weight": torch.ones(2)})

@@ -17,7 +17,7 @@ from tiny_runs import CONFIG, Letters, Notes, assert_same_run, gpt, in_process, 
 import qkv
 from qkv import training
 from qkv.training.checkpointing import CheckpointStore, FileWriter, find_damage
-from qkv.training.lock import describe_process, is_alive, lock_folder
+from qkv.training.lock import describe_process, is_alive, lock_folder, lock_holder
 from qkv.training.metrics import MetricsFile
 
 
@@ -257,3 +257,19 @@ def test_a_signal_stops_train_after_a_step_with_a_checkpoint(tmp_path, number):
 def run_until_stopped(folder, config):
     outcome = run(folder, config)
     (folder / "result.json").write_text(json.dumps({"stopped": outcome.stopped, "step": outcome.step}))
+
+
+def test_checkpoint_store_refuses_a_link_as_its_directory(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is a symbolic link"):
+        CheckpointStore(tmp_path / "run")
+
+
+def test_a_hard_link_to_its_lock_does_not_make_a_run_look_stopped(tmp_path):
+    with lock_folder(tmp_path):
+        os.link(tmp_path / "lock", tmp_path / "backup")
+        holder = lock_holder(tmp_path)
+    assert holder is not None
+    assert holder["pid"] == os.getpid()

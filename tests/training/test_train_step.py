@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from qkv.models import ViT, ViTConfig
 from qkv.training.ema import WeightEMA
 from qkv.training.gradients import activation_checkpointing
 from qkv.training.optimizers import Muon, hidden_matrices, make_optimizers, orthogonalize, parameter_kinds
-from qkv.training.schedules import lr_factor
+from qkv.training.schedules import ScheduleKind, lr_factor
 
 PLAIN = replace(CONFIG, ema_decay=0.0, grad_accumulation=1, grad_clip=None)
 
@@ -124,6 +125,28 @@ def test_lr_factor_follows_the_formulas():
         lr_factor(training.ScheduleConfig("wsd"), 39, 50) == 1.0
         and lr_factor(training.ScheduleConfig("wsd"), 45, 50) == 0.5
     )
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_lr_factor_linear_equals_the_schedulers_of_pytorch(warmup):
+    """LinearLR up, then LinearLR down; PyTorch's scheduler sets the rate for the step after."""
+    schedule = training.ScheduleConfig("linear", warmup_steps=warmup, min_lr_ratio=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=50 - warmup)
+    if warmup:
+        up = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warmup, 1.0, total_iters=warmup - 1)
+        scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [up, scheduler], [warmup])
+    for step in range(60):  # also after the last step, where the rate stays at its minimum
+        assert 2.0 * lr_factor(schedule, step, 50) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("kind", sorted(set(get_args(ScheduleKind)) - {"token-cosine"}))
+def test_lr_factor_has_a_formula_for_every_kind_of_schedule(kind):
+    schedule = training.ScheduleConfig(kind, warmup_steps=4)
+    assert [lr_factor(schedule, step, 20) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert all(0 <= lr_factor(schedule, step, 20) <= 1 for step in range(4, 40))
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (8, 20), (20, 8), (3, 6, 9)])

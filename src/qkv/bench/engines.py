@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,7 +138,7 @@ def write_gguf(target: Path, kind: str) -> None:
 
 
 def _make_llama_cpp(path: Path, prompt: list[int]) -> Generate:
-    import xllamacpp  # pyright: ignore[reportMissingImports]
+    xllamacpp: Any = importlib.import_module("xllamacpp")
 
     options = xllamacpp.CommonParams()
     options.model.path = str(path)

@@ -1,9 +1,10 @@
 """Slips in one number of a step: a lost sign, a product left out, another row, digits exchanged, an addition."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
@@ -11,9 +12,11 @@ from qkv.byhand.numbers import format_digits
 
 MAX_NAMES = 4  # of slips that give the same number
 EQUALLY_LIKELY = 3.6  # bits: one number says little, so slips that differ by less are all named
+WEAK = 7.0  # bits: a slip in one number that takes more is not certain
 LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
 NOT_IDENTIFIED = "not identified"
+OFF_BY = "an arithmetic slip, or another number was copied"  # nothing more is known about a single number
 Place = tuple[int, int, int]  # head, row, column
 
 
@@ -55,22 +58,31 @@ class CellSlip:
     rare: bool = False  # not worth naming next to another one
 
 
-def likely_cell_slips(contexts: Sequence[CellContext], place: Place, value: float, unit: float) -> list[CellSlip]:
-    """The slips that most likely gave this number, the most likely first; one of each family."""
+def likely_cell_slips(
+    contexts: Sequence[CellContext], place: Place, value: float, unit: float, decimal: bool = True
+) -> list[CellSlip]:
+    """The slips that most likely gave this number, the most likely first; one of each family.
+
+    decimal: it may have a decimal point, unlike 5/2.
+    """
     best: dict[str, CellSlip] = {}
     if not math.isfinite(value):
         return []
     for context in contexts:
-        for slip in cell_slips(context, place, value, unit):
+        for slip in cell_slips(context, place, value, unit, decimal):
             if slip.family not in best or slip.cost < best[slip.family].cost:
                 best[slip.family] = slip
-    slips = sorted(best.values(), key=lambda slip: slip.cost)[:MAX_NAMES]
-    return [
-        slip for slip in slips if slip is slips[0] or (slip.cost <= slips[0].cost + EQUALLY_LIKELY and not slip.rare)
-    ]
+    unknown = best.pop(OFF_BY)
+    slips = sorted(best.values(), key=lambda slip: slip.cost)
+    slips = [s for s in slips if s is slips[0] or (s.cost <= slips[0].cost + EQUALLY_LIKELY and not s.rare)]
+    if not slips or (slips[0].cost > WEAK and all(slip.family != "arithmetic" for slip in slips)):
+        slips = [*slips[: MAX_NAMES - 1], unknown]  # one of many factors may have given this number by chance
+    return slips[:MAX_NAMES]
 
 
-def cell_slips(context: CellContext, place: Place, value: float, unit: float) -> Iterator[CellSlip]:
+def cell_slips(
+    context: CellContext, place: Place, value: float, unit: float, decimal: bool = True
+) -> Iterator[CellSlip]:
     """Slips that give this number instead of the right one."""
     right = float(context.right[place])
 
@@ -79,9 +91,11 @@ def cell_slips(context: CellContext, place: Place, value: float, unit: float) ->
 
     if fits(-right) and right:
         yield CellSlip("sign", LOST_SIGN if right < 0 else EXTRA_SIGN, 3.5, -right)
-    terms = list(_terms(context, place))
+    products = list(_products(context, place))
+    terms = [(product.left, product.right) for product in products]
     bits = math.log2(max(1, len(terms)))
-    for a, b in terms:
+    for term in products:
+        a, b = term.left, term.right
         product = a * b
         text = f"{_factor(b)}·{_factor(a)}" if context.columns else f"{_factor(a)}·{_factor(b)}"
         if not product:
@@ -90,12 +104,13 @@ def cell_slips(context: CellContext, place: Place, value: float, unit: float) ->
                 name = f"the product {text} was taken as {_number(other)} instead of 0 (as if the factors were added)"
                 yield CellSlip("added", name, 5.5 + bits, right + other)
             continue
-        for factor, other in ((a, b), (b, a)):
-            for read in (factor + 1, factor - 1):
-                same = read in (0, 2 * factor, -factor)  # named below: left out, twice, a sign
-                if not same and fits(right + (read - factor) * other) and factor == round(2 * factor) / 2:
-                    name = f"{_number(factor)} was read as {_number(read)} in the product {text}"
-                    yield CellSlip("misread", name, 6.6 + bits, right + (read - factor) * other)
+        for factor, other, neighbors in ((a, b, term.near_left), (b, a, term.near_right)):
+            for read, note, cost in misreadings(factor, neighbors):
+                same = read in (0, factor, 2 * factor, -factor)  # named below: left out, twice, a sign
+                if not same and fits(right + (read - factor) * other):
+                    name = f"{_number(factor)} was read as {_number(read)} in the product {text}{note}"
+                    family = "mixed number" if "·" in note else "misread"
+                    yield CellSlip(family, name, cost + bits, right + (read - factor) * other)
         if fits(right - 2 * product):
             lost = f"{LOST_SIGN} in the product {text}" if min(a, b) < 0 else f"the product {text} has the wrong sign"
             yield CellSlip("sign", lost, 4 + bits, right - 2 * product)
@@ -107,18 +122,67 @@ def cell_slips(context: CellContext, place: Place, value: float, unit: float) ->
             yield CellSlip("added", f"added instead of multiplied: {text}", 6.5 + bits, right - product + a + b)
         if fits(right - product + a) or fits(right - product + b):
             yield CellSlip("factor", f"only one factor of the product {text} was used", 7 + bits, value, rare=True)
+        for quotient in (a / b, b / a):
+            if fits(right - product + quotient) and abs(quotient) != abs(product):
+                yield CellSlip("divided", f"divided instead of multiplied: {text}", 7 + bits, value)
+    yield from _pairings(terms, fits)
     positive = sum(abs(a * b) for a, b in terms)
     if len(terms) > 1 and fits(positive):
         yield CellSlip("sign", "all minus signs of the products were lost", 5.5, positive)
     yield from _other_lines(context, place, fits)
-    yield from _digit_slips(right, value, unit)
+    yield from (slip for slip in _digit_slips(right, value, unit) if decimal or "point" not in slip.name)
     difference = value - (round(right / unit) * unit if unit else right)
+    yield CellSlip(OFF_BY, f"{OFF_BY}: off by {_number(difference)}", 7.9, value, rare=True)
     for step in (1.0, 10.0, 0.1, 0.5, 2.0, 100.0, 0.01):
         if abs(abs(difference) - step) <= 1e-9 and step >= 10 * unit:
             rare = 0.0 if step in (1.0, 0.1) else 1.0
             yield CellSlip(
                 "arithmetic", f"an arithmetic slip: off by {_number(difference)}", 6.8 + rare, value, rare=bool(rare)
             )
+
+
+def misreadings(number: float, neighbors: Iterable[float] = ()) -> Iterator[tuple[float, str, float]]:
+    """What a factor is easily read as, why, and the bits to say so."""
+    for neighbor in neighbors:
+        yield neighbor, ": the entry next to it", 6.4
+    if number == round(2 * number) / 2:
+        yield from ((number + step, "", 6.6) for step in (1.0, -1.0))
+    for factor, cost in ((10.0, 6.7), (0.1, 6.7), (100.0, 7.4), (0.01, 7.4)):
+        yield number * factor, f": {factor if factor > 1 else 1 / factor:g} times too {_size(factor)}", cost
+    fraction = Fraction(number).limit_denominator(12)
+    if abs(float(fraction) - number) > 1e-9 or fraction.denominator == 1:
+        return
+    sign, (whole, part) = (-1 if number < 0 else 1), divmod(abs(fraction), 1)
+    yield 1 / number, ": upside down", 6.7
+    yield float(fraction.numerator), ": without its denominator", 7.0
+    yield float(sign * fraction.denominator), ": the denominator", 7.6
+    if whole:
+        yield float(sign * whole * part), f": {whole} {part} is not {whole}·{part}", 6.6
+        yield float(sign * whole), ": without its fraction", 7.0
+        yield float(sign * part), ": only its fraction", 7.3
+
+
+def _size(factor: float) -> str:
+    return "large" if factor > 1 else "small"
+
+
+def _pairings(terms: list[tuple[float, float]], fits: Callable[[float], bool]) -> Iterator[CellSlip]:
+    """The factors of a dot product paired in another order, or only the first products added."""
+    left, right = [a for a, _ in terms], [b for _, b in terms]
+    size = len(terms)
+    if size < 2:
+        return
+    orders = {tuple(reversed(range(size))): "reverse order", (*range(1, size), 0): "an order shifted by one"}
+    orders |= {(size - 1, *range(size - 1)): "an order shifted by one"}
+    for order, name in orders.items():
+        total = sum(a * right[k] for a, k in zip(left, order, strict=True))
+        if fits(total):
+            yield CellSlip("pairing", f"the factors were paired in {name}", 7.3, total)
+    for count in range(1, size - 1):
+        total = sum(a * b for a, b in terms[:count])
+        if fits(total):
+            what = f"{count} of {size} products were" if count > 1 else f"of {size} products was"
+            yield CellSlip("left out", f"only the first {what} added", 7.2, total)
 
 
 def _other_lines(context: CellContext, place: Place, fits: Callable[[float], bool]) -> Iterator[CellSlip]:
@@ -155,7 +219,17 @@ def _digit_slips(right: float, value: float, unit: float) -> Iterator[CellSlip]:
             yield CellSlip("digits", "one digit is wrong", 7.2, value)
 
 
-def _terms(context: CellContext, place: Place) -> Iterator[tuple[float, float]]:
+@dataclass(frozen=True)
+class Product:
+    """One product of a number that adds them up, with the entries next to its factors."""
+
+    left: float
+    right: float
+    near_left: frozenset[float] = frozenset()
+    near_right: frozenset[float] = frozenset()
+
+
+def _products(context: CellContext, place: Place) -> Iterator[Product]:
     """The products that a number adds up; none if it is no dot product."""
     head, row, column = place
     formula = context.formula
@@ -171,15 +245,26 @@ def _terms(context: CellContext, place: Place) -> Iterator[tuple[float, float]]:
         elif part.op == "join" and part.args[0].op == "matmul":
             left, right = (ex.evaluate(arg, context.values)[0] for arg in part.args[0].args)
             width = right.shape[-1]
-            yield from _pairs(left[column // width, row], right[column // width, :, column % width])
+            yield from _pair_up(left[column // width], right[column // width], row, column % width)
         elif part.op == "matmul":
             left, right = (ex.evaluate(arg, context.values)[0] for arg in part.args)
-            yield from _pairs(left[min(head, len(left) - 1), row], right[min(head, len(right) - 1), :, column])
+            yield from _pair_up(left[min(head, len(left) - 1)], right[min(head, len(right) - 1)], row, column)
+        elif part.op == "total" and part.args[0].op == "times":
+            left, right = (ex.evaluate(arg, context.values)[0, min(head, 99), row] for arg in part.args[0].args)
+            yield from (Product(float(a), float(b)) for a, b in zip(left, right, strict=True))
 
 
-def _pairs(left: Array, right: Array) -> Iterator[tuple[float, float]]:
-    for a, b in zip(left, right, strict=True):
-        yield float(a), float(b)
+def _pair_up(left: Array, right: Array, row: int, column: int) -> Iterator[Product]:
+    """The products of a row of one matrix with a column of another."""
+    for k in range(left.shape[1]):
+        near = _next_to(left, row, k), _next_to(right, k, column)
+        yield Product(float(left[row, k]), float(right[k, column]), *near)
+
+
+def _next_to(matrix: Array, row: int, column: int) -> frozenset[float]:
+    rows, columns = matrix.shape
+    places = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
+    return frozenset(float(matrix[i, j]) for i, j in places if 0 <= i < rows and 0 <= j < columns)
 
 
 def _number(value: float) -> str:

@@ -145,6 +145,8 @@ class _Entry:
             return None
         value, cost = likely[0]
         source = self.operand.param.removeprefix(GIVEN)
+        if source == "scaled" and float(problem.problem.scale.decimal) == 1:
+            source = "scores"  # people do not write them twice
         cell = NameCell(source, self.array.shape[1], problem.problem.convention == "columns")(self.place)
         local = self.name in problem.steps
         where = f" when computing {symbol(self.name)}" if local and source not in problem.steps else ""
@@ -153,6 +155,8 @@ class _Entry:
         else:
             verb = "taken" if source in problem.steps and source not in self.predictor.written else "read"
             text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}"
+            if not value:
+                text = f"{cell} was left out: it was {verb} as 0{where}"
         return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})
 
     def neighbors(self) -> set[float]:
@@ -195,4 +199,5 @@ def _short_text(value: float, slack: float) -> str:
 
 
 def _text(value: float) -> str:
-    return str(Fraction(value).limit_denominator(1000))
+    fraction = Fraction(value).limit_denominator(12)
+    return str(fraction) if abs(float(fraction) - value) < 1e-9 else f"{value:.4g}"

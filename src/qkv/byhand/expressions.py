@@ -1,7 +1,6 @@
 """Formulas of steps as expression trees, evaluated on arrays of floats.
 
-Arrays have four axes: worlds, heads, rows, columns. A world is one way to continue from rounded numbers (with the
-number written down, or with the unrounded one), so one evaluation gives them all. A slip is a change of a tree.
+Arrays have four axes: worlds (see `worlds`), heads, rows, columns. A slip is a change of a tree.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]  # of floats, whole numbers or flags
+from qkv.byhand.worlds import Array, round_half_up, round_hidden
+
 LARGEST_EXPONENT = 600.0
 
 
@@ -123,6 +122,15 @@ def rounded(arg: Expression, places: int) -> Expression:
     return Expression("rounded", (arg,), places)
 
 
+def constant(array: Array) -> Expression:
+    return Expression("constant", (), array)
+
+
+def unwritten(arg: Expression, places: int) -> Expression:
+    """A result in between that was not written down, so that it may have been rounded."""
+    return Expression("unwritten", (arg,), places)
+
+
 def evaluate(expression: Expression, values: Mapping[str, Array], memo: dict[int, Array] | None = None) -> Array:
     """The array of an expression; ValueError if shapes do not fit. memo: results by the id of a subexpression."""
     if expression.op == "ref":
@@ -158,6 +166,12 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "|x|": np.abs,
     "exp of |x|": lambda x: exponential(np.abs(x)),
     "x²": np.square,
+    "ln x": lambda x: np.log(np.maximum(x, 1e-300)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "exp of x − max": lambda x: np.exp(x - x.max(-1, keepdims=True)),
+    "1 at the largest, else exp": lambda x: np.where(x == x.max(-1, keepdims=True), 1.0, exponential(x)),
+    "1 + x + x²/2": lambda x: 1 + x + x * x / 2,
+    "length 1": lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300),
     "max(x, 0)": lambda x: np.maximum(x, 0),
     "1 + x": lambda x: 1 + x,
     "e·x": lambda x: np.e * x,
@@ -204,6 +218,8 @@ def _total(values: Array, param: tuple[str, int | None]) -> Array:
             return np.sqrt(np.square(values).sum(-1, keepdims=True))
         case "mean":
             return values.mean(-1, keepdims=True)
+        case "one more":
+            return values.sum(-1, keepdims=True) + 1
         case "others":
             return values.sum(-1, keepdims=True) - values
         case _:
@@ -246,10 +262,6 @@ def _exchanged(values: Array, param: tuple[tuple[int, int, int], tuple[int, int,
     return changed
 
 
-def _rounded(values: Array, places: int) -> Array:
-    return np.round(values, places)
-
-
 _OPERATIONS: dict[str, Callable[..., Array]] = {
     "matmul": _matmul,
     "transpose": lambda values, param: np.swapaxes(values, -1, -2),
@@ -268,5 +280,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "exchanged": _exchanged,
     "shift": lambda values, difference: values + difference,
     "reordered": lambda values, param: np.take(values, param[1], axis=param[0]),
-    "rounded": _rounded,
+    "rounded": round_half_up,
+    "constant": lambda array: array,
+    "unwritten": lambda values, places: round_hidden(values, places, "unwritten"),
 }

@@ -45,6 +45,7 @@ class StepFormulas:
     formulas: Formulas
     given: dict[str, Array]
     steps: tuple[str, ...]  # the names of formulas that are steps, not given matrices
+    places: int = 0  # digits after the point of the person's decimals
 
 
 def symbol(name: str) -> str:

@@ -1,13 +1,12 @@
 """Find the shortest description of a person's numbers: the fewest and most common slips that explain every cell.
 
-A hypothesis is a set of slips. It predicts every step in several worlds: the person may have continued with the numbers
-as written (world 1), with the unrounded ones (world 0), with steps that are not written down rounded as the others are
-(world 2), or with some of each. The length of a description in bits is
+A hypothesis is a set of slips. It predicts every step in several worlds (see `worlds`): the person may have continued
+with the numbers as written, with the unrounded ones, or with some of each. The length of a description in bits is
 
     the cost of each slip (see `slips`; restricted to rows, heads, columns or cells: the bits to say which)
   + 0 for a number that the hypothesis predicts at the precision written, CORRECT for one that is right in spite of it
-  + ROUNDED for one that follows from the rounded numbers of earlier steps; if from some of them only, the bits to say
-    where it lies between the worlds, at least IN_BETWEEN
+  + ROUNDED for one that follows from the rounded numbers of earlier steps; if from some of them only, or if rounding
+    can move it as far, the bits to say where it lies between the worlds, at least IN_BETWEEN
   + CUT_OFF or LAST_DIGIT for one whose last digit was cut off, or is one off although digits were dropped
   + the digits themselves (at least 8 bits) for a number that no slip explains
 
@@ -28,13 +27,15 @@ from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import Formulas, StepFormulas
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slips import Slip
+from qkv.byhand.worlds import MIXED, WORLDS, continue_from, reach, round_hidden
 
-WORLDS = 6
 SECOND_SLIP = 8.0  # bits for each slip after the first in the formulas of one step
 SECOND_NUMBER = 2.5  # bits for each single number after the first that is wrong by a slip of its own
 CONTRADICTION = 30.0  # bits for a number that a slip changes but does not explain
 ROUNDED, IN_BETWEEN, CUT_OFF, LAST_DIGIT, CORRECT = 0.3, 1.5, 0.8, 3.0, 0.5
+SMALL_UNIT = 0.00101  # of three digits after the point
 MATCHED, CONTINUED, CORRECTED, BETWEEN, CUT, LAST, WRONG = range(7)  # how a number is explained
+quiet = np.errstate(all="ignore")  # wrong formulas divide by 0
 COSTS = np.array([0.0, ROUNDED, CORRECT, IN_BETWEEN, CUT_OFF, LAST_DIGIT, 0.0])
 
 
@@ -93,7 +94,8 @@ class Hypothesis:
     def open_step(self) -> str | None:
         """The first step with something to explain."""
         for step, match in self.matches.items():
-            if (match == WRONG).any() or (self.costs[step] > 3.5 and step not in self.settled):
+            rounding = ROUNDED * float((match == CONTINUED).sum())
+            if (match == WRONG).any() or (self.costs[step] - rounding > 3.5 and step not in self.settled):
                 return step
         return None
 
@@ -110,52 +112,64 @@ class Predictor:
         self.problem, self.written, self.exact = problem, written, exact
         self.order = list(problem.formulas)
         self.evaluations = 0
-        random = np.random.default_rng(0)
-        self.choices = {step: self._world_choices(random, sheet) for step, sheet in written.items()}
         self.bits = {step: bits_of_digits(sheet) for step, sheet in written.items()}
+        self.near = {step: precision(sheet) for step, sheet in written.items()}
         self.wrong = {step: ~is_right(sheet, exact[step]) for step, sheet in written.items()}
-        self.places = max((sheet.places for sheet in written.values()), default=0)
+        self.places = problem.places
         same = {formula.param for formula in problem.formulas.values() if formula.op == "ref"}  # as a later step
         irrational = self.order[self.order.index("scaled") :] if self.places else []
         self.roundable = [name for name in irrational if name not in same]
+        self.excuse_right_numbers()
 
-    @staticmethod
-    def _world_choices(random: np.random.Generator, sheet: WrittenStep) -> Array:
-        """The share of the written number in each world: 0, 1, or either for each cell."""
-        choices = random.integers(0, 2, (WORLDS, *sheet.values.shape)).astype(float)
-        choices[0], choices[1], choices[2] = 0, 1, 1
-        return choices
+    @quiet
+    def excuse_right_numbers(self) -> None:
+        """Take numbers as right that follow from right ones which were rounded, whatever is wrong before them."""
+        values = dict(self.problem.given)
+        for name in self.order:
+            prediction = ex.evaluate(self.problem.formulas[name], values)
+            if name not in self.written:
+                hidden = name in self.roundable
+                values[name] = round_hidden(prediction, self.places, name) if hidden else prediction
+                continue
+            sheet = self.written[name]
+            prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
+            match = compare(sheet, prediction, self.near[name], ~self.wrong[name])
+            self.wrong[name] &= match > CONTINUED
+            certain = np.zeros(match.shape, bool)
+            read = continue_from(sheet.values, sheet.unit, prediction, certain, name)
+            values[name] = np.where(match > CONTINUED, prediction, read)
 
+    @quiet
     def predict(self, hypothesis: Hypothesis, order: Iterable[str]) -> None:
         """Evaluate formulas in this order and compare written steps with the sheet."""
         for name in order:
             prediction = ex.evaluate(hypothesis.formulas[name], hypothesis.values)
             self.evaluations += 1
             if name not in self.written:
-                hypothesis.values[name] = self.round_hidden(prediction) if name in self.roundable else prediction
+                hidden = name in self.roundable
+                hypothesis.values[name] = round_hidden(prediction, self.places, name) if hidden else prediction
                 continue
             sheet = self.written[name]
             if prediction.shape[2:] != sheet.values.shape[1:] or prediction.shape[1] not in (1, len(sheet.values)):
                 raise ValueError("shapes do not fit")
             prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
-            match = compare(sheet, prediction, self.exact[name], hypothesis.strict.get(name))
+            strict = hypothesis.strict.get(name)
+            right = ~self.wrong[name] if strict is None else ~(self.wrong[name] | strict)
+            match = compare(sheet, prediction, self.near[name], right)
             hypothesis.predictions[name] = prediction
             hypothesis.matches[name] = match
             hypothesis.costs[name] = self.cost_of(name, match, prediction)
-            share = np.where((match == WRONG) | (match == CORRECTED), 1.0, self.choices[name])
-            with np.errstate(invalid="ignore"):
-                hypothesis.values[name] = np.where(share == 1, sheet.values, prediction)
-
-    def round_hidden(self, prediction: Array) -> Array:
-        """A step that was not written down: in world 2 rounded as the written ones are."""
-        prediction = np.repeat(prediction, WORLDS, 0) if len(prediction) == 1 else prediction.copy()
-        prediction[2] = np.round(prediction[2], self.places)
-        return prediction
+            certain = (match == WRONG) | (match == CORRECTED)
+            hypothesis.values[name] = continue_from(sheet.values, sheet.unit, prediction, certain, name)
 
     def cost_of(self, step: str, match: Array, prediction: Array) -> float:
         costs = np.where(match == WRONG, self.bits[step], COSTS[match])
         if (match == BETWEEN).any():
-            spread = (prediction.max(0) - prediction.min(0)) / np.maximum(self.written[step].unit, 1e-6)
+            sheet, mixed = self.written[step], prediction[:MIXED]
+            fine, coarse = reach(prediction)
+            off = np.abs(sheet.values - mixed[:3]).min(0)
+            spread = np.where(off <= np.maximum(mixed.max(0) - mixed.min(0), fine) + sheet.unit, fine, coarse)
+            spread = np.maximum(spread, mixed.max(0) - mixed.min(0)) / np.maximum(sheet.unit, 1e-6)
             between = np.clip(np.log2(np.maximum(spread, 1e-9)), IN_BETWEEN, self.bits[step])
             costs = np.where(match == BETWEEN, between, costs)
         return float(costs.sum())
@@ -173,13 +187,12 @@ class Predictor:
             if name == until:
                 break
         try:
-            with np.errstate(all="ignore"):
-                self.predict(new, order)
+            self.predict(new, order)
         except (ValueError, IndexError):
             return None
         if self.spoils_earlier(old, new, step):
             return None
-        before, after = old.predictions[step], new.predictions[step]
+        before, after = old.predictions[step][:MIXED], new.predictions[step][:MIXED]
         with np.errstate(invalid="ignore"):
             close = (before == after) | (np.abs(before - after) <= 1e-9 * np.abs(before) + 1e-12)
         changed = ~close.all(0)
@@ -207,36 +220,47 @@ class Predictor:
                 break
         return strict
 
-    def finish(self, new: Hypothesis) -> Hypothesis:
-        """Evaluate the steps after the one that was explained."""
-        self.predict(new, self.order)
+    def finish(self, new: Hypothesis) -> Hypothesis | None:
+        """Evaluate the steps after the one that was explained; None if shapes do not fit there."""
+        try:
+            self.predict(new, self.order)
+        except (ValueError, IndexError):
+            return None
         return new
 
     def naming(self, step: str) -> NameCell:
         return NameCell(step, self.written[step].values.shape[1], self.problem.problem.convention == "columns")
 
 
-def compare(sheet: WrittenStep, prediction: Array, exact: Array, strict: Array | None = None) -> Array:
-    """How each number of a sheet is explained by a prediction in several worlds."""
+def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array) -> Array:
+    """How each number of a sheet is explained by a prediction in several worlds.
+
+    near: how far a number may be from the one written for it; right: the numbers that are right and may be so in spite
+    of a slip.
+    """
     values, unit = sheet.values, sheet.unit
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.where(prediction == values, 0.0, np.abs(prediction - values))
-        difference = np.where(np.isnan(difference), np.inf, difference)
-        near = precision(sheet)
-        low, high = prediction.min(0), prediction.max(0)
-        spread = np.where(np.isfinite(high - low), high - low, 0.0) * 0.75
-        inside = (values >= low - spread - near) & (values <= high + spread + near) & (spread > 0)
-        smallest = np.minimum(difference[0], difference[1])
-        ratio = np.where(unit > 0, prediction[0] / np.where(unit > 0, unit, 1), 0.0)
-        dropped = (unit > 0) & (np.abs(ratio - np.round(ratio)) > 1e-9)
-        last = dropped & ((smallest <= unit * (1 + 1e-9)) | (smallest <= sheet.generous_unit / 2 * (1 + 1e-9)))
-        cut = last & (np.abs(values) < np.abs(prediction[0]))
-        right = is_right(sheet, exact) & (True if strict is None else ~strict)
-    match = np.full(values.shape, WRONG)
+    difference = np.abs(prediction[:3] - values)
+    follows = difference <= near
+    follows |= prediction[:3] == values  # −∞
+    match = np.where(follows[0], MATCHED, np.where(follows[1] | follows[2], CONTINUED, WRONG))
+    if match.max() < WRONG:
+        return match
+    difference = np.where(follows, 0.0, difference)
+    difference = np.where(np.isnan(difference), np.inf, difference)
+    low, high = prediction[:MIXED].min(0), prediction[:MIXED].max(0)
+    spread = np.where(np.isfinite(high - low), high - low, 0.0) * 0.75
+    spread = np.maximum(spread, np.maximum(*reach(prediction)))
+    inside = (values >= low - spread - near) & (values <= high + spread + near) & (spread > 0)
+    smallest = np.minimum(difference[0], difference[1])
+    ratio = np.where(unit > 0, prediction[0] / np.where(unit > 0, unit, 1), 0.0)
+    dropped = (unit > 0) & (np.abs(ratio - np.round(ratio)) > 1e-9)
+    units = np.where(unit <= SMALL_UNIT, 2 * unit, unit)  # products may have been rounded before they were added
+    last = dropped & ((smallest <= units * (1 + 1e-9)) | (smallest <= sheet.generous_unit / 2 * (1 + 1e-9)))
+    cut = last & (np.abs(values) < np.abs(prediction[0]))
+    poor = np.full(values.shape, WRONG)
     for flag, kind in ((last, LAST), (cut, CUT), (inside, BETWEEN), (right, CORRECTED)):
-        match = np.where(flag, kind, match)
-    match = np.where((difference[1] <= near) | (difference[2] <= near), CONTINUED, match)
-    return np.where(difference[0] <= near, MATCHED, match)
+        poor = np.where(flag, kind, poor)
+    return np.where(match == WRONG, poor, match)
 
 
 def precision(sheet: WrittenStep) -> Array:

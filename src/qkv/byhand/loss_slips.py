@@ -68,8 +68,13 @@ def _other_factors(factors: Expression, context: Context) -> Iterator[tuple[Expr
         named = [(1.0, f"the mean was forgotten: not divided by m = {count}, the number of tokens with a loss", 4.0)]
     else:
         named = [(1 / count, "the mean instead of the sum: divided by the number of tokens", 4.0)]
+    wanted = {
+        "mean-squared-error": f"by {tokens * dim}, the number of outputs",
+        "cross-entropy": f"by {count}, the number of tokens with a loss",
+    }
+    instead = f"instead of {wanted[loss.name]}" if loss.name in wanted else "although the loss has no mean"
     for size, what in ((tokens, "the number of tokens"), (dim, "the number of outputs of a token")):
-        named += [(two / size, f"divided by {size}, {what}, instead of the factor of the loss", 5.0)]
+        named += [(two / size, f"divided by {size}, {what}, {instead}", 5.0)]
     named += [(two / (tokens * dim), "divided by the number of all outputs", 5.5)]
     named += [(1 / tokens, "divided by the number of tokens, and the factor 2 is missing", 6.0)] if two == 2 else []
     named += [(2.0, "a factor 2 that only a squared error has", 6.0)] if two == 1 else []
@@ -94,6 +99,18 @@ def _class_changes(part: Expression, context: Context) -> Iterator[Change]:
         target = ex.reordered(difference.args[1], 3, order)
         changed = part.with_args(factors, difference.with_args(difference.args[0], target))
         yield Change(changed, f"the classes of the target are one too {what}", 5.5, scope="rows")
+    probabilities, target = difference.args
+    inverse = ex.apply("−x", ex.divide(target, probabilities))
+    for changed, name, cost in (
+        (inverse, "−1/p at the class of the target: the gradient of the softmax was left out", 5.5),
+        (ex.times(target, difference), "only the class of the target has a gradient", 6),
+        (
+            ex.times(ex.times(probabilities, ex.subtract(ex.apply("1", probabilities), probabilities)), difference),
+            "multiplied by p(1 − p): P − Y has the gradient of the softmax already",
+            6,
+        ),
+    ):
+        yield Change(ex.times(factors, changed), name, cost, scope="rows")
     yield Change(
         ex.times(factors, difference.args[0]),
         "forgotten the target: 1 was not subtracted at its class",

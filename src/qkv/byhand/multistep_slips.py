@@ -7,6 +7,7 @@ from dataclasses import replace
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.formulas import Formulas, StepFormulas, symbol
+from qkv.byhand.position_slips import position_slips
 from qkv.byhand.slips import Slip, is_weight_matrix, parts, rename, same_kind, substitute, was
 
 RESULTS = (("queries", "keys", "values"), ("dQ", "dK", "dV"), ("dW_Q", "dW_K", "dW_V"))
@@ -18,9 +19,11 @@ def multistep_slips(problem: StepFormulas, formulas: Formulas, values: Mapping[s
     yield from _exchanged_results(formulas, values)
     yield from _late_scale(formulas)
     yield from _scale_never_used(problem, formulas)
+    yield from _scale_applied_again(problem, formulas)
+    yield from position_slips(problem, formulas)
     yield from _heads_dealt_in_turn(problem, formulas)
     yield from _never_transposed(formulas)
-    yield from _mask_ignored_in_gradient(formulas)
+    yield from _mask_ignored_in_gradient(problem, formulas)
 
 
 def _exchanged_matrices(formulas: Formulas, values: Mapping[str, Array]) -> Iterator[Slip]:
@@ -70,6 +73,20 @@ def _scale_never_used(problem: StepFormulas, formulas: Formulas) -> Iterator[Sli
         yield Slip(f"forgotten {scale}: the scores were not scaled, nor were their gradients", 4.5, changes)
 
 
+def _scale_applied_again(problem: StepFormulas, formulas: Formulas) -> Iterator[Slip]:
+    """Scaled numbers scaled once more in every step that reads them."""
+    usual = "1/√d" if problem.problem.default_scale else "β"
+    for step, formula in formulas.items():
+        if formula.op == "scale":
+            changes = _change_parts(formulas, _scaled(step, formula.param))
+            if len(changes) > 1:
+                yield Slip(f"{usual} was applied again, to {symbol(step)}", 4.5, changes)
+
+
+def _scaled(name: str, factor: float) -> Callable[[Expression], Expression | None]:
+    return lambda part: ex.scale(part, factor) if _reads(part, name) else None
+
+
 def _heads_dealt_in_turn(problem: StepFormulas, formulas: Formulas) -> Iterator[Slip]:
     """Columns dealt to the heads in turn, in several matrices."""
     heads = problem.problem.heads
@@ -117,13 +134,13 @@ def _plain(names: set[str]) -> Callable[[Expression], Expression | None]:
     return change
 
 
-def _mask_ignored_in_gradient(formulas: Formulas) -> Iterator[Slip]:
+def _mask_ignored_in_gradient(problem: StepFormulas, formulas: Formulas) -> Iterator[Slip]:
     """The weights of a softmax without mask, in the backward pass."""
     weights = formulas["weights"]
     mask = next((part for part in parts(weights) if part.op == "masked"), None)
     if mask is None or "dZ" not in formulas:
         return
-    unmasked = substitute(weights, mask, mask.args[0])
+    unmasked = ex.unwritten(substitute(weights, mask, mask.args[0]), problem.places)
     for steps, cost in ((("r", "dZ"), 4.2), (("dV", "r", "dZ"), 4.4), (("r",), 5.0)):
         changes = {}
         for step in steps:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.cell_slips import NOT_IDENTIFIED, CellContext, CellSlip, NameCell, Place, likely_cell_slips
+from qkv.byhand.cell_slips import NOT_IDENTIFIED, OFF_BY, CellContext, CellSlip, NameCell, Place, likely_cell_slips
 from qkv.byhand.entry_slips import entry_slips
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
@@ -18,6 +18,8 @@ from qkv.byhand.multistep_slips import multistep_slips
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slip_rules import formula_slips
 from qkv.byhand.slips import Context, Scope, Slip
+from qkv.byhand.softmax_slips import other_mask_slips
+from qkv.byhand.worlds import MIXED, WORLDS
 
 BEAM = 5
 MARGIN = 12  # bits above a complete hypothesis that an open one may have
@@ -75,15 +77,17 @@ class Search(Predictor):
             better += self.best(hypothesis, self.single_slips(hypothesis, step, others), step)
             better.sort(key=lambda h: h.bits)
         if len(unknown) > 1 and (not better or _unexplained(better[0], step)):
-            better += [
-                self.finish(new) for new in sorted(self.pairs(hypothesis, step, cone), key=lambda h: h.bits)[:BEAM]
-            ]
+            better += self.finish_best(self.pairs(hypothesis, step, cone), BEAM)
         return [settled, *better]
 
     def best(self, hypothesis: Hypothesis, slips: Iterable[Slip], step: str) -> list[Hypothesis]:
         """The best hypotheses with one of these slips more."""
-        found = [new for slip in slips for new in self.try_slip(hypothesis, slip, step)]
-        return [self.finish(new) for new in sorted(found, key=lambda h: h.bits)[: 2 * BEAM]]
+        return self.finish_best((new for slip in slips for new in self.try_slip(hypothesis, slip, step)), 2 * BEAM)
+
+    def finish_best(self, found: Iterable[Hypothesis], count: int) -> list[Hypothesis]:
+        """The shortest of these hypotheses, evaluated to the end; those whose shapes do not fit are left out."""
+        finished = (self.finish(new) for new in sorted(found, key=lambda h: h.bits))
+        return list(itertools.islice((new for new in finished if new is not None), count))
 
     def settle(self, hypothesis: Hypothesis, step: str) -> Hypothesis:
         """Leave a step as it is: slips in single numbers, and rounding."""
@@ -122,6 +126,8 @@ class Search(Predictor):
             for slip in formula_slips(context):
                 if not common or (slip.cost <= COMMON and not slip.rounding):
                     yield replace(slip, cost=slip.cost + distance)
+            if name in self.written and not common:
+                yield from other_mask_slips(name, hypothesis.formulas[name], self.written[name].values, context.columns)
         if not common:
             reach = set(cone)
             for slip in multistep_slips(self.problem, hypothesis.formulas, hypothesis.values):
@@ -160,7 +166,7 @@ class Search(Predictor):
     def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
         """Whether a slip explains a number that rounding alone does not, or hardly."""
         solved = (old.matches[step] != CUT) & (old.matches[step] != LAST) & (new.matches[step] < old.matches[step])
-        moved = np.abs(new.predictions[step] - old.predictions[step]).max(0) > 2 * self.written[step].unit
+        moved = np.abs(new.predictions[step] - old.predictions[step])[:MIXED].max(0) > 2 * self.written[step].unit
         if (solved & (moved | (old.matches[step] == WRONG))).any():
             return True
         poor = old.matches[step] > CORRECTED
@@ -198,7 +204,6 @@ class Search(Predictor):
         """Take each wrong number as a slip of its own."""
         sheet, naming = self.written[step], self.naming(step)
         wrong = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(hypothesis.matches[step] == WRONG)]
-        right = hypothesis.predictions[step][1]
         hidden = {name: hypothesis.formulas[name] for name in self.problem.steps if name not in self.written}
         contexts = []
         for world in (0, 1):
@@ -208,20 +213,28 @@ class Search(Predictor):
             prediction = hypothesis.predictions[step][world]
             contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns))
         new = hypothesis
-        exchanged = _exchanged_pairs(wrong, sheet, right)
-        names = {place: likely_cell_slips(contexts, place, *sheet.number(place)) for place in wrong}
-        names = {place: [] if place in exchanged else slips for place, slips in names.items()}
-        names = {place: [s for s in slips if slips[0].cost < self.bits[step][place]] for place, slips in names.items()}
-        unknown = [place for place, slips in names.items() if not slips and place not in exchanged]
+        exchanged = _exchanged_pairs(wrong, sheet, hypothesis.predictions[step])
+        names = {
+            place: likely_cell_slips(contexts, place, *sheet.number(place), "/" not in sheet.text(*place))
+            for place in wrong
+            if place not in exchanged
+        }
+        unknown = [place for place, slips in names.items() if not _is_known(slips) and place not in exchanged]
         if 1 < len(unknown) >= len(wrong) - len(unknown):  # then others fit by chance
             names = {place: [s for s in slips if slips[0].cost <= CERTAIN] for place, slips in names.items()}
+        elif not self.is_alone(hypothesis, step, unknown):
+            names = {place: slips if _is_known(slips) else [] for place, slips in names.items()}
         for place in wrong:
             if exchanged.get(place, place) >= place:  # else it was named with its partner
-                slip = self.cell_slip(new, step, place, exchanged.get(place), names[place])
+                slip = self.cell_slip(new, step, place, exchanged.get(place), names.get(place, []))
                 cells = frozenset({place, exchanged.get(place, place)})
                 found = Finding(slip, step, cells, hypothesis.predictions[step][0])
                 new = replace(new, formulas={**new.formulas, **slip.changes}, findings=(*new.findings, found))
-        return self.finish(new.copy())
+        return self.finish(new.copy()) or hypothesis
+
+    def is_alone(self, hypothesis: Hypothesis, step: str, unknown: list[Place]) -> bool:
+        """Whether a step has one number that nothing explains, and no slip in its formula."""
+        return len(unknown) < 2 and not any(f.step == step and not f.slip.single for f in hypothesis.findings)
 
     def cell_slip(
         self, hypothesis: Hypothesis, step: str, place: Place, partner: Place | None, likely: list[CellSlip]
@@ -233,17 +246,23 @@ class Search(Predictor):
             return Slip(name, EXCHANGED, {step: ex.exchanged(formula, place, partner)}, single=True)
         if not likely:
             value, unit = self.written[step].number(place)
-            unrounded = value + unit * np.array([0, 0, 0, 0.5, -0.5, 0.25])  # what the person may have continued with
+            unrounded = np.full(WORLDS, value)  # what the person may have continued with
+            unrounded[3:MIXED] += unit * np.array([0.5, -0.5, 0.25])
             changes = {step: ex.patched(formula, place, unrounded if unit else value)}
             return Slip(NOT_IDENTIFIED, float(self.bits[step][place]), changes, single=True)
         best, *others = likely
         changes = {step: ex.patched(formula, place, best.value)}
-        return Slip(best.name, best.cost, changes, alternatives=tuple(slip.name for slip in others), single=True)
+        cost = min(best.cost, float(self.bits[step][place]) - 0.1)
+        return Slip(best.name, cost, changes, alternatives=tuple(slip.name for slip in others), single=True)
 
 
 def _is_exact(sheet: WrittenStep, prediction: Array) -> bool:
     """Whether no digits were dropped in a step."""
     return not sheet.unit.any() or bool(np.allclose(prediction[0], sheet.values, rtol=1e-9, atol=1e-12))
+
+
+def _is_known(slips: list[CellSlip]) -> bool:
+    return bool(slips) and slips[0].family != OFF_BY
 
 
 def _unexplained(hypothesis: Hypothesis, step: str) -> bool:
@@ -276,10 +295,10 @@ def _regions(
         yield solved[None], f"only in {where}", 3.0 + len(places) * (3 + math.log2(solved.size))
 
 
-def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, right: Array) -> dict[Place, Place]:
-    """Pairs of wrong numbers that are each other's right ones."""
+def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, prediction: Array) -> dict[Place, Place]:
+    """Pairs of wrong numbers that are each other's right ones, computed from unrounded or from written numbers."""
     found: dict[Place, Place] = {}
-    for a, b in itertools.combinations(wrong, 2):
+    for (a, b), right in itertools.product(itertools.combinations(wrong, 2), prediction[:2]):
         near = sheet.unit[a] / 2 + 1e-9, sheet.unit[b] / 2 + 1e-9
         if abs(sheet.values[a] - right[b]) <= near[0] and abs(sheet.values[b] - right[a]) <= near[1]:
             found[a], found[b] = b, a

@@ -34,7 +34,8 @@ from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_chan
 def formula_slips(context: Context) -> Iterator[Slip]:
     """All slips in the formula of a step, each everywhere in the step."""
     formula = context.formulas[context.step]
-    seen: set[int] = set()
+    sums = [part for part in parts(formula) if part.op == "add"]
+    seen = {id(arg) for part in sums for arg in part.args if arg.op == "add"}  # parts of a longer sum
     for part in parts(formula):
         if id(part) in seen:
             continue
@@ -70,7 +71,7 @@ def _changes(part: Expression, root: bool, context: Context) -> Iterator[Change]
         what = f"the {what} numbers" if len(what) == 1 else what
         for places, cost in ((2, 7.0), (1, 7.3), (3, 7.3), (4, 7.6), (0, 7.6)):
             name = describe_rounding(what, places, _next_name(part, context))
-            yield Change(ex.rounded(part, places), name, cost, rounding=True, scope="rows")
+            yield Change(ex.rounded(part, places), name, cost, rounding=True, scope="whole")
 
 
 def _next_name(part: Expression, context: Context) -> str:
@@ -98,6 +99,8 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         weight = other.op == "ref" and is_weight_matrix(other.param)
         name = f"{context.describe(other)} forgotten: this is {context.describe(operand)}"
         yield Change(operand, name, 4 if weight else 7, scope="rows")
+    if context.step == "scores":
+        yield from _score_changes(part, context)
     if "weights" in left.names and left.op == "ref":
         yield from _mixture_changes(part, context)
     if _without_split(left) is not left and _without_split(right) is not right:
@@ -124,6 +127,21 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
             yield Change(part.with_param(alone), name, 5.5 + math.log2(size), scope="rows")
 
 
+def _score_changes(part: Expression, context: Context) -> Iterator[Change]:
+    """Something else than the dot products of queries and keys."""
+    queries, keys = part.args[0], ex.transpose(part.args[1])
+    inputs = ex.ref("inputs" if "inputs" in context.values else "x")
+    if "x" in context.values and context.problem.problem.heads == 1:
+        product = "Xᵀ X" if context.columns else "X Xᵀ"
+        yield Change(ex.matmul(inputs, ex.transpose(inputs)), f"{product}: W_Q and W_K were not used", 5, scope="whole")
+    lengths = part.with_args(ex.apply("length 1", queries), ex.transpose(ex.apply("length 1", keys)))
+    yield Change(lengths, "Q and K were divided by their lengths: the cosines instead of the dot products", 6.5)
+    squares = [ex.total(ex.apply("x²", rows)) for rows in (queries, keys)]
+    distances = ex.subtract(ex.add(squares[0], ex.transpose(squares[1])), ex.scale(part, 2.0))
+    yield Change(distances, "the squared distances of Q and K instead of their dot products", 7)
+    yield Change(ex.apply("−x", distances), "minus the squared distances of Q and K instead of their dot products", 7)
+
+
 def _mixture_changes(part: Expression, context: Context) -> Iterator[Change]:
     """Values mixed by something else than the weights."""
     weights, values = part.args
@@ -135,6 +153,11 @@ def _mixture_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("1 at the smallest", f"the row of {what} with the smallest weight was taken", 7.5),
     ):
         yield Change(part.with_args(ex.apply(function, weights), values), name, cost, scope="rows")
+    softmax = context.formulas["weights"]
+    if softmax.op == "divide":
+        powers = ex.unwritten(softmax.args[0], context.problem.places)
+        name = "not divided by the sums: the exponentials were used as weights"
+        yield Change(part.with_args(powers, values), name, 5, scope="rows")
     name = "the weights in percent were used as numbers: 100 times too large"
     yield Change(part.with_args(ex.scale(weights, 100.0), values), name, 5.5, scope="rows")
 
@@ -248,6 +271,9 @@ def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(diagonal, name, 4.5, scope="rows")
         squares = ex.times(left, ex.times(ex.subtract(ex.shift(ex.scale(left, 0.0), 1.0), left), right))
         yield Change(squares, "A(1 − A) instead of A", 7, scope="rows")
+        name = "r was not multiplied by the weights: A∘dA − r"
+        yield Change(ex.subtract(ex.times(left, gradient), right.args[1]), name, 4.8, scope="rows")
+        yield Change(ex.times(gradient, right), "the factor A was taken as dA", 7.5, scope="rows")
         yield from _masked_gradients(part, context)
         name = "the mean of dA was subtracted instead of the row sums r"
         yield Change(ex.times(left, ex.subtract(gradient, ex.total(gradient, "mean"))), name, 6.5, scope="rows")
@@ -282,7 +308,7 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
         for other, value in context.values.items():
             if other in (name, context.step) or other.startswith(GIVEN) or value.shape[1:] != shape[1:]:
                 continue
-            if other not in earlier or _has_other_name(other, context):
+            if other not in earlier or _has_other_name(other, context) or {name, other} == {"x", "inputs"}:
                 continue
             unscaled = context.formulas[name].op == "scale" and other in context.formulas[name].names
             if unscaled:
@@ -294,8 +320,19 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
     if context.step not in context.problem.steps or not name.startswith(GIVEN):
         yield from _order_changes(part, shape[1:], what, context)
         yield from _head_order_changes(part, shape[1], what)
+    if name in ("scaled", "dS") and context.step not in ("scores", "dZ"):
+        yield from _scaled_again(part, what, context)
     verb = "have" if is_plural(what) else "has"
     yield Change(ex.apply("−x", part), f"{what} {verb} the wrong sign", 7, scope="rows")
+
+
+def _scaled_again(part: Expression, what: str, context: Context) -> Iterator[Change]:
+    """The scale applied to numbers that have it already."""
+    problem = context.problem.problem
+    scale, usual = float(problem.scale.decimal), "1/√d" if problem.default_scale else "β"
+    if scale not in (0.0, 1.0):
+        yield Change(ex.scale(part, scale), f"{usual} was applied again, to {what}", 4.5, scope="rows")
+        yield Change(ex.scale(part, 1 / scale**2), f"{what} were divided by {usual} twice", 7.5, scope="rows")
 
 
 def _has_other_name(name: str, context: Context) -> bool:
@@ -345,7 +382,7 @@ def _factor_of_result(part: Expression, shape: tuple[int, ...], context: Context
     scale = float(problem.scale.decimal)
     if context.step == "dO" and problem.loss is not None and problem.loss.name in ("mean", "sum"):
         yield from mean_changes(part, context)
-    sizes = {2, 10, 100, 1000, shape[-1], shape[-2], shape[-1] * shape[-2], problem.heads}
+    sizes = {2, 3, 10, 100, 1000, shape[-1], shape[-2], shape[-1] * shape[-2], problem.heads}
     factors = [(float(size), f"{size} times too large") for size in sorted(sizes) if size > 1]
     factors += [(1 / factor, f"divided by {factor:g}: {factor:g} times too small") for factor, _ in factors]
     if scale not in (0.0, 1.0) and part.op != "scale":
@@ -376,10 +413,21 @@ def _order_changes(part: Expression, shape: tuple[int, ...], what: str, context:
                 else:
                     text = f"the {name}s of {what} are in the wrong order: {text}"
                 yield Change(ex.reordered(part, axis, order), text, cost, scope="whole")
+        for text, order in _shifts(size):
+            yield Change(ex.reordered(part, axis, order), text.format(name, what), 7.5, scope="whole")
         for order in _copies(size):
             wrong = next(i for i, j in enumerate(order) if i != j)
             text = f"{name} {order[wrong] + 1} of {what} copied in place of {name} {wrong + 1}"
             yield Change(ex.reordered(part, axis, order), text, 6.7 + math.log2(size * (size - 1)), scope="whole")
+
+
+def _shifts(size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every line taken from its neighbor, or all from the same one."""
+    if size > 2:
+        yield "each {0} of {1} is the one after it", (*range(1, size), size - 1)
+        yield "each {0} of {1} is the one before it", (0, *range(size - 1))
+        for k in range(size):
+            yield f"{{0}} {k + 1} of {{1}} was used for every {{0}}", (k,) * size
 
 
 def _permutations(size: int) -> Iterator[tuple[int, ...]]:

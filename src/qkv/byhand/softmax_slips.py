@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
-from qkv.byhand.slips import DIGITS, Bits, Change, Context, parts, was
+from qkv.byhand.slips import DIGITS, Bits, Change, Context, Slip, parts, substitute, was
 
 
 def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -93,7 +93,10 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("−e^|x| if negative", "e^(−x) was taken as −e^x: exponentials are never negative", 6.5),
         ("x²", "x² instead of e^x", 7),
         ("1 + x", "1 + x instead of e^x", 7.5),
-        ("1 at the largest", "the largest score got weight 1 instead of a softmax", 6.5),
+        ("1 at the largest", "the largest score got weight 1 instead of a softmax", 5.5),
+        ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 5.2),
+        ("ln x", "ln x instead of e^x", 7),
+        ("1 + x + x²/2", "1 + x + x²/2 instead of e^x", 7.5),
     ):
         yield Change(ex.apply(function, arg), name, cost, scope="rows")
     for base in ("2.7", "2.72"):
@@ -129,6 +132,8 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
             ("largest", "divided by the largest exponential instead of the sum", 5),
             ("count", "divided by the number of keys instead of the sum", 6),
             ("others", "divided by the sum of the other exponentials", 7),
+            ("mean", "divided by the mean of the exponentials instead of their sum", 6.5),
+            ("one more", "divided by 1 + the sum of the exponentials", 7),
             ("squares", "divided by the root of the sum of squares instead of the sum", 6.5),
         ):
             yield Change(part.with_param((kind, None)), name, cost, scope="rows")
@@ -137,6 +142,8 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
             yield Change(
                 ex.total(function.args[0]), "divided by the sum of the scores, not of the exponentials", 6, scope="rows"
             )
+            power_of_sum = ex.apply("exp", ex.total(function.args[0]))
+            yield Change(power_of_sum, "divided by e to the sum of the scores", 7, scope="rows")
             if function is not arg:
                 name = "the sum also has the masked exponentials: rows do not sum to 1"
                 yield Change(ex.total(function), name, 4.6, scope="rows")
@@ -178,6 +185,16 @@ def divide_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(masked_late, "masked after the softmax, and not divided by the new sum", 4.5, scope="rows")
     elif top.op != "masked" and context.step == "weights":
         yield from _needless_masks(part, context)
+    function = next((p for p in parts(top) if p.op == "apply" and p.param == "exp"), None)
+    if function is not None:
+        yield Change(ex.apply("sigmoid", function.args[0]), "a sigmoid of each score instead of a softmax", 6.5)
+        shifted = function.with_param("exp of x − max")
+        for changed, where in (
+            (part.with_args(substitute(top, function, shifted), bottom), "the numerators"),
+            (part.with_args(top, substitute(bottom, function, shifted)), "the sums"),
+        ):
+            yield Change(changed, f"the maximum was subtracted only in {where}", 6, scope="rows")
+    yield Change(ex.apply("ln x", part), "the logarithms of the weights", 7, scope="rows")
     softmax = ex.divide(ex.apply("exp", part), ex.total(ex.apply("exp", part)))
     yield Change(softmax, "the softmax was applied twice", 7, scope="rows")
 
@@ -206,18 +223,31 @@ def mask_changes(part: Expression, context: Context) -> Iterator[Change]:
     for name, other, cost in _other_masks(mask):
         yield Change(part.with_param((other, fill)), name, cost, scope="rows")
     yield from _single_masks(part, context)
+    if arg.op == "apply":
+        yield from _added_masks(part)
     for number, text, note, cost in (
         (0.0, "0", ": e^0 is 1, not 0", 4.5),
         (-1.0, "-1", ": e^(-1) is not 0", 6.0),
         (1.0, "1", "", 6.5),
         (-10.0, "-10", ": e^(-10) is not 0", 7.0),
+        (60.0, "+∞", ": the weight is where the mask hides", 5.0),
     ):
         name = f"masked with {text} instead of −∞"
         if arg.op == "apply":
             filled = arg.with_args(ex.masked(arg.args[0], mask, number))
             yield Change(filled, name + note, cost, scope="rows")
-        elif np.isinf(fill):
+        elif np.isinf(fill) and number < 30:
             yield Change(part.with_param((mask, number)), name, cost)
+
+
+def _added_masks(part: Expression) -> Iterator[Change]:
+    """The flags of the mask added to the scores, or the exponentials multiplied by something else."""
+    (mask, _), powers = part.param, part.args[0]
+    for factor, name, cost in (
+        (math.exp(-1), "the mask was added to the scores as 1 and 0 instead of 0 and −∞", 6),
+        (math.e, "the mask was subtracted from the scores as 1 and 0 instead of adding −∞", 7),
+    ):
+        yield Change(ex.where(mask > 0, powers, ex.scale(powers, factor)), name, cost, scope="rows")
 
 
 def _single_masks(part: Expression, context: Context) -> Iterator[Change]:
@@ -230,6 +260,26 @@ def _single_masks(part: Expression, context: Context) -> Iterator[Change]:
         what = "was not masked" if mask[0, 0, i, j] == 0 else "was masked by mistake"
         name = f"the number in {row} {i + 1}, {column} {j + 1} {what}"
         yield Change(part.with_param((other, fill)), name, 5 + math.log2(mask.size), scope="whole")
+
+
+def other_mask_slips(step: str, formula: Expression, written: Array, columns: bool) -> Iterator[Slip]:
+    """The mask that the zeros of a person's weights show, whatever it is. written: (heads, rows, columns)."""
+    if formula.op != "divide" or (written == 0).all() or not (written == 0).any():
+        return
+    top, shown = formula.args[0], (written != 0)[None].astype(float)
+    masked = ex.masked(top.args[0] if top.op == "masked" else top, shown)
+    old = top.param[0] if top.op == "masked" else np.ones((1, 1, *written.shape[1:]))
+    keys = [str(k + 1) for k in range(written.shape[-1]) if not shown[..., k].any()]
+    if keys and np.array_equal(shown, np.broadcast_to(shown.any((0, 1, 2)), shown.shape)):
+        name = f"key{'s' if len(keys) > 1 else ''} {', '.join(keys)} masked for every query"
+    else:
+        changed = np.flatnonzero((shown != old).any((0, 1, 3))) + 1
+        line = "column" if columns else "row"
+        name = (
+            f"another mask: its zeros in {line}{'s' if len(changed) > 1 else ''} {', '.join(map(str, changed))} differ"
+        )
+    bits = 7 + float((shown != old).sum())
+    yield Slip(name, bits, {step: ex.divide(masked, ex.total(masked))}, scope="whole")
 
 
 def _other_masks(mask: Array) -> Iterator[tuple[str, Array, Bits]]:

@@ -7,7 +7,7 @@ number that differs only because of them is no new mistake: it follows from an e
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -112,9 +112,10 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     for step, sheet in written.items():
         if any(number.fraction is None for row in solution[step] for number in row):
             written[step] = sheet.with_whole_numbers(exact[step])
+    formulas = replace(formulas, places=max((sheet.places for sheet in written.values()), default=0))
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
-        found = Search(formulas, written, exact).run()
-        return _Report(formulas, written, solution, exact, found, tolerance).build()
+        search = Search(formulas, written, exact)
+        return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
 
 
 def _exact_values(formulas: StepFormulas) -> dict[str, Array]:
@@ -135,9 +136,12 @@ class _Report:
         solution: Mapping[str, Rows],
         exact: Mapping[str, Array],
         found: list[Hypothesis],
+        wrong: Mapping[str, Array],
         tolerance: float,
     ) -> None:
         self.written, self.solution, self.exact, self.tolerance = written, solution, exact, tolerance
+        self.wrong = wrong
+        self.said_rounded = False
         self.columns = formulas.problem.convention == "columns"
         self.best = found[0]
         self.alternatives = _find_alternatives(found)
@@ -145,6 +149,7 @@ class _Report:
     def build(self) -> Verification:
         checks = [self.check_step(sheet) for sheet in self.written.values()]
         wrong = [remark for check in checks for remark in check.remarks if not remark.accepted]
+        wrong.sort(key=lambda remark: remark.kind == "rounding")
         return Verification(not wrong, self.tolerance, wrong[0] if wrong else None, tuple(checks))
 
     def check_step(self, sheet: WrittenStep) -> StepCheck:
@@ -154,7 +159,7 @@ class _Report:
             (int(h), int(r), int(c)): self.status(sheet, findings, (h, r, c))
             for h, r, c in np.ndindex(*sheet.values.shape)
         }
-        remarks = [self.finding_remark(sheet, found, status) for found in findings]
+        remarks = self.finding_remarks(sheet, findings, status)
         right = self.best.predictions[step][0]
         rounded = [
             place
@@ -165,8 +170,10 @@ class _Report:
             unit = max((float(other.unit.max()) for other in (sheet, *self.rounded_before(sheet))), default=0.0)
             allowed = math.inf if unit <= self.tolerance else self.tolerance
             place = self.rounded_place(sheet, rounded, right, allowed)
-            remarks.insert(0, self.rounding_remark(sheet, place, right, self.name_rounding(sheet, place), allowed))
-        remarks.sort(key=lambda remark: (remark.kind != "rounding", remark.row, remark.column))
+            remark = self.rounding_remark(sheet, place, right, self.name_rounding(sheet, place), allowed)
+            remarks += [remark] if not (remark.accepted and self.said_rounded) else []
+            self.said_rounded |= remark.accepted  # then the verdict of a later step says enough
+        remarks.sort(key=lambda remark: (remark.kind == "rounding", remark.row, remark.column))
         if sheet.transposed:
             rows, columns = len(sheet.texts), len(sheet.texts[0])
             rows, columns = (columns, rows) if self.columns else (rows, columns)
@@ -191,9 +198,12 @@ class _Report:
             return "slip"
         if any(place in found.cells for found in findings):
             return "rounded"
+        if not self.wrong[sheet.step][place]:
+            return "rounded"
         exact, expected = float(self.exact[sheet.step][place]), float(self.best.predictions[sheet.step][0][place])
         reached = exact != expected and abs(exact - expected) > 1e-9 * max(1.0, abs(exact))
-        return "follows" if reached else "rounded"
+        slips = any(not found.slip.rounding for found in self.best.findings)
+        return "follows" if reached and slips else "rounded"
 
     def is_visibly_rounded(self, sheet: WrittenStep, place: Place, right: Array) -> bool:
         """Whether a number that follows from a slip also shows that the numbers before it were rounded."""
@@ -206,6 +216,31 @@ class _Report:
 
     def difference(self, sheet: WrittenStep, place: Place, right: Array) -> float:
         return abs(float(sheet.values[place] - right[place]))
+
+    def finding_remarks(
+        self, sheet: WrittenStep, findings: list[Finding], status: Mapping[Place, Status]
+    ) -> list[Remark]:
+        """A remark for each slip, and one for all numbers that no slip explains.
+
+        A slip that leaves as many numbers of its step unexplained as it explains is only a guess.
+        """
+        unknown = [found for found in findings if found.slip.name == NOT_IDENTIFIED]
+        named = [found for found in findings if found.slip.name != NOT_IDENTIFIED]
+        guesses: list[Finding] = []
+        if unknown:
+            formulas = [found for found in named if not found.slip.single and not found.slip.rounding]
+            few = [found for found in formulas if len(unknown) > 1 and len(found.cells) <= len(unknown)]
+            guesses = formulas if len(formulas) > 1 else few
+        remarks = [self.finding_remark(sheet, found, status) for found in named if found not in guesses]
+        if unknown:
+            first = min(unknown, key=lambda found: self.place(sheet, min(found.cells)))
+            more = sum(kind == "slip" for kind in status.values())
+            more -= sum(len(found.cells) for found in named if found not in guesses)
+            note = f"{more - 1} more numbers of this step are wrong" if more > 1 else ""
+            perhaps = "; ".join(f"perhaps {found.slip.name}" for found in guesses)
+            note = "; ".join(part for part in (perhaps, note) if part)
+            remarks.append(replace(self.finding_remark(sheet, first, status), note=note))
+        return remarks
 
     def finding_remark(self, sheet: WrittenStep, found: Finding, status: Mapping[Place, Status]) -> Remark:
         name, alternatives = found.slip.name, self.alternatives[id(found)]
@@ -244,9 +279,8 @@ class _Report:
     def rounding_remark(self, sheet: WrittenStep, place: Place, right: Array, name: str, allowed: float) -> Remark:
         difference = self.difference(sheet, place, right)
         accepted = difference <= allowed + float(sheet.unit[place]) / 2
-        verdict = "accepted" if accepted else "too far"
-        limit = f": up to {format_digits(Decimal(repr(allowed)), 3)} is" if math.isfinite(allowed) else ""
-        name = f"{name} (off by {format_digits(Decimal(repr(difference)), 2)}; {verdict}{limit})"
+        verdict = "accepted" if accepted else f"at most {format_digits(Decimal(repr(allowed)), 3)} is allowed"
+        name = f"{name} (off by {format_digits(Decimal(repr(difference)), 2)}; {verdict})"
         row, column = self.place(sheet, place)
         return Remark(
             sheet.step,

@@ -42,6 +42,8 @@ class Contract:
     def __post_init__(self) -> None:
         if self.kind == "window" and self.window is None:
             raise ValueError("a contract with kind='window' needs a width: window=128")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 (a token and those before it), got {self.window}")
 
     @property
     def relative(self) -> bool:

@@ -46,7 +46,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "rotary": (*POSITIONS, "truncation"),
 }
 INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
-FIRST = ("deterministic in eval", "inputs not mutated", "state")  # they explain the others
+FIRST = ("deterministic in eval", "inputs not mutated", "state", "strides")  # they explain the others
 LAST = (
     "fully masked row",
     "fully padded row",
@@ -80,7 +80,12 @@ def explain_findings(
         except Exception:  # a diagnosis must not hide the findings
             identified = None
     if identified is not None and identified.right:
-        return _overrule(findings, readings, identified)
+        findings, overruled = _overrule(findings, readings, identified)
+        failed = [finding for finding in findings if finding.verdict == "fail"]
+        if not failed:
+            return findings, None
+        readings, identified = [] if overruled else readings, None
+        names = [base_name(finding.check) for finding in failed]
     if untested:
         if identified is None or identified.family is None or contract.kind is None:
             return findings, None
@@ -105,21 +110,22 @@ def explain_findings(
             break
     findings = [_locate_leak(finding, names) for finding in findings]
     cause = _most_likely(findings, best)
-    if identified is not None and not cause.exact and "token" in identified.condition:
+    if identified is not None and not cause.exact and ("token" in identified.condition or not cause.condition):
         cause = replace(cause, condition=identified.condition)
     return findings, replace(cause, line=find_line(impl, contract, cause))
 
 
-def _overrule(
-    findings: list[Finding], readings: list[Reading], identified: Identified
-) -> tuple[list[Finding], Diagnosis | None]:
+def _overrule(findings: list[Finding], readings: list[Reading], identified: Identified) -> tuple[list[Finding], bool]:
     """Every attention gives the outputs of the formula: what was read off its inside, and failed, was misread.
 
     Online softmax, for example, divides by the sum at the end: its weights do not sum to 1 on the way.
+
+    Returns:
+        The findings, and whether that holds for every attention that was recorded.
     """
     layers = {reading.attention.name for reading in readings}
     if identified.cases < len(layers):
-        return findings, _most_likely(findings, None) if any(f.verdict == "fail" for f in findings) else None
+        return findings, False
     overruled = (*INSIDE, *(("lengths agree",) if identified.words else ()))
     words = identified.words or "the outputs are those of softmax(q·kᵀ·scale) v, from the projections on"
     kept = [
@@ -130,8 +136,7 @@ def _overrule(
     ]
     if not identified.words:
         kept.append(Finding("formula (from projections)", "pass", 0.0, f"{words}, at several shapes and dtypes"))
-    failed = any(finding.verdict == "fail" for finding in kept)
-    return kept, _most_likely(kept, None) if failed else None
+    return kept, True
 
 
 def _locate_leak(finding: Finding, failed: list[str]) -> Finding:
@@ -199,17 +204,22 @@ def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis:
     named = [finding for finding in failed if finding.family is not None]
     for finding in named:
         if base_name(finding.check) in FIRST:
-            return Diagnosis(str(finding.family), finding.hint or finding.evidence)
+            return _name(finding)
     if best is not None:
         return best
     for finding in named:
         if finding.family == "wrong gradient" and base_name(finding.check) == "formula":
-            return Diagnosis("wrong gradient", finding.hint or finding.evidence)
+            return _name(finding)
     if not named:
         return Diagnosis("not identified", failed[0].evidence)
     named.sort(key=lambda finding: (base_name(finding.check) in LAST, not finding.check.startswith("batch")))
-    words = (named[0].hint or named[0].evidence).removeprefix(EXACTLY).partition(" [")[0]
-    return Diagnosis(str(named[0].family), words)
+    return _name(named[0])
+
+
+def _name(finding: Finding) -> Diagnosis:
+    """The bug that a finding names."""
+    words = (finding.hint or finding.evidence).removeprefix(EXACTLY).partition(" [")[0]
+    return Diagnosis(str(finding.family), words, condition=finding.condition)
 
 
 def explain_function(impl: Implementation, contract: Contract) -> Diagnosis | None:

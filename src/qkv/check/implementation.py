@@ -62,6 +62,7 @@ class Implementation:
         length_multiple: it takes only lengths that are multiples of this number.
         fixed_length: the only length that it takes.
         max_length: the longest sequence that it takes, if that was found to be limited.
+        adds_padding: padding is an additive mask, in which the caller puts −∞ for a whole row.
         padding_sides: where padding may be; lengths of rows say only where it begins on the right.
         differentiable: whether PyTorch can follow its computation; False for numpy, JAX and compiled code.
         fresh: builds the module again, for a class; nothing was called on it yet.
@@ -92,6 +93,7 @@ class Implementation:
     fixed_length: int | None = None
     max_length: int | None = None
     padding_sides: tuple[str, ...] = ("right", "left", "holes")
+    adds_padding: bool = False
     differentiable: bool = True
     fresh: Callable[[], nn.Module] | None = None
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from qkv.check.implementation import Implementation
+from qkv.check.tracing.choices import makes_choices
 
 MORE_DRAWS = 60
 FEW_DRAWS = 10
@@ -24,12 +25,14 @@ class InfluenceMap:
     Args:
         columns: the tokens that were changed; all of them if None.
         sparse: some pairs showed an effect only after several draws, so that a pair without one may be chance.
+        chosen: the code chooses by value (top-k, a router), so that what a token sees depends on the content.
     """
 
     effects: Float[Tensor, "t s"]
     tolerance: float
     columns: tuple[int, ...] | None = None
     sparse: bool = False
+    chosen: bool = False
 
     @property
     def visible(self) -> Bool[Tensor, "t s"]:
@@ -81,7 +84,8 @@ def measure_influence(impl: Implementation, *, seed: int = 0, draws: int = 2) ->
             change = (after - before)[0].flatten(1).abs().amax(-1)
             effects[:, position] = torch.maximum(effects[:, position], change.nan_to_num(posinf=1e30, nan=1e30))
     largest = effects.max()
-    return InfluenceMap(effects / largest if largest > 0 else effects, impl.tolerance, sparse=sparse)
+    chosen = makes_choices(impl)
+    return InfluenceMap(effects / largest if largest > 0 else effects, impl.tolerance, sparse=sparse, chosen=chosen)
 
 
 def sample_influence(impl: Implementation, length: int, columns: Sequence[int], seed: int = 0) -> InfluenceMap:

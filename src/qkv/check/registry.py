@@ -12,6 +12,7 @@ from qkv.check.checks.basics import (
     check_finite,
     check_inputs_not_mutated,
     check_lengths,
+    check_strides,
 )
 from qkv.check.checks.cache import check_cache
 from qkv.check.checks.causality import check_kind, check_source, check_training_leak, check_truncation, describe_sample
@@ -150,6 +151,13 @@ CHECKS: tuple[Check, ...] = (
         "the input is bit-identical after the call",
     ),
     Check(
+        "strides",
+        ("strides",),
+        lambda m: [check_strides(m.impl, m.sweep)],
+        "anything",
+        "inputs that are not contiguous give the outputs of contiguous ones",
+    ),
+    Check(
         "batch",
         ("batch",),
         lambda m: check_batch_independence(m.impl, m.sweep),
@@ -245,7 +253,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "inside",
         ("inside", "layers", "scale", "softmax", "heads", "grouped heads", "rotary"),
-        lambda m: check_recorded(m.readings, m.refused, m.contract, leaks=_leaks(m)),
+        lambda m: check_recorded(m.impl, m.readings, m.refused, m.contract, leaks=_leaks(m)),
         "module",
         "scale, softmax, heads and RoPE of every attention recorded inside, and which layer leaks",
         shares=True,
@@ -259,10 +267,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "drawn shapes",
-        ("drawn shapes", "strides"),
+        ("drawn shapes",),
         lambda m: check_drawn(m.impl, m.contract, m.kind, m.sweep, m.options),
         "anything",
-        "with --thorough: drawn shapes and strides show nothing that the fixed ones do not",
+        "with --thorough: drawn shapes show nothing that the fixed ones do not",
     ),
     Check(
         "saved and loaded",

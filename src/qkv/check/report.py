@@ -56,6 +56,7 @@ BUG_FAMILIES = {
     "accumulation": "divide each micro-batch's loss once, by the size of the whole batch; step on the leftover batches",
     "packing": "mask between documents, and restart positions in each",
     "block": "rescale the running output and sum by exp(old maximum − new maximum), and mask the end of the last block",
+    "strides": "read tensors through their strides: reshape, or contiguous() before a view of raw memory",
     "truncated": "let every query use every key that it may attend to, the last ones too",
     "not identified": "no known bug explains the outputs; the evidence says where to look",
     "split": "split before cutting into windows and shuffling, so that no example is on both sides",
@@ -109,6 +110,7 @@ class Finding:
         hint: the likely bug and its usual fix.
         family: the bug family that the hint names, a key of BUG_FAMILIES.
         shapes: the sizes at which it was tested, axis by axis.
+        condition: when it fails, such as "in bfloat16"; empty if always, or if that is not known.
     """
 
     check: str
@@ -118,13 +120,16 @@ class Finding:
     hint: str | None = None
     family: str | None = None
     shapes: str = ""
+    condition: str = ""
 
 
-def judge(check: str, score: float, limit: float, evidence: str, hint: str, family: str) -> Finding:
+def judge(
+    check: str, score: float, limit: float, evidence: str, hint: str, family: str, condition: str = ""
+) -> Finding:
     """A finding that passes if the score is at most the limit, and else fails with a hint; a NaN score fails."""
     if score <= limit:
         return Finding(check, "pass", score, evidence)
-    return Finding(check, "fail", score, evidence, hint, family)
+    return Finding(check, "fail", score, evidence, hint, family, condition=condition)
 
 
 # the findings that can prove or disprove each promise of a contract, and what to provide where none does

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.calling import TargetLoader, make_implementation, target_name
-from qkv.check.calling.building import build
+from qkv.check.calling.building import build, fewer_key_heads
 from qkv.check.calling.hugging_face import family_contract
 from qkv.check.checks.basics import check_determinism, check_inputs_not_mutated
 from qkv.check.checks.causality import sample_maps
@@ -77,6 +77,7 @@ def run(
     part = guess_part(found) if call is None and adapter is None else call
     if part in TRAINING_CHECKS:
         return _check_training_code(found, name, TRAINING_CHECKS[part], promised)
+    arguments = fewer_key_heads(found, arguments) if promised.grouped is not None else arguments
     declared = None if call == "attention" else call
     make = partial(make_implementation, found, name, arguments=arguments, call=declared, adapter=adapter)
     if like is None:

@@ -17,8 +17,9 @@ from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.report import describe_error
 
-# one token, odd and even, and one above each power of two, where blocks, pages, tables and fast paths begin
-LENGTHS = (1, 2, 3, 13, 17, 33, 65, 129, 257)
+# one token, odd and even, one above each power of two, where blocks, pages, tables and fast paths begin, and a
+# length at which the last block is nearly full
+LENGTHS = (1, 2, 3, 13, 17, 33, 65, 92, 129, 257)
 LONG_LENGTHS = (513, 1025, 2049, 4096)  # with thorough
 ONE_ROW = 300  # longer sequences run one at a time
 SECONDS_PER_CALL = 0.25  # a length at which one call would take longer is left out
@@ -162,8 +163,9 @@ def _try_lengths(
 
 
 def _timed(impl: Implementation, x: Tensor) -> tuple[Tensor, float]:
-    start = time.perf_counter()
-    return impl.run(x), time.perf_counter() - start
+    """The output and the processor time of a call: on a busy machine it is left out no sooner."""
+    start = time.process_time()
+    return impl.run(x), time.process_time() - start
 
 
 def declared_length(impl: Implementation) -> int | None:
@@ -187,6 +189,46 @@ def describe_lengths(sweep: Sweep) -> str:
     if sweep.slow:
         words.append(f"lengths {', '.join(map(str, sweep.slow))} are left out: a call takes too long")
     return "; ".join(words)
+
+
+PROBES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 257)
+
+
+def describe_condition(is_right: Callable[[int], bool | None], longest: int = 1 << 30) -> str:
+    """For which lengths something is wrong, in words; empty if for all.
+
+    Args:
+        is_right: whether it is right at a length; None if it cannot be tried there.
+
+    >>> describe_condition(lambda n: n <= 40), describe_condition(lambda n: n % 2 == 0)
+    ('from 41 tokens on', 'for odd lengths')
+    """
+    judged = {length: right for length in PROBES if length <= longest and (right := is_right(length)) is not None}
+    bad, good = ([length for length, right in judged.items() if right is wanted] for wanted in (False, True))
+    if not good or not bad:
+        return ""
+    if bad == [1]:
+        return "for a single token"
+    first = min(bad)
+    below = [length for length in good if length < first]
+    if all(length < first for length in good):
+        low, high = max(below), first
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_right(middle) else (low, middle)
+        return f"from {high} tokens on"
+    if max(bad) < min(good):
+        return f"up to {max(bad)} tokens"
+    from_there = f" from {first} tokens on" if max(below, default=0) > 8 else ""
+    above = [length for length in good if length > first] if from_there else [n for n in good if n > 1]
+    for size in (first - 1, 2, 3, 4, 8, 16, 32, 64, 128):
+        if size < 2:
+            continue
+        if all(n % size for n in bad) and not any(n % size for n in above if n > (first if from_there else size)):
+            return ("for odd lengths" if size == 2 else f"for lengths that are not multiples of {size}") + from_there
+        if not any(n % size for n in bad) and all(n % size for n in above):
+            return ("for even lengths" if size == 2 else f"for lengths that are multiples of {size}") + from_there
+    return f"for lengths such as {', '.join(map(str, bad[:4]))}, not for {', '.join(map(str, good[-3:]))}"
 
 
 # -- the log of shapes -------------------------------------------------------------------------------------------------

@@ -154,6 +154,14 @@ def shift_image(x: Tensor) -> Tensor:
     return x.roll((1, 2), dims=(2, 3))
 
 
+def strided_shift_error(convolution: nn.Conv2d, image: Tensor, shift: int) -> float:
+    """The least difference between the output at stride 2 of an image moved down by `shift` pixels, and a shift of its
+    output by 0 or more rows; rows that the border or the roll can reach are left out."""
+    before, after = (F.conv2d(x, convolution.weight, stride=2) for x in (image, image.roll(shift, dims=2)))
+    margin = shift + 1
+    return min(max_diff(after[:, :, margin:], before.roll(rows, dims=2)[:, :, margin:]) for rows in range(shift + 1))
+
+
 def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> ExperimentResult:
     dim, num_patches = 8, side * side
     blocks = lab.build(lambda: nn.ModuleList(Block(BlockConfig(dim=dim, heads=2, mlp_dim=16)) for _ in range(layers)))
@@ -190,6 +198,7 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
         moved, expected = through_convolutions(shift_image(framed), 1), shift_image(through_convolutions(framed, 1))
         inside = slice(2 + kernel // 2, framed.shape[-1] - kernel // 2)  # affected by neither the border nor the roll
         cnn_error = max_diff(moved[..., inside, inside], expected[..., inside, inside])
+        strided = {shift: strided_shift_error(convolutions[0], framed, shift) for shift in (1, 2)}
         vit_error = max_diff(through_blocks(shift_image(x), layers), shift_image(through_blocks(x, layers)))
         table = lab.draw(1, dim, side, side)
         with_positions = through_blocks(shift_image(x) + table, layers)
@@ -202,6 +211,8 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
             "ViT: share of patches reached in one layer": reached["ViT"][0],
             **{f"CNN: share reached in {i + 1} layers": share for i, share in enumerate(reached["CNN"])},
             "CNN: shift and convolve − convolve and shift (inside)": cnn_error,
+            "CNN with stride 2: the same at best, shifted by 1 pixel": strided[1],
+            "CNN with stride 2: the same, shifted by 2 pixels": strided[2],
             "ViT without positions: the same, by whole patches": vit_error,
             "ViT with learned positions: the same": vit_error_with_positions,
         },
@@ -209,7 +220,9 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
             near("a ViT layer reaches every patch", reached["ViT"][0], 1.0, 0.0),
             at_most("a CNN's field grows by k − 1 a layer: off by", error, 1e-12),
             at_most("a CNN of one layer does not see all", reached["CNN"][0], 0.5),
-            equal("a CNN is translation-equivariant", cnn_error),
+            equal("a CNN of stride 1 is translation-equivariant", cnn_error),
+            equal("with stride 2 by two pixels", strided[2]),
+            at_least("but not by one", strided[1], 1e-3),
             equal("a ViT without positions too, by whole patches", vit_error),
             at_least("with positions it is not", vit_error_with_positions, 1e-3, "control"),
         ),

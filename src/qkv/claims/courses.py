@@ -12,6 +12,21 @@ from pathlib import Path
 FILE = Path(__file__).with_name("courses.json")
 PAGES = ("nyu-hw4", "attention-assignment", "cs224n-a5", "csci5922-ps4")
 ITEM = re.compile(r"\b[NACP]\d[a-gx]?(?:,b)?\b")  # N1c, A4, P3a,b
+ASKED = re.compile(r"([nacp]\d)([a-z]?)(?:([-–,])([a-z]))?", re.IGNORECASE)  # N1c, C2, P3a,b, C1a-e
+SYNONYMS = {  # words that people look for: the words of the pages, of which one must occur
+    "hallucination": ("invent",),
+    "hallucinations": ("invent",),
+    "hallucinate": ("invent",),
+    "sqrt": ("√", "sqrt"),
+    "layernorm": ("layer norm", "layernorm"),
+    "positional": ("position",),
+    "beta": ("β", "beta"),
+    "temperature": ("β", "temperature"),
+    "ffn": ("feed-forward", "ffn"),
+    "mha": ("multi-head", "mha"),
+    "rotary": ("rope", "rotary"),
+    "softargmax": ("softmax", "softargmax"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,14 +50,28 @@ def read_answers() -> tuple[CourseAnswer, ...]:
     return tuple(CourseAnswer(**{**entry, "items": tuple(entry["items"])}) for entry in content)
 
 
-def find_answer(item: str) -> CourseAnswer | None:
-    """The model answer to an item, in upper or lower case; None if there is no such item.
+def find_answers(asked: str) -> list[CourseAnswer]:
+    """The model answers to an item (N1c, in upper or lower case), several (P3a,b; C1a-e) or a group (C2).
 
-    >>> find_answer("n1c").title
-    'N1c When a value vector is preserved'
+    >>> [entry.items for entry in find_answers("n1c") + find_answers("P3a,b") + find_answers("C1c–e")]
+    [('N1c',), ('P3a', 'P3b'), ('C1c',), ('C1d',), ('C1e',)]
+    >>> [entry.items for entry in find_answers("C3")]
+    [('C3a',), ('C3b',), ('C3c',)]
     """
-    wanted = item.lower()
-    return next((entry for entry in read_answers() if wanted in (known.lower() for known in entry.items)), None)
+    parts = ASKED.fullmatch(asked)
+    if parts is None:
+        return []
+    group, first, joined_by, last = parts[1].upper(), parts[2].lower(), parts[3], (parts[4] or "").lower()
+    if not first:
+        wanted = [item for entry in read_answers() for item in entry.items if item.startswith(group)] * (not last)
+    elif joined_by in (None, ","):
+        wanted = [group + first, *([group + last] if last else [])]
+    else:
+        wanted = [group + chr(letter) for letter in range(ord(first), ord(last) + 1)]
+    known = {item for entry in read_answers() for item in entry.items}
+    if not known.issuperset(wanted):
+        return []
+    return [entry for entry in read_answers() if not set(wanted).isdisjoint(entry.items)]
 
 
 def search_answers(words: str) -> list[CourseAnswer]:
@@ -51,10 +80,23 @@ def search_answers(words: str) -> list[CourseAnswer]:
     >>> [entry.items for entry in search_answers("depthwise")]
     [('N2b',)]
     """
-    wanted = words.lower().split()
-    return [
-        entry for entry in read_answers() if all(word in f"{entry.title} {entry.answer}".lower() for word in wanted)
-    ]
+    return [entry for entry in read_answers() if has_words(f"{entry.title} {entry.answer}", words)]
+
+
+def has_words(text: str, words: str) -> bool:
+    """Whether each of the words, or a synonym, begins a word of the text; single letters must be whole words.
+
+    >>> has_words("Orthonormal keys", "norm"), has_words("a layer norm", "LayerNorm"), has_words("1/√d", "sqrt")
+    (False, True, True)
+    """
+    text = text.lower()
+
+    def occurs(phrase: str) -> bool:
+        end = r"(?!\w)" if len(phrase) == 1 and phrase.isalpha() else ""
+        start = r"(?<!\w)" if phrase[0].isalnum() else ""
+        return re.search(start + re.escape(phrase) + end, text) is not None
+
+    return all(any(map(occurs, SYNONYMS.get(word, (word,)))) for word in words.lower().split())
 
 
 def answers_of_page(page: str) -> list[CourseAnswer]:
@@ -65,7 +107,7 @@ def answers_of_page(page: str) -> list[CourseAnswer]:
     for title, text in zip(parts[1::2], parts[2::2], strict=True):
         items = [single for item in ITEM.findall(title) for single in _singles(item)]
         if items and text.strip():
-            found.append(CourseAnswer(tuple(items), course, title, _as_text(text)))
+            found.append(CourseAnswer(tuple(items), course, title.replace("`", ""), _as_text(text)))
     return found
 
 

@@ -34,7 +34,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "Compare soft attention at a large β with hard attention; gradients by autograd; a tie.",
     ),
     "perturb-key": (
-        "The derivative of a softmax weight is α_i(1 − α_i).",
+        "Moving the score of key i moves its weight by βα_i(1 − α_i) and each other weight by −βα_iα_l, per unit.",
         "Move one key by ε and by noise; compare with the first and second order.",
     ),
     "perturb-query": (
@@ -44,6 +44,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "scale-key": (
         "A factor α multiplies the score: it rises only if it is positive.",
         "Scale keys in random draws; split by the sign of q·k.",
+    ),
+    "key-bias": (
+        "q·(k_i + b) = q·k_i + q·b: the same number on every score of a row, which the softmax ignores.",
+        "Add a vector to all keys, queries or values; gradient by autograd; the same with RoPE.",
     ),
     "calm-head": (
         "The scores of a and b differ by noise of variance of order αβ².",
@@ -55,7 +59,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "keys.",
     ),
     "two-heads": (
-        "Each head picks one key, whatever its length, while q·k_a > 0.",
+        "Each head picks one key, whatever its length, while q·k_a is well above 0.",
         "Variance relative to one head, over all draws and where q·k_a > 0; 8 keys, orthonormal values.",
     ),
     "two-heads-wrong": (
@@ -124,8 +128,9 @@ REASONS: dict[str, tuple[str, str]] = {
         "norm.",
     ),
     "path-length": (
-        "An RNN multiplies n Jacobians; the cell of an LSTM is a sum whose Jacobian is its forget gate; attention "
-        "passes the gradient in one step, times the weight: 1/n if uniform, constant if sharp.",
+        "An RNN multiplies n Jacobians, of norm below 1 as it is started here; the cell of an LSTM is a sum whose "
+        "Jacobian is its forget gate; attention passes the gradient in one step, times the weight: 1/n if uniform, "
+        "constant if sharp.",
         "Gradient from the last output to the first input over n: RNN, LSTM, and a transformer at initialization, "
         "with uniform attention and with a sharp head; several starts.",
     ),
@@ -207,7 +212,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "made-up": (
         "The model was trained to answer every question, never to abstain.",
-        "Ask about known people and new names; compare confidences; threshold; look-up.",
+        "Ask about known people, new combinations of known names, and names never seen; compare confidences; "
+        "threshold; look-up.",
     ),
     "worked-example": (
         "Products of fractions are fractions; only exp is not.",
@@ -215,6 +221,6 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "batch-transpose": (
         ".T reverses all axes.",
-        "Gradients from one text of a batch to the others, and an input where .T is an error.",
+        "Gradients from one text of a batch to the others, and the sizes for which x @ x.T runs.",
     ),
 }

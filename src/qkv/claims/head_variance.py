@@ -93,14 +93,17 @@ def one_head_variance(lab: Lab, alpha: float, beta: float, draws: int) -> Experi
     for b in (2.0, 5.0, 10.0, 100.0, beta):
         samples[b] = attend(lab, b * q, keys)[:, 0]
         variances[b] = confidence_interval((samples[b] - samples[b].mean()) ** 2)
-    calm = attend(lab, 1.5 * q, keys)[:, :2]
-    below = density_at_half(calm[:, 0] / calm.sum(-1))
+    dips, shares = {}, {}
+    for b in (1.5, 2.0, beta):
+        weights = attend(lab, b * q, keys)[:, :2]
+        shares[b] = weights[:, 0] / weights.sum(-1)  # of a among a and b: the other keys take weight at a small β
+        dips[b] = density_at_half(shares[b])
+    measured = f"at β = {beta:g} the share of v_a is at ½ with {dips[beta]:.2f} of its largest density"
     return ExperimentResult(
         {
             **{f"weight variance at β = {b:g}": found for b, found in variances.items()},
             **{f"variance of 1/(1 + e^(−βε)) at β = {b:g}": logistic_variance(b) for b in (2.0, 5.0)},
-            f"density at ½ over its peak, β = {beta:g}": density_at_half(samples[beta]),
-            "the same at β = 1.5": below,
+            **{f"density of the share of v_a at ½ over its peak, β = {b:g}": dips[b] for b in (beta, 2.0, 1.5)},
         },
         (
             near(
@@ -108,19 +111,21 @@ def one_head_variance(lab: Lab, alpha: float, beta: float, draws: int) -> Experi
             ),
             near("variance at β = 10", variances[10.0]["value"], logistic_variance(10.0), 0.006),
             near("variance nears ¼", variances[100.0]["value"], 0.25, 0.015),
-            at_most("the output flips: two peaks, a dip at ½", density_at_half(samples[beta]), 0.6),
-            at_most("two peaks at β = 1.5", below, 0.6, "beyond"),
+            at_most("the output flips: two peaks, a dip at ½", dips[beta], 0.6),
+            at_most("two peaks at β = 1.5", dips[1.5], 0.6, "beyond"),
             reference_control(lab, q, keys, 3.0),
         ),
         (
             Histogram(
-                "the weight of v_a, draw by draw",
-                "weight",
+                "the share of v_a among a and b, draw by draw",
+                "share",
                 "draws",
-                {"β = 1.5": calm[:, 0].tolist(), f"β = {beta:g}": samples[beta].tolist()},
+                {f"β = {b:g}": shares[b].tolist() for b in (1.5, beta)},
                 roles={f"β = {beta:g}": "output"},
             ),
         ),
+        f"β is well above 2, where it is flat around ½: {measured}; at 1.5 it has a single peak ({dips[1.5]:.2f})",
+        f"The share of v_a among a and b: {measured}, at 1.5 with {dips[1.5]:.2f}.",
     )
 
 
@@ -261,11 +266,11 @@ CLAIMS = (
         FAMILY,
         "If key a also varies along itself (αI + ½μ_aμ_aᵀ), one head's output flips between v_a and v_b (8 keys).",
         "holds-if",
-        "β > 2: below, the weight has one peak at ½",
+        "β is well above 2: below, the weight has a single peak",
         one_head_variance,
         _knobs(1e-6, 10.0, 20000),
         ("uniform", "beta-ignored", "argmax", "wrong-axis", "v-for-k"),
-        "At β = 10 the weight is near 0 or near 1; at 1.5 it has a single peak.",
+        "The share of v_a among a and b is near 0 or near 1; at β = 1.5 it has a single peak.",
     ),
     Claim(
         "two-heads",

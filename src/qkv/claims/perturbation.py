@@ -6,9 +6,10 @@
 import torch
 from torch import Tensor
 
-from qkv._figures import Heatmap, Histogram, Lines
+from qkv._figures import Bars, Heatmap, Histogram, Lines
 from qkv.claims.claim import Claim, ExperimentResult, Knob, at_least, at_most, equal, near, true
 from qkv.claims.experiment import Lab, confidence_interval, max_diff, reference_attention
+from qkv.nn.rope import Rope
 
 FAMILY = "attention as a function"
 
@@ -157,6 +158,41 @@ def scale_key(lab: Lab, m: int, d: int, draws: int, alpha: float, beta: float) -
     )
 
 
+def key_bias(lab: Lab, n: int, m: int, d: int, size: float) -> ExperimentResult:
+    q, k, v = lab.draw(n, d), lab.draw(m, d), lab.draw(m, d)
+    bias = lab.draw(d)
+    bias *= size / bias.norm()
+    before = lab.attention(q, k, v)
+    shifted = bias.clone().requires_grad_()
+    after = lab.attention(q, k + shifted, v)
+    (gradient,) = torch.autograd.grad((after * lab.draw(n, d)).sum(), shifted)
+    moved = {
+        "key": max_diff(after.detach(), before),
+        "query": max_diff(lab.attention(q + bias, k, v), before),
+        "value": max_diff(lab.attention(q, k, v + bias), before),
+    }
+    value = max_diff(lab.attention(q, k, v + bias), before + bias)
+    rotated = [lab.attention(Rope()(q), Rope()(keys), v) for keys in (k, k + bias)]
+    moved["key, then RoPE"] = max_diff(*rotated)
+    return ExperimentResult(
+        {
+            "movement with a bias of the keys": moved["key"],
+            "gradient of that bias": float(gradient.abs().max()),
+            "movement with a bias of the queries": moved["query"],
+            "movement with a bias of the values, less the bias": value,
+            "movement with a bias of the keys before RoPE": moved["key, then RoPE"],
+        },
+        (
+            equal("a bias of the keys changes no output", moved["key"]),
+            equal("its gradient is 0", float(gradient.abs().max())),
+            equal("a bias of the values is added to every output", value),
+            at_least("a bias of the queries changes outputs", moved["query"], 1e-6),
+            equal("with RoPE after the bias", moved["key, then RoPE"], "beyond"),
+        ),
+        (Bars("bias of the …", "", "largest movement", list(moved), {"movement": list(moved.values())}),),
+    )
+
+
 CLAIMS = (
     Claim(
         "perturb-key",
@@ -208,5 +244,22 @@ CLAIMS = (
         ),
         ("uniform", "beta-ignored", "beta-squared", "wrong-axis", "argmax", "v-for-k"),
         "The same factor raises the weight of a key that agrees with the query and lowers that of one that opposes it.",
+    ),
+    Claim(
+        "key-bias",
+        FAMILY,
+        "A bias of the key projection changes no output and gets no gradient; one of the queries changes outputs, and "
+        "one of the values is added to every output.",
+        "holds-if",
+        "the keys are not rotated afterwards: under RoPE the bias acts",
+        key_bias,
+        (
+            Knob("n", 5, "queries", (1, 64)),
+            Knob("m", 7, "keys", (2, 64)),
+            Knob("d", 6, "dimension, even", (2, 64), step=2),
+            Knob("size", 1.0, "length of the bias", (0.1, 10)),
+        ),
+        ("wrong-axis", "not-normalized", "signed", "k-for-v"),
+        "Only the bias of the keys moves nothing, unless RoPE rotates it differently for each key.",
     ),
 )

@@ -32,7 +32,10 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     reference = reference_attention(*rotated, k)[0]
     same = {name: constant_text_difference(lab, name) for name in (*RELATIVE, *ABSOLUTE)}
     absolute = absolute_changes_by_shift(lab, tokens, dim, shift)
+    w_q, w_k = (lab.draw(dim, dim) / dim**0.5 for _ in range(2))
+    projected = max_diff(*(rows @ w_q @ w_k.mT @ rows.mT for rows in (waves, far)))
     numbers: dict[str, Number] = {f"{name}: change by a shift of {shift}": value for name, value in changes.items()}
+    numbers["the same term after W_Q and W_K: change by that shift"] = projected
     numbers |= {f"{name}, added to the tokens: change by that shift": value for name, value in absolute.items()}
     numbers |= {
         "rope in float32: the same": float32_change["ours"],
@@ -43,6 +46,7 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
         at_most("relative scores do not change by a shift, float64", max(changes.values()), 1e-11),
         at_most("nor in float32", float32_change["ours"], 1e-11, "beyond"),
         at_least("absolute positions added to the tokens do change them", min(absolute.values()), 1e-3, "control"),
+        at_least("as does the sinusoids' own term after projections", projected, 1e-3, "control"),
         equal("a constant text looks the same at every position to relative schemes", max(same[n] for n in RELATIVE)),
         at_least("absolute ones tell its positions apart", min(same[n] for n in ABSOLUTE), 1e-3),
         equal(
@@ -53,8 +57,9 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     ]
     panels: list[FigurePanel] = [_shift_panel(lab, tokens, dim)]
     condition = (
-        f"in float64: there a shift of {shift:,} moves the scores by {max(changes.values()):.1g}, in float32 RoPE's by "
-        f"{float32_change['ours']:.1g}, and by {float32_change['angles']:.1g} if its angles are float32 too"
+        f"in float64: there a shift of {shift:,} changes nothing by more than {max(changes.values()):.1g}, in float32 "
+        f"RoPE's scores by {float32_change['ours']:.1g}, and by {float32_change['angles']:.1g} if its angles are "
+        "float32 too"
     )
     if steps:
         with lab.inside_layers():

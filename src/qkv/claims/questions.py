@@ -6,6 +6,7 @@ The command `qkv questions` and the page docs/questions.md show this table.
 from dataclasses import dataclass
 
 from qkv.claims.catalog import read_catalog
+from qkv.claims.courses import has_words
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ QUESTIONS = (
     CourseQuestion(
         "What happens if one key moves a little?",
         "perturb-key",
-        "every output can move, by β α_i (v_i − h)(q·ε) to first order",
+        "every output can move, by β α_i (v_i − h)(q·ε) to first order; hardly where α_i is near 0 or 1",
         '"zero-mean noise cancels": a drift of second order stays',
     ),
     CourseQuestion(
@@ -87,6 +88,12 @@ QUESTIONS = (
     ),
     CourseQuestion("Does a longer key get more weight?", "scale-key", "only where q·k > 0", '"larger keys win"'),
     CourseQuestion(
+        "What does a bias of the key projection do?",
+        "key-bias",
+        "nothing: it adds q·b to every score of a row; its gradient is 0. Under RoPE it acts",
+        "leaving out the bias of the values, too: that one is added to every output",
+    ),
+    CourseQuestion(
         "Does one head average reliably if keys vary a little?",
         "calm-head",
         "yes while αβ² ≪ 1",
@@ -95,7 +102,7 @@ QUESTIONS = (
     CourseQuestion(
         "What happens to one head if one key varies along itself?",
         "one-head-variance",
-        "the output flips between v_a and v_b once β > 2; the variance of the weight nears ¼",
+        "the output flips between v_a and v_b once β is well above 2; the variance of the weight nears ¼",
         '"the mean is right, so the head works": for large β almost every single output is wrong',
     ),
     CourseQuestion(
@@ -164,8 +171,8 @@ QUESTIONS = (
     CourseQuestion(
         "Relative or absolute positions?",
         "positions",
-        "relative scores do not change by a shift, absolute ones do; some relative schemes carry a fixed lag to longer "
-        "texts, not all",
+        "relative scores do not change by a shift, absolute ones do (sinusoids, too, once they are projected); some "
+        "relative schemes carry a fixed lag to longer texts, not all",
         '"relative encodings always generalize to longer texts"; angles in float32',
     ),
     CourseQuestion(
@@ -183,8 +190,8 @@ QUESTIONS = (
     CourseQuestion(
         "What does attention cost?",
         "cost",
-        "attention n²d time (a layer n²d + nd², an RNN layer nd²); n² memory plain, n fused",
-        "a full mask makes fused memory n² again; parallel is not cheaper than an RNN for n > d",
+        "n²d time for QKᵀ and AV each (a layer 12nd² + 2n²d, a simple RNN layer 2nd²); n² memory plain, n fused",
+        "a full mask makes fused memory n² again; and parallel is not cheaper: an RNN layer does less work at every n",
     ),
     CourseQuestion(
         "What is the feed-forward network for?",
@@ -196,8 +203,8 @@ QUESTIONS = (
     CourseQuestion(
         "How far do gradients reach, in an RNN and in a transformer?",
         "path-length",
-        "as 1/n under uniform attention, level through a sharp head; exponentially in a simple RNN, hardly in an LSTM "
-        "whose forget gates are near 1",
+        "as 1/n under uniform attention, level through a sharp head; exponentially in a simple RNN as it is usually "
+        "started, hardly in an LSTM whose forget gates are near 1",
         '"they stay level", or "they fall as 1/n": it depends on how sharply the head attends',
     ),
     CourseQuestion(
@@ -235,8 +242,8 @@ QUESTIONS = (
         "How does a transformer differ from an RNN and an MLP?",
         "versus-rnn-mlp",
         "parameters do not grow with length; positions that are known are computed in parallel",
-        '"an RNN has one weight matrix": a simple one has two, an LSTM two for each of four gates; and a learned '
-        "position table does grow",
+        '"an RNN has one weight matrix": a simple one has two, an LSTM two for each of three gates and the candidate; '
+        "and a learned position table does grow",
     ),
     CourseQuestion(
         "What do transformers and RNNs have in common?",
@@ -300,8 +307,8 @@ QUESTIONS = (
     CourseQuestion(
         "Does confidence tell which answers are invented?",
         "made-up",
-        "not reliably: a right answer is more confident than an invented one in 74 % of pairs; a threshold trades "
-        "coverage for precision",
+        "not reliably: a right answer is more confident than an invented one in about three of four pairs; a "
+        "threshold trades coverage for precision",
         'an answer for every name: a look-up can say "unknown"',
     ),
     CourseQuestion(
@@ -313,7 +320,8 @@ QUESTIONS = (
     CourseQuestion(
         "Is `Q @ K.T` right for a batch?",
         "batch-transpose",
-        "no: `.transpose(1, 2)`; `.T` reverses all axes, a shape error unless batch = length = dim",
+        "no: `.transpose(1, 2)`; `.T` reverses all axes: a shape error or a wrong shape, and at batch = length = dim "
+        "it mixes the batch in",
         "testing with batch = length = dim: there `.T` runs and mixes the batch in",
     ),
 )
@@ -328,13 +336,11 @@ def search_questions(words: str = "") -> list[CourseQuestion]:
     >>> [found.claim for found in search_questions("average pooling")]
     ['diffuse']
     """
-    wanted = words.lower().split()
-    found = []
-    for entry in QUESTIONS:
-        text = f"{entry.question} {entry.claim} {entry.answer} {entry.mistake}".lower()
-        if all(word in text for word in wanted):
-            found.append(entry)
-    return found
+    return [
+        entry
+        for entry in QUESTIONS
+        if has_words(f"{entry.question} {entry.claim} {entry.answer} {entry.mistake}", words)
+    ]
 
 
 def as_markdown() -> str:

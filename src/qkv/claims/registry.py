@@ -1,6 +1,6 @@
 """All claims by name, and `run`, which runs one.
 
-To add a claim, write its experiment and its `Claim` in the file of its subject, and run `python -m qkv.claims.catalog`.
+To add a claim, see CONTRIBUTING.md: `python -m qkv.claims.catalog` makes its name known to qkv.
 """
 
 import time

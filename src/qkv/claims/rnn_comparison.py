@@ -202,8 +202,8 @@ def versus_rnn_mlp(lab: Lab, dim: int) -> ExperimentResult:
             "RNN: sequential steps, n = 32": steps["RNN"][-1],
             "transformer: the same": steps["transformer"][-1],
             "weight matrices of a simple RNN layer": matrices["RNN"],
-            "weight matrices of a GRU layer, two for each of three gates": matrices["GRU"],
-            "weight matrices of an LSTM layer, two for each of four gates": matrices["LSTM"],
+            "weight matrices of a GRU layer, two gates and candidate": matrices["GRU"],
+            "weight matrices of an LSTM layer, three gates and candidate": matrices["LSTM"],
         },
         (
             near("transformer: parameters do not grow with n", growth("transformer"), 1.0, 0.0),
@@ -214,7 +214,7 @@ def versus_rnn_mlp(lab: Lab, dim: int) -> ExperimentResult:
             near("RNN: sequential steps grow with n", steps["RNN"][-1] / steps["RNN"][0], 4.0, 1.0),
             near("transformer: they do not", steps["transformer"][-1] / steps["transformer"][0], 1.0, 0.0),
             near("a simple RNN has two weight matrices, input and recurrent", matrices["RNN"], 2, 0),
-            near("an LSTM has two for each of its four gates", matrices["LSTM"], 8, 0),
+            near("an LSTM has two for each of its three gates and the candidate", matrices["LSTM"], 8, 0),
             equal("the loop whose steps were counted is the library's RNN", steps["difference"][0], "control"),
             at_most("an RNN can use attention: shape off by", abs(attending_output.shape[1] - 2), 0),
         ),
@@ -279,9 +279,9 @@ CLAIMS = (
     Claim(
         "path-length",
         FAMILY,
-        "From last output to first input the gradient falls exponentially in a simple RNN and in an LSTM whose forget "
-        "gates are near ½, and hardly in one whose gates are near 1; in a transformer it falls as 1/n with uniform "
-        "attention, as at initialization, and stays level through a head that attends sharply.",
+        "From last output to first input the gradient falls exponentially in a simple RNN with a usual start and in an "
+        "LSTM whose forget gates are near ½, and hardly in one whose gates are near 1; in a transformer it falls as "
+        "1/n with uniform attention, as at initialization, and stays level through a head that attends sharply.",
         "holds",
         "",
         path_length,

@@ -5,6 +5,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def worked_example(lab: Lab, scale: float) -> ExperimentResult:
     inside = max_diff(
         lab.attention(1.7 * tensors[0], tensors[1], tensors[2], scale=1.0), lab.attention(*tensors, scale=1.7)
     )
-    weights = lab.weights(tensors[0], tensors[1], scale=scale)
+    maps = {"weights, unscaled": scale, "weights, with 1/√d": 2**-0.5}
     diagonal = diagonals["without the scale"]
     return ExperimentResult(
         {
@@ -90,12 +91,15 @@ def worked_example(lab: Lab, scale: float) -> ExperimentResult:
             near("and 0.21", float(rounded[2, 1]), 0.21, 0.005),
             equal("β inside q equals β outside", inside),
         ),
-        (Heatmap("weights, unscaled", "key", "query", weights.tolist(), 1.0),),
+        tuple(
+            Heatmap(title, "key token", "query token", lab.weights(*tensors[:2], scale=factor).tolist(), 1.0, [*"123"])
+            for title, factor in maps.items()
+        ),
     )
 
 
 def batch_transpose(lab: Lab, size: int, d: int) -> ExperimentResult:
-    x = lab.draw(size, size, size)  # batch = length = dim: the only case in which .T runs at all
+    x = lab.draw(size, size, size)  # batch = length = dim: the only case in which x @ x.T has the right shape
     right = lab.attention(x, x, x)
     reference = torch.stack([reference_attention(row, row, row)[0] for row in x])
     reversed_ = x.permute(2, 1, 0)  # what .T does to a tensor of three axes
@@ -109,11 +113,10 @@ def batch_transpose(lab: Lab, size: int, d: int) -> ExperimentResult:
         out = ((y @ y.permute(*axes) * scale).softmax(-1) @ y)[0]
         (found,) = torch.autograd.grad((out * lab.draw(size, size)).sum(), y)
         leaks[name] = [float(part.norm()) for part in found]
-    try:
-        _ = lab.draw(3, 4, d) @ lab.draw(3, 4, d).permute(2, 1, 0)
-        shape_error = False
-    except RuntimeError:
-        shape_error = True
+    shapes = {(b, t, d): shape_of_reversed_product(b, t, d) for b, t in product((1, 2, 3, d), repeat=2)}
+    runs = {sizes for sizes, shape in shapes.items() if shape is not None}
+    expected = {(b, t, d) for b, t, _ in shapes if t == d and (b in (1, d) or d == 1)}
+    right_shape = {sizes for sizes in runs if shapes[sizes] == (*sizes[:2], sizes[1])}
     return ExperimentResult(
         {
             ".T − transpose(1, 2)": max_diff(mixed, meant),
@@ -129,7 +132,8 @@ def batch_transpose(lab: Lab, size: int, d: int) -> ExperimentResult:
         (
             equal("x @ x.T scores each text with itself", max_diff(mixed, meant)),
             at_most("and with itself alone", max(leaks["T"][1:]), 0.0),
-            true("with other sizes .T is a shape error", shape_error, "control"),
+            true("x @ x.T runs only where l = d and b is d or 1, or d is 1", runs == expected, "control"),
+            true("and has the shape (b, l, l) only where b = l = d", right_shape == {(d, d, d)}, "control"),
             equal("attention is transpose(1, 2)", max_diff(right, meant), "control"),
             equal("and equals the triple loop, text by text", max_diff(right, reference), "control"),
             at_most("transpose(1, 2) keeps texts apart", max(leaks["transpose(1, 2)"][1:]), 0.0, "control"),
@@ -147,6 +151,19 @@ def batch_transpose(lab: Lab, size: int, d: int) -> ExperimentResult:
     )
 
 
+def shape_of_reversed_product(b: int, t: int, d: int) -> tuple[int, ...] | None:
+    """The shape of x @ x.T for x of shape (b, t, d), .T reversing all axes; None if it is a shape error.
+
+    >>> shape_of_reversed_product(1, 4, 4), shape_of_reversed_product(3, 4, 4)
+    ((4, 4, 1), None)
+    """
+    x = torch.zeros(b, t, d)
+    try:
+        return tuple((x @ x.permute(2, 1, 0)).shape)
+    except RuntimeError:
+        return None
+
+
 CLAIMS = (
     Claim(
         "worked-example",
@@ -158,18 +175,19 @@ CLAIMS = (
         worked_example,
         (Knob("scale", 1.0, "factor of q·k in the unscaled case", (-100, 1000)),),
         ("wrong-axis", "no-scale", "scale-1/d", "beta-ignored", "beta-squared", "uniform", "argmax", "v-for-k"),
-        "Tokens 1 and 2 attend to token 3, token 3 to the others.",
+        "Tokens 1 and 2 attend to token 3, token 3 to the others. Lighter is larger; each row sums to 1.",
     ),
     Claim(
         "batch-transpose",
         FAMILY,
         "For a batch (b, l, d), x @ x.T scores each text with itself, as x @ x.transpose(1, 2) does.",
         "fails",
-        ".T reverses all three axes: a shape error unless b = l = d, and then it mixes the batch in",
+        ".T reverses all three axes: at b = l = d it mixes the batch in; at other sizes it is a shape error with bmm, "
+        "and with @ too unless l = d and b or d is 1, where the result has another shape than (b, l, l)",
         batch_transpose,
         (
             Knob("size", 4, "batch = length = dim, where .T runs", (2, 24)),
-            Knob("d", 5, "a dimension for which it does not", (1, 64)),
+            Knob("d", 5, "dim of the batches whose shapes are tried", (1, 64)),
         ),
         ("wrong-axis", "no-scale", "scale-1/d", "uniform", "argmax", "beta-squared"),
         "Through .T other texts of the batch reach the first one.",

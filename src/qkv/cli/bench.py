@@ -19,16 +19,23 @@ def bench(
     compare: tuple[Path, Path] | None = None,
     json: bool = False,
 ) -> int:
-    """Measure speed and memory compared with other libraries; all take turns in one run.
+    """Compare speed and memory with other libraries, measured alternately in one run.
 
-    attention: qkv, PyTorch's kernel and the plain formula, over lengths. models: forward pass and training step of a
-    ViT and a GPT, compared with transformers, torch.nn.TransformerEncoder and x-transformers. generate: tokens per
-    second, compared with transformers on the same weights. engines: the same for SmolLM2-135M, compared with llama.cpp.
-    load: time to load a checkpoint. train: overhead of the
-    training loop. look: attention pages compared with BertViz, recording, long texts. studio: latency and size of the
-    web app. Libraries that are not installed are named.
+    The benchmarks:
 
-    All benchmarks take about eight minutes, with --quick about one. Run nothing else on the machine meanwhile.
+        attention  qkv, PyTorch's kernel and the formula, over lengths
+        models     forward pass and training step of a ViT and a GPT
+        generate   tokens per second, compared with transformers
+        engines    the same for SmolLM2-135M, compared with llama.cpp
+        load       time to load a checkpoint
+        train      overhead of the training loop
+        look       attention pages compared with BertViz; long texts
+        studio     latency and size of the web app
+
+    Libraries that are not installed are skipped and listed.
+
+    All benchmarks together take about eight minutes, or one minute with --quick. Do not run other programs at the same
+    time.
 
     Examples:
 
@@ -42,16 +49,16 @@ def bench(
     names
         The benchmarks to run; omit NAMES to run all.
     quick
-        Fewer rounds and smaller sizes, for rough figures.
+        Fewer rounds and smaller sizes, for rough numbers.
     report
-        Write a markdown page to this file, and the same figures as JSON next to it.
+        Write a Markdown page to this file, and the same numbers as JSON next to it.
     keep
-        With --report: keep what the page has of other benchmarks.
+        With --report: keep the results of other benchmarks that are already in the page.
     compare
-        Measure nothing: compare the ratios of two reports (JSON). The exit code is 1 if one got worse: its 95 %
-        interval lies wholly below 0.97 of what it was.
+        Compare the ratios of two JSON reports instead of measuring. Exit code 1 if a ratio got worse, that is, if its
+        95 % interval is entirely below 0.97 times the old ratio.
     json
-        Print the figures as JSON.
+        Print the numbers as JSON.
     """
     from qkv import bench as benchmarks
     from qkv.bench.report import merge_report, write_report

@@ -20,5 +20,8 @@ def print_bundled_models(command: str, json: bool) -> int:
         table.add_row(name, summary)
     out().print("Bundled models:")
     out().print(table)
-    out().print(f"Try: {EXAMPLES[command]}. Your own folders and runs and hub ids work, too.", markup=False)
+    out().print(
+        f"Try: {EXAMPLES[command]}. You can also use your own runs, model folders and Hugging Face hub ids.",
+        markup=False,
+    )
     return 0

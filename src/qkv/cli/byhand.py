@@ -61,7 +61,7 @@ def byhand(
     html: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Solve attention by hand, in exact numbers; verify your own calculation.
+    """Work through attention step by step in exact numbers, or check your own calculation.
 
     Every projection, dot product, exponential and sum is written out. Fractions and roots stay exact, decimals are
     given as well, and the output is compared with a separate float64 computation.
@@ -76,8 +76,8 @@ def byhand(
         qkv byhand --generate 30 --seed 7 --folder class
         qkv byhand --verify answers --folder class --csv grades.csv
 
-    Matrices: rows separated by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); in rows with
-    commas, and in files, also 2 1/2. A missing weight is the identity.
+    Matrices: rows separated by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); 2 1/2 works in
+    files and between commas. A missing weight matrix is the identity.
 
     Parameters
     ----------
@@ -88,26 +88,26 @@ def byhand(
     examples
         List the textbook examples.
     verify
-        Check your own calculation: a file with the problem (or example = "three-tokens") and any of queries, keys,
-        values, scores, scaled, weights, output, dO, dA, dQ … Exit code 1 if something is wrong. Or a folder of such
-        answers, to grade all of them.
+        Check your own calculation. PATH is a file with the problem (or example = "three-tokens") and the steps that you
+        calculated: queries, keys, values, scores, scaled, weights, output, dO, dA, dQ … The exit code is 1 if a number
+        is wrong. Or a folder of such files, to grade all of them.
     generate
-        Write so many individual sheets with readable numbers, and their keys, to --folder: TOML, LaTeX and HTML. The
+        Write this many different exercise sheets and their answer keys to --folder, as TOML, LaTeX and HTML. The
         settings below (heads, scale, causal, convention, loss) apply to all of them.
     seed
         With --generate: the same seed gives the same sheets.
     tokens
         With --generate: the number of tokens.
     folder
-        With --generate: a new folder for the sheets and keys, class if not given. With --verify and a folder: the class
-        that the answers belong to; the problems are then taken from its keys, not from the answers.
+        With --generate: the new folder for sheets and answer keys. Default: class. With --verify FOLDER: the folder
+        that --generate wrote; the answers are checked against its answer keys.
     csv
         With --verify and a folder: write the grades to this file. Feedback for each student is written next to it, to
         the folder feedback.
     points
         With --verify and a folder: the points of a sheet.
     x
-        Inputs, one token a row.
+        Inputs, one token per row.
     wq
         Query weights: Q = X W_Q.
     wk
@@ -125,27 +125,28 @@ def byhand(
     heads
         Number of heads; the columns of Q, K and V are split among them in order.
     scale
-        Multiplies the scores (β in textbooks): 1/√d if not given, 1 for no scale; also 1/2, 0.3 or "1/sqrt(2)".
+        Factor on the scores (β in some textbooks), such as 1/2, 0.3 or "1/sqrt(2)"; 1 for no scaling. Default: 1/√d.
     causal
-        Each token attends to itself and to earlier tokens only; --no-causal undoes it in an example or file.
+        Each token attends to itself and to earlier tokens only; --no-causal turns it off for an example or file.
     mask
-        1 where a query may attend to a key, 0 where not; shaped as the scores. Or "causal", the same as --causal.
+        A matrix with the shape of the scores: 1 if the query may attend to the key, otherwise 0. "causal" is the same
+        as --causal.
     positions
-        Added to x: "sinusoidal", or a matrix shaped as x.
+        Added to x: "sinusoidal", or a matrix with the shape of x.
     convention
-        rows: one token a row, softmax(Q Kᵀ) V. columns: one token a column, V softargmax(KᵀQ).
+        rows: one token per row, softmax(Q Kᵀ) V. columns: one token per column, V softmax(KᵀQ).
     loss
         Add the backward pass, the gradient of this loss of the output H: sum, mean, upstream, squared-error,
         half-squared-error, mean-squared-error, cross-entropy or cross-entropy-sum.
     target
-        Of a squared error: a matrix shaped as the output. Of a cross-entropy: the class of each token, from 1; - for
-        none, such as "2 - 1".
+        For a squared error: a matrix with the shape of the output. For a cross-entropy: the class of each token,
+        starting at 1, or - for no class, such as "2 - 1".
     upstream
-        The gradient of the output, dO, shaped as the output; it is the loss by itself.
+        The gradient of the loss with respect to the output, dO. No other loss is needed then.
     digits
         Number of decimals shown.
     tolerance
-        With --verify: how far early rounding may move a number and still be accepted; 0.02 if not given.
+        With --verify: the largest accepted error from early rounding. Default: 0.02.
     latex
         Print the solution as LaTeX (for amsmath).
     html
@@ -324,9 +325,10 @@ def _verify(problem: "Problem", steps: dict[str, Any], tolerance: float | None, 
 
 
 def _print_verification(result: "Verification") -> None:
+    width = max(9, *(len(check.step) + 2 for check in result.steps))
     for check in result.steps:
         words, style = VERDICTS[check.verdict]
-        line = Text(f"{check.step:9}").append(words, style)
+        line = Text(f"{check.step:{width}}").append(words, style)
         if check.verdict != "right":
             counts = (
                 (check.right, "right"),

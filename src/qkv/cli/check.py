@@ -50,11 +50,12 @@ def check(
     repro: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Check an implementation of attention by what it does, and name the likely bug.
+    """Run attention code, test what it does, and name the likely bug.
 
-    Promises are judged, everything else is described. Always judged: NaN on finite input, dependence on the rest of
-    the batch, randomness in eval, changed inputs, a KV cache that disagrees with the whole, parameters that nothing
-    reaches. Exit code 1 if anything fails. The named file or module is executed with your rights.
+    The contract and the options state what the code promises. Each promise passes or fails; other properties are only
+    measured. Always required: no NaN for finite input, no dependence on other rows of the batch, no randomness in eval
+    mode, unchanged inputs, a KV cache that gives the outputs of the full sequence, a gradient for every parameter. Exit
+    code 1 if a promise fails or cannot be tested. The target is imported and run with your permissions.
 
     Examples:
 
@@ -62,18 +63,19 @@ def check(
         qkv check mylayers:Attention --kind causal --args '{"dim": 64, "heads": 4}'
         qkv check torch.nn:MultiheadAttention
         qkv check kernel.py:attention --like torch       # equal to PyTorch's
-        qkv check --adapter jax_layer.py --kind causal   # called by your functions
-        qkv check model.py:Attention --allow known.toml  # known failures warn
+        qkv check --adapter jax_layer.py --kind causal   # called by your code
+        qkv check model.py:Attention --allow known.toml  # known failures
         qkv check hf:LlamaForCausalLM                    # built small
 
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name of a function of q, k, v, a class or an instance; a checkpoint folder;
-        hf:Architecture, built small with random weights; hf:all, every architecture of the installed transformers.
+        file.py:Name or package.module:Name (a function of q, k, v, a class or a module instance), a checkpoint folder,
+        hf:Architecture (a small model with random weights), or hf:all (every architecture of the installed
+        transformers).
     contract
-        The promises, by name. textbook: causal, 1/√d, softmax over keys. encoder: the same, but bidirectional. The
-        options below add to it.
+        A named set of promises. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but bidirectional.
+        The options below add promises.
     kind
         Which tokens a token may attend to.
     window
@@ -83,28 +85,28 @@ def check(
     grouped
         Grouped-query attention: how query heads share key heads, repeated (0 0 1 1) or tiled (0 1 0 1).
     mask
-        What True means in a mask argument.
+        What a mask argument contains: True = may attend, True = may not attend, or numbers added to the scores.
     alignment
         Where a causal mask sits when there are more keys than queries.
     position
         relative: only distances between tokens matter. rotary: relative, by rotating the whole head dim of queries and
         keys (RoPE). alibi: relative, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order does not matter.
     loss
-        For a language-model loss. next: the loss shifts the labels by one itself. same: the labels are shifted before.
+        For a language-model loss. next: the loss shifts the labels by one itself. same: the labels are already shifted.
     padding
-        Padding does not matter, wherever it is.
+        Padding does not change the outputs of other tokens.
     cache
-        It has a KV cache, and pieces give the outputs of the whole sequence.
+        With a KV cache, the outputs equal those of the full sequence.
     like
-        A reference: torch, package.module:Name or file.py:Name. What it does is promised, and with its weights the
-        outputs and gradients must be equal.
+        A reference: torch, package.module:Name or file.py:Name. The target must have the properties of the reference
+        and, with the same weights, the same outputs and gradients.
     args
-        Arguments of the class, as JSON; the others are guessed.
+        Constructor arguments, as JSON; missing ones are guessed.
     call
-        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (it
-        accumulates gradients over small batches) or split (it splits data into training and held-out parts); or its
-        call, such as "f(x, mask=blocked)[0]". Inputs are tokens, x, or q, k, v; masks are allowed, blocked or added;
-        padding is present or absent.
+        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (it accumulates
+        gradients over small batches) or split (it splits data into training and held-out parts); or its call, such as
+        "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed, blocked, added; the
+        padding masks present, absent.
     adapter
         A Python file whose functions build and call the target, for what cannot be guessed (numpy, JAX, C++, paged
         caches, audio): build, call, mask, start_cache and step. Then TARGET may be left out.
@@ -116,11 +118,11 @@ def check(
     num_workers
         With hf:all: the number of processes.
     thorough
-        Add lengths up to 4,096, shapes drawn by Hypothesis, and inputs that are not contiguous; takes minutes.
+        Add lengths up to 4,096 and shapes drawn by Hypothesis; takes minutes.
     seed
-        Of the inputs and of the drawn shapes: the same seed replays them.
+        Random seed for inputs and shapes.
     dtype
-        Test the precision in this dtype only, against a naive implementation in it.
+        Test the precision only in this dtype, compared with a naive implementation in the same dtype.
     device
         Where to run it, such as cuda.
     time_limit
@@ -128,7 +130,7 @@ def check(
     fresh
         With hf:all: delete earlier results.
     all_findings
-        Show a table of all findings, also of the checks that passed or do not apply.
+        Show all findings, including checks that passed or do not apply.
     junit
         Write the findings to this file as JUnit XML.
     sarif

@@ -30,7 +30,7 @@ def claims(
 ) -> int:
     """Test textbook claims about attention and transformers by experiments. Without names, list the claims.
 
-    The exit code is 0 if every verdict is the one of a correct attention, 1 if not.
+    The exit code is 0 if every verdict is the expected one, otherwise 1.
 
     Examples:
 
@@ -43,21 +43,22 @@ def claims(
     Parameters
     ----------
     words
-        Nothing, to list the claims; `show` and names, for question, statement, reason and method without running;
-        `run` and names; or `run --all`.
+        show NAME...: question, statement, reason and method, without running. run NAME...: run these claims. run --all:
+        run all. Omit WORDS to list the claims.
     every
         Run all claims.
     seed
-        The seed of all random numbers.
+        Random seed.
     knobs
         Change a setting of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated.
         `qkv claims show NAME` lists the settings of a claim.
     wrong
-        Use a wrong implementation, such as --wrong no-scale: the verdict should change.
+        Use a wrong implementation, such as --wrong no-scale: the verdict should change. `qkv claims show NAME` lists
+        those that change it.
     data
-        In claims that take data, such as data-regimes-real: a name or path of the data, as in `qkv train`.
+        Dataset name or path, as in `qkv train`, for claims that use data, such as data-regimes-real.
     long
-        Train longer, where a claim trains.
+        Train longer (only for claims that train a model).
     report
         Write an HTML page with all numbers and figures to this file; it needs no network.
     json

@@ -6,15 +6,16 @@ from qkv.cli.console import print_json
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /, *, json: bool = False) -> int:
-    """Print the completion script of a shell, which completes commands, options and their values.
+    """Print a completion script for commands, options and values.
 
     Examples:
 
+        mkdir -p ~/.local/share/bash-completion/completions
         qkv completion bash > ~/.local/share/bash-completion/completions/qkv
         qkv completion zsh > ~/.zfunc/_qkv
         qkv completion fish > ~/.config/fish/completions/qkv.fish
 
-    Open a new shell afterwards. For zsh the folder must be in fpath, before compinit: `fpath+=~/.zfunc` in ~/.zshrc.
+    Open a new shell afterwards. For zsh, add `fpath+=~/.zfunc` to ~/.zshrc before compinit.
 
     Parameters
     ----------

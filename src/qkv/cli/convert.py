@@ -11,10 +11,9 @@ from qkv.cli.console import err, out, print_json
 def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: bool = False) -> int:
     """Convert a checkpoint to Hugging Face's or qkv's format.
 
-    SOURCE is a run, a folder of qkv or of Hugging Face (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT, ViT, BART;
-    safetensors, in one file or in shards), a llama2.c file (.bin), or a hub id such as openai-community/gpt2, which is
-    downloaded if no folder has that name. The values do not change, only names and layout; tokenizer.json is copied.
-    TARGET is written completely or not at all.
+    SOURCE is a run directory, a qkv or Hugging Face model folder (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT,
+    DistilBERT, ViT, BART; safetensors), a llama2.c file (.bin), or a hub id such as openai-community/gpt2. Only tensor
+    names and layout change, not the values. tokenizer.json is copied. TARGET is written atomically.
 
     Examples:
 
@@ -27,7 +26,8 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     source
         A run, a model folder, a llama2.c file or a hub id.
     target
-        The folder to write; an existing model folder is replaced, any other folder, or a symbolic link, is refused.
+        The output folder. An existing model folder is replaced; any other existing folder or a symbolic link is an
+        error.
     to
         hf: a folder for Hugging Face's from_pretrained. qkv: a folder for qkv.load.
     json

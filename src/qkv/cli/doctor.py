@@ -20,7 +20,7 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     Parameters
     ----------
     device
-        The device to measure: cpu, cuda or mps. If not given, the accelerator if there is one, else the cpu.
+        The device to measure: cpu, cuda or mps. Default: a GPU if available, otherwise cpu.
     json
         Print the findings as JSON.
     """

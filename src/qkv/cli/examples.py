@@ -37,7 +37,7 @@ def examples(folder: Path | None = None, /, *, force: bool = False, json: bool =
     folder
         The folder to copy them into; it is created if it does not exist. Omit it to list them.
     force
-        Replace files in it that differ.
+        Overwrite existing files that differ.
     json
         Print the list as JSON.
     """

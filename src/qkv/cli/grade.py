@@ -24,7 +24,7 @@ def grade(
     unsafe: bool = False,
     json: bool = False,
 ) -> int:
-    """Grade submissions by the points of a rubric. Without FILES, print what students supply and the points.
+    """Grade student submissions with a rubric. Without FILES, print what students must submit and the points.
 
     Submissions are Python files, notebooks or zip archives. They run in a sandbox: no network, no files, limited time
     and memory. The grader, which never imports them, judges the tensors that they return.
@@ -42,19 +42,20 @@ def grade(
     files
         The submissions, one .py, .ipynb or .zip file for each student, or directories of them.
     csv
-        Write the grades to this file. A second call with it grades only files that are new or changed.
+        Write the grades to this file. If the file exists, only new and changed submissions are graded.
     feedback
         Write a page for each student (Markdown and HTML) and a summary of the class into this directory.
     seed
-        Draw the inputs of an earlier grading again; by default they are fresh.
+        Random seed for the inputs; to repeat a grading, pass the seed from its CSV file. Default: a new seed.
     jobs
         How many submissions are graded at once.
     seconds
         The time that one submission may take in total (600 by default, or what the rubric says).
     fresh
-        Grade everything again, also what the journal of an earlier call with this CSV file holds.
+        Grade all submissions again and ignore earlier results for this CSV file.
     unsafe
-        Run submissions with your own privileges where this system allows no sandbox.
+        Run submissions without a sandbox, with your permissions: they can read your files. Only for systems that have
+        no sandbox.
     json
         Print the grades, or the list of rubrics, as JSON.
     """

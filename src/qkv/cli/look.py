@@ -36,8 +36,8 @@ def look(
 ) -> int:
     """Show the attention inside a model, and intervene on it.
 
-    A checkpoint and a text (or an image or audio file) give the head types and the map of the clearest head. Weights
-    are computed from recorded queries and keys; the model itself runs unchanged.
+    Prints the type of each head and the attention map of the head with the highest type score, for a text, an image or
+    an audio file. The model's code need not be changed.
 
     Examples:
 
@@ -59,29 +59,29 @@ def look(
     words
         A text; or an image or audio file; or, for a model without a tokenizer, token ids: "12 7 99".
     target
-        For an encoder–decoder, its target text; by default it generates one.
+        For an encoder–decoder, its target text. Default: the model generates one.
     layer
-        The layer to show, by its index from 0 or its name; by default the layer of the clearest head.
+        The layer to show, by its index from 0 or its name. Default: the layer of the head with the highest type score.
     head
-        The head to show, by its index from 0; by default the clearest head, the one with the highest type score.
+        The head to show, by its index from 0. Default: the head with the highest type score.
     query
-        The query token, by its index; the last one by default; of an image also "class" or a patch, "row,column".
+        The query token, by its index; for an image also "class" or a patch as "row,column". Default: the last token.
     html
-        Write a self-contained page: all heads, one head enlarged, token lines, search, light and dark.
+        Write a self-contained HTML page that shows all heads.
     full
-        With --html: store all queries and keys in the page, so that it shows every weight of a long text exactly and
-        not the largest of each block. The file is larger.
+        With --html: store all queries and keys, so that the page can show every weight of a long text. The file is
+        larger.
     png
         Write an image: all heads, or the one chosen by --layer and --head, or attention over the input image.
     ablate
-        Ablate a head, layer.head, and measure the effect on the prediction. Can be repeated.
+        Ablate heads, such as 5.1 (layer.head) or 5.1,6.9, and measure the effect on the prediction. Can be repeated.
     scale
-        Another scale (inverse temperature β) and its effect: 0.5 for all layers, x2 for twice their own, 3=x2 for layer
-        3, 3.1=0 for one head.
+        Change the scale of the scores and measure the effect: 0.5 sets it in all layers, x2 doubles it, 3=x2 doubles it
+        in layer 3, 3.1=0 sets it to 0 in head 1 of layer 3.
     mask_edge
         Mask an edge: 3.1:5:2 so that query 5 of head 3.1 may not attend to key 2; 3:5:2 for all heads of layer 3.
     ablation_sweep
-        Ablate each head in turn: which heads matter.
+        Ablate each head in turn and print which heads matter.
     rollout
         Attention rollout through all layers.
     logit_lens

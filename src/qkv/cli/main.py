@@ -1,6 +1,6 @@
 """The `qkv` command line: the table of commands, exit codes, and one-sentence error messages.
 
-Exit codes: 0 done · 1 a check or claim failed · 2 wrong use · 130 interrupted · 143 terminated. `standard_streams`
+Exit codes: 0 done · 1 a check or claim failed · 2 usage error · 130 interrupted · 143 terminated. `standard_streams`
 says which one a closed or full stdout or stderr gives.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
     CoercionError,
     MissingArgumentError,
@@ -28,36 +28,54 @@ from qkv import __version__
 from qkv.cli.slow_start import note_slow_start
 from qkv.cli.standard_streams import OutputError, SignalError, guard_streams, raise_on_signals
 
-# name: (its function, one line of help). A command is imported only when it is called: --help does not import torch.
-COMMANDS = {
-    "tour": ("qkv.cli.tour:tour", "Meet qkv: solve an example, train a model, look inside it, check a layer."),
-    "examples": ("qkv.cli.examples:examples", "List the example files of the tutorials, or copy them into a folder."),
-    "byhand": ("qkv.cli.byhand:byhand", "Solve attention by hand in exact numbers; verify your own calculation."),
-    "claims": ("qkv.cli.claims:claims", "Test textbook claims about attention by experiment."),
-    "questions": ("qkv.cli.questions:questions", "List questions that courses ask, and the claim that answers each."),
-    "check": ("qkv.cli.check:check", "Check any attention implementation: leaks, padding, KV cache, gradients."),
-    "grade": ("qkv.cli.grade:grade", "Grade submissions by a rubric, in a sandbox: points by property."),
-    "mutants": ("qkv.cli.mutants:mutants", "Check the mutants: implementations with one known mistake each."),
-    "train": ("qkv.cli.train:train", "Train a model from a recipe. A killed run resumes bit-exactly."),
-    "runs": ("qkv.cli.runs:runs", "List and compare training runs."),
-    "eval": ("qkv.cli.use:evaluate", "Test a finished run again."),
-    "use": ("qkv.cli.use:use", "Use a trained model: classify, generate, translate, transcribe, answer."),
-    "look": ("qkv.cli.look:look", "Show the attention inside a checkpoint on your own input, and intervene."),
-    "studio": ("qkv.cli.studio:studio", "The local web app."),
-    "convert": ("qkv.cli.convert:convert", "Convert a checkpoint between Hugging Face, llama2.c and qkv."),
-    "bench": ("qkv.cli.bench:bench", "Measure speed and memory compared with other libraries."),
-    "reproduce": ("qkv.cli.reproduce:reproduce", "Rerun a row of the results table: train, test and time it."),
-    "doctor": ("qkv.cli.doctor:doctor", "Show this machine's hardware and measure its speed."),
-    "completion": ("qkv.cli.completion:completion", "Print the completion script of a shell."),
+# group: {name: (its function, one line of help)}. A command is imported only when it is called: --help does not
+# import torch.
+GROUPS = {
+    "Learn": {
+        "tour": ("qkv.cli.tour:tour", "See what qkv does: solve an example, train a model, check a layer."),
+        "examples": (
+            "qkv.cli.examples:examples",
+            "List the example files of the tutorials, or copy them into a folder.",
+        ),
+        "byhand": ("qkv.cli.byhand:byhand", "Work through attention in exact numbers, or check your own calculation."),
+        "claims": ("qkv.cli.claims:claims", "Test textbook claims about attention by experiment."),
+        "questions": ("qkv.cli.questions:questions", "Print course questions about attention with their answers."),
+    },
+    "Check": {
+        "check": (
+            "qkv.cli.check:check",
+            "Test any attention code and name the bug: leaks, padding, KV cache, gradients.",
+        ),
+        "grade": ("qkv.cli.grade:grade", "Grade student submissions with a rubric, in a sandbox."),
+        "mutants": ("qkv.cli.mutants:mutants", "Test qkv check itself, on implementations with one planted bug each."),
+    },
+    "Train and use": {
+        "train": ("qkv.cli.train:train", "Train a model from a recipe. A killed run resumes bit-exactly."),
+        "runs": ("qkv.cli.runs:runs", "List and compare training runs."),
+        "eval": ("qkv.cli.use:evaluate", "Evaluate a finished training run again."),
+        "use": ("qkv.cli.use:use", "Run a trained model: classify, generate, translate, transcribe, answer questions."),
+        "convert": ("qkv.cli.convert:convert", "Convert a checkpoint between Hugging Face, llama2.c and qkv."),
+    },
+    "Inspect": {
+        "look": ("qkv.cli.look:look", "Show and edit the attention of a model on your own input."),
+        "studio": ("qkv.cli.studio:studio", "Open the local web app."),
+    },
+    "Measure and set up": {
+        "bench": ("qkv.cli.bench:bench", "Compare speed and memory with other libraries."),
+        "reproduce": ("qkv.cli.reproduce:reproduce", "Run an experiment of the results table again."),
+        "doctor": ("qkv.cli.doctor:doctor", "Show this machine's hardware and measure its speed."),
+        "completion": ("qkv.cli.completion:completion", "Print a shell completion script."),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
-HELP = """Check, explain and train transformers.
+HELP = """Test attention code, check hand calculations, and train and inspect transformers.
 
 Start with: qkv tour
 """
 EPILOGUE = """
-Every command has --help, --json and --debug, which shows the traceback of an error. Results go to stdout, progress and
-notes to stderr.
+Every command accepts --help, --json and --debug (print the traceback of an error).
+Results go to stdout; progress and notes go to stderr.
 """
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -72,12 +90,14 @@ def make_app(called: str = "") -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # `run` says that it was interrupted
         default_parameter=Parameter(negative=(), show_default=_format_default),
+        group_commands=Group("Options", sort_key=len(GROUPS)),  # --debug, --help and --version
     )
-    for place, (name, (function, summary)) in enumerate(COMMANDS.items()):
-        if name == called:
-            app.command(function, name=name, usage=_usage(name, function), sort_key=place)
-        else:
-            app.command(function, name=name, help=summary, sort_key=place)
+    groups = {title: Group(title, sort_key=place) for place, title in enumerate(GROUPS)}
+    places = {name: place for place, name in enumerate(COMMANDS)}
+    for title, commands in GROUPS.items():
+        for name, (function, summary) in commands.items():
+            described = {"usage": _usage(name, function)} if name == called else {"help": summary}
+            app.command(function, name=name, group=groups[title], sort_key=places[name], **described)
     app.command(_debug, name="--debug", sort_key=len(COMMANDS))
     return app
 
@@ -122,9 +142,9 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(empty)
     try:
         with raise_on_signals():
-            result = make_app(command)(arguments, exit_on_error=False, print_error=False)
             if command == "train" and {"--help", "-h"}.intersection(arguments):
                 _print_recipe_help(arguments[1:])
+            result = make_app(command)(arguments, exit_on_error=False, print_error=False)
             sys.stdout.flush()
     except KeyboardInterrupt:
         _print_error("interrupted")
@@ -135,14 +155,24 @@ def run(arguments: Sequence[str]) -> int:
     except OutputError as error:
         return 0 if error.reader_gone else _fail(str(error.strerror))
     except Exception as error:
+        if (stopped := _find_signal(error)) is not None:
+            _print_error("terminated")
+            return 128 + stopped.signal
         if debug:
             traceback.print_exc()
         return _fail(_explain(error, command))
     return result if isinstance(result, int) else 0
 
 
+def _find_signal(error: BaseException | None) -> SignalError | None:
+    """The signal behind an error: Python wraps what is raised while a class is defined."""
+    while error is not None and not isinstance(error, SignalError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _print_recipe_help(arguments: Sequence[str]) -> None:
-    """After `qkv train RECIPE --help`: the models and presets of that recipe."""
+    """Before the help of `qkv train RECIPE --help`: the models and presets of that recipe."""
     if arguments and not arguments[0].startswith("-"):
         from qkv.cli.train import print_recipe
 

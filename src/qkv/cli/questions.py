@@ -14,25 +14,28 @@ if TYPE_CHECKING:
 def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     """List questions that courses ask, with the answer, the usual mistake, and the claim that answers by experiment.
 
-    An item of a homework sheet, such as N1c, prints its whole model answer: NYU Deep Learning homework 4 (N1a to N6),
-    the attention assignment (A1 to A5), CS224N assignment 5 (C0 to C3c), CSCI 5922 problem set 4 (P1a to P3x).
+    An item of a homework sheet, such as N1c or C1a-e, prints its whole model answer, and a group, such as C2, lists its
+    items: NYU Deep Learning homework 4 (N1a to N6), the attention assignment (A1 to A5), CS224N assignment 5 (C0 to
+    C3c), CSCI 5922 problem set 4 (P1a to P3x).
 
     Examples:
 
         qkv questions
         qkv questions average pooling
         qkv questions N1c
+        qkv questions C2
 
     Parameters
     ----------
     words
-        Show only the questions in which all these words occur; or items of the sheets, such as N1c P3d.
+        Show only the questions in which all these words occur, or begin a word; or items of the sheets, such as N1c
+        P3d.
     markdown
         Print the page docs/questions.md.
     json
         Print the questions as JSON.
     """
-    from qkv.claims.courses import find_answer, search_answers
+    from qkv.claims.courses import find_answers, search_answers
     from qkv.claims.questions import as_markdown, search_questions
 
     if markdown:
@@ -40,12 +43,17 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
             raise ValueError("--markdown prints the page of all questions: omit the words")
         print(as_markdown(), end="")
         return 0
-    answers = [find_answer(word) for word in words]
+    answers = [find_answers(word) for word in words]
     if words and all(answers):
-        return _print_answers([answer for answer in answers if answer is not None], json)
+        if len(words) == 1 and len(answers[0]) > 1 and len(words[0]) == 2 and not json:  # a group, such as C2
+            return _print_group(words[0].upper(), answers[0])
+        return _print_answers([answer for found in answers for answer in found], json)
     found, mentions = search_questions(" ".join(words)), search_answers(" ".join(words)) if words else []
     if not found and not (mentions and not json):
-        raise ValueError(f"no question contains {' '.join(words)!r}; `qkv questions` lists all of them")
+        raise ValueError(
+            f"no question contains {' '.join(words)!r}; `qkv questions` lists all of them. Items of the sheets: N1a to "
+            "N6, A1 to A5, C0 to C3c, P1a to P3x"
+        )
     if json:
         print_json(
             [
@@ -68,8 +76,7 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
         out().print(Text(f"  {entry.command}\n", style="cyan"))
     if mentions:
         out().print(Text("Items of the sheets that mention it", style="bold"))
-        for answer in mentions:
-            out().print(Text.assemble((f"  qkv questions {answer.items[0]:4}", "cyan"), f"  {answer.title}"))
+        _print_titles(mentions)
     elif not words:
         out().print("A whole model answer: qkv questions N1c", highlight=False)
     return 0
@@ -79,7 +86,24 @@ def _print_answers(answers: "list[CourseAnswer]", json: bool) -> int:
     if json:
         print_json([asdict(answer) for answer in answers])
         return 0
+    from rich.markdown import Markdown
+
     for answer in answers:
         out().print(Text(f"{answer.title} ({answer.course})", style="bold"))
-        out().print(Text(answer.answer + "\n"))
+        out().print()
+        out().print(Markdown(answer.answer, code_theme="bw"))
+        out().print()
     return 0
+
+
+def _print_group(group: str, answers: "list[CourseAnswer]") -> int:
+    """The items of a group of a sheet; its introduction, too, if it has one."""
+    introduction = [answer for answer in answers if group in answer.items]
+    _print_answers(introduction, False)
+    _print_titles([answer for answer in answers if answer not in introduction])
+    return 0
+
+
+def _print_titles(answers: "list[CourseAnswer]") -> None:
+    for answer in answers:
+        out().print(Text.assemble((f"  qkv questions {answer.items[0]:4}", "cyan"), f"  {answer.title}"))

@@ -35,11 +35,11 @@ def reproduce(
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Rerun a row of the results table: train its parts, test them, measure their speed, keep the figures.
+    """Run an experiment of the results table again: train and test its models, and store the numbers.
 
     Each training is an ordinary run. If it is killed, the same command resumes it, and finished parts are not trained
-    again. Omit ROW to list the rows and the data they need. Run nothing else on the machine meanwhile: minutes and
-    speed are measured.
+    again. Omit ROW to list the rows and the data they need. Do not run other programs at the same time, because time
+    and speed are measured.
 
     Examples:
 
@@ -55,31 +55,32 @@ def reproduce(
     row
         The row; omit ROW to list the rows.
     data
-        A folder with birthplaces/, multi30k/, spoken-digits/ and cifar10.npz (or CIFAR-10's own
+        A folder with birthplaces/, multi30k/, audiomnist/, spoken-digits/ and cifar10.npz (or CIFAR-10's own
         cifar-10-batches-bin/).
     seeds
-        Number of seeds, starting with 0; one if not given.
+        Number of seeds, starting with 0. Default: 1.
     minutes
-        Train each part for this long, instead of as long as the row says: a trial, kept apart from the results.
+        Train each part for this many minutes, as a trial; the result is stored separately.
     steps
-        Train each part for this many steps: a trial, too.
+        Train each part for this many steps, as a trial.
     folder
-        The folder of the runs; runs/reproduce if not given, with a folder ROW/PART-seedN for each.
+        The folder of the runs, with a folder ROW/PART-seedN for each. Default: runs/reproduce.
     from_
-        A finished run of `qkv train`: its figures are kept, and nothing is trained.
+        Store the results of this finished run instead of training.
     label
-        Train only this part of the row; with --from, the part that the run is, if its recipe does not show it.
+        Train only this part of the row. With --from: the part that the run belongs to, if it is not clear from its
+        recipe.
     commit
-        The commit of qkv that trained the run of --from, if the run does not know it.
+        With --from: the qkv commit that trained the run, if it is not stored in the run.
     peak
-        This machine's peak speed in GFLOPS, of a large float32 matrix product, for the column "share of peak"; measured
-        now if not given.
+        This machine's peak speed in GFLOPS, of a large float32 matrix product, for the column "share of peak". Default:
+        measured now.
     results
-        The folder of the figures as JSON; docs/results in a checkout of qkv, otherwise runs/reproduce/results.
+        The folder of the numbers as JSON. Default: docs/results in a checkout of qkv, otherwise runs/reproduce/results.
     draw
         Write the page of all results and its figures.
     quiet
-        No progress.
+        Do not show progress.
     json
         Print the figures as JSON; progress becomes JSON lines on stderr.
     """
@@ -193,7 +194,7 @@ def _describe_row(row: "ResultRow") -> dict[str, Any]:
         "what": row.what,
         "parts": [part.label for part in row.parts],
         "minutes": sum(part.minutes or 0 for part in row.parts),
-        "needs": list(dict.fromkeys(part.data[0] for part in row.parts if part.data)),
+        "needs": row.needs,
         "target": row.target,
         "stretch_target": row.stretch_target,
     }

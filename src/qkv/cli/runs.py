@@ -26,9 +26,9 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
     folder
         A folder of runs to list, or a run.
     more
-        More runs to compare it with: their metrics, and the settings in which they differ.
+        More runs. Their metrics and the settings that differ are compared.
     json
-        Print them as JSON.
+        Print the runs as JSON.
     """
     from qkv._config import RECIPE_FILE
     from qkv.training.records import read_record

@@ -27,10 +27,10 @@ def note_slow_start(arguments: Sequence[str], wait: float = WAIT_SECONDS) -> Ite
 
 def _print_note() -> None:
     if not has_output():
-        sys.stderr.write("loading PyTorch …\n" if not _torch_is_loaded() else "computing …\n")
+        sys.stderr.write("loading PyTorch …\n" if _torch_is_being_loaded() else "computing …\n")
 
 
-def _torch_is_loaded() -> bool:
-    """Whether the import has finished: a module that is being imported is in sys.modules already."""
+def _torch_is_being_loaded() -> bool:
+    """Whether the import has begun and not finished; some commands never import it."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return spec is not None and not getattr(spec, "_initializing", False)
+    return getattr(spec, "_initializing", False)

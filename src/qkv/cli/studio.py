@@ -22,9 +22,9 @@ def studio(
     browser: bool | None = None,
     json: bool = False,
 ) -> int:
-    """Open the studio: try out attention, run the claims, look inside models, watch training, check code.
+    """Open the local web app: try out attention, run claims, inspect models, watch training, check code.
 
-    The page is served to this machine only and works without a network. Ctrl-C stops it.
+    Only this machine can open it, and it works offline. Press Ctrl-C to stop it.
 
     Examples:
 
@@ -39,7 +39,7 @@ def studio(
     runs
         The folder with your runs.
     port
-        The port on 127.0.0.1; any free port by default.
+        The port on 127.0.0.1. Default: any free port.
     allow_code
         Let the Check page import and run Python modules that you name, in worker processes.
     browser

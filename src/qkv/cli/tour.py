@@ -26,9 +26,10 @@ LAYER = "torch.nn:MultiheadAttention"
 
 
 def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
-    """Meet qkv in a minute or two: solve an example, train a vision transformer, look inside it, check a layer.
+    """See what qkv does in one or two minutes.
 
-    In a terminal it ends by opening the studio with the new run; Ctrl-C closes it.
+    Solves an example by hand, trains a vision transformer, shows its attention and checks a layer. In a terminal, the
+    tour then opens the web app with the new run. Press Ctrl-C to stop it.
 
     Examples:
 
@@ -39,13 +40,13 @@ def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None,
     Parameters
     ----------
     seed
-        Random seed of the training.
+        Random seed for training.
     steps
-        Number of training steps, by default the 1,200 of the recipe vit-digits; 0 skips the training.
+        Number of training steps; 0 skips the training. Default: the 1,200 steps of the recipe vit-digits.
     folder
-        The run's folder, with its report; a new one in runs/ if not given.
+        The run directory. Default: a new one in runs/.
     json
-        Print the results as JSON; the run is then kept only if a folder is given.
+        Print the results as JSON. The run is then deleted unless you give --folder.
     """
     if steps is not None and steps < 0:
         raise ValueError(f"--steps must be at least 0, got {steps}")

@@ -33,10 +33,11 @@ def train(
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Train a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
+    """Train a model from a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
 
-    A run directory has the recipe, metrics, checkpoints, the trained model and a report. Kill a run at any time: the
-    same command resumes from the last checkpoint, bit-exactly. Under torchrun it uses all processes.
+    The run directory contains the recipe, metrics, checkpoints, the trained model and a report. You can kill a run at
+    any time; the same command resumes it from the last checkpoint with bit-identical results. With torchrun, training
+    is distributed over all processes.
 
     Examples:
 
@@ -51,38 +52,38 @@ def train(
     recipe
         What to train; omit it to list the recipes.
     data
-        Your own data instead of the bundled data: a file or a folder, as the recipe's summary says.
+        Your own data: a file or folder. `qkv train` lists what each recipe accepts.
     model
         One of the recipe's models, as `qkv train` lists them: the default, a variant, or a baseline such as cnn or rnn.
     preset
-        A named set of overrides, such as nyu-hw4 or cs224n-a5: the numbers of that homework. `qkv train RECIPE --help`
-        lists those of a recipe, with the command that shows their settings.
+        A named set of settings, such as nyu-hw4 or cs224n-a5 (the settings of that homework). `qkv train RECIPE --help`
+        lists the presets of a recipe.
     set_
         NAME=VALUE for any setting that --show prints, such as model.dim=128; may be repeated.
     config
         A TOML file of overrides, such as another run's recipe.toml; --set is applied after it.
     seed
-        Seed of the initial weights and of the order of the data; 0 by default.
+        Random seed of the initial weights and of the data order. Default: 0.
     minutes
-        Training time: the speed is measured once, and the steps that fit are written into recipe.toml.
+        Training time in minutes. qkv measures the speed first and sets the number of steps accordingly.
     steps
-        Number of steps in all, instead of the recipe's; warm-up and evaluations keep their share.
+        Total number of steps. Warm-up and evaluation intervals are scaled accordingly.
     epochs
         Number of epochs, for a recipe with one stage. With --preset nyu-hw4 the learning rate still decays over 100
         epochs, so that a run can be continued with more of them.
     folder
-        Run directory; runs/RECIPE-N by default.
+        Run directory. Default: runs/RECIPE-N.
     resume
         auto: resume an unfinished run of the same config, if there is one. never: start a new run. always: resume, or
         fail if there is none.
     device
-        cpu, cuda, cuda:1 or mps; a GPU if there is one by default.
+        cpu, cuda, cuda:1 or mps. Default: a GPU if available (not tested yet), otherwise cpu.
     tensorboard
-        Also write the curves for TensorBoard, to the run directory: tensorboard --logdir runs.
+        Also write TensorBoard logs to the run directory (view them with: tensorboard --logdir runs).
     show
-        Print the resolved recipe as TOML, as --config reads it, and train nothing.
+        Print all settings as TOML (usable with --config) without training.
     quiet
-        Show no progress.
+        Do not show progress.
     json
         Print the result as JSON; progress becomes JSON lines on stderr.
     """

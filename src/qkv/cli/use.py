@@ -32,14 +32,15 @@ def use(
     quantize: Literal["int8"] | None = None,
     json: bool = False,
 ) -> int:
-    """Use a trained model: classify images, continue texts, translate, transcribe speech, answer questions.
+    """Run a trained model: classify images, generate text, translate, transcribe speech, answer questions.
 
-    The model knows its task. A class with a probability below 60 % is marked "unsure". Words of a recording are
-    printed with their times. If the model is not confident of an answer, the line of its corpus that fits the question
-    is printed instead.
+    The task is stored with the model. A class with a probability below 60 % is marked "unsure". For audio, words are
+    printed with their times. If a question-answering model is not confident, the matching line of its corpus is printed
+    instead of an answer.
 
     Examples:
 
+        qkv use qkv:shakespeare "To be, or"
         qkv use qkv:digits seven.png
         qkv use runs/vit-digits-1 seven.png
         qkv use runs/gpt-text-1 "To be, or" --temperature 0.5
@@ -54,25 +55,25 @@ def use(
         A run directory, a model folder (qkv's or Hugging Face's), a hub id, or a bundled model such as qkv:digits.
         Omit it to list the bundled models.
     inputs
-        Files or texts; without any, lines from standard input.
+        Files or texts. Omit them to read lines from standard input.
     top
-        Number of classes to print (images); 3 by default.
+        Number of classes to print (images). Default: 3.
     max_new_tokens
-        Number of tokens to generate (texts); 200 by default.
+        Number of tokens to generate (texts). Default: 200.
     temperature
-        Sampling temperature (texts), 0.8 by default; 0 takes the most likely token.
+        Sampling temperature (texts); 0 takes the most likely token. Default: 0.8.
     top_p
-        Nucleus sampling (texts): sample from the most likely tokens that together have this probability; by
-        default from all tokens.
+        Nucleus sampling (texts): sample from the most likely tokens that together have this probability. Default: all
+        tokens.
     seed
-        Random seed (texts); 0 by default.
+        Random seed (texts). Default: 0.
     num_beams
-        Number of beams of the beam search (translations); by default the model's own, usually 4.
+        Number of beams for beam search (translations). Default: stored with the model, usually 4.
     threshold
-        Least confidence of an answer, from 0 to 1; calibrated in training by default.
+        Minimum confidence of an answer, from 0 to 1. Default: calibrated during training.
     quantize
-        Round the weights of linear layers to int8: less memory and faster texts. For texts, the cost in perplexity on a
-        page of Shakespeare is printed.
+        Quantize the weights of linear layers to int8: less memory and faster generation. For text models, the change in
+        perplexity on a page of Shakespeare is printed.
     json
         Print the results as JSON.
     """
@@ -116,7 +117,7 @@ def use(
 def evaluate(run: str, /, *, json: bool = False) -> int:
     """Evaluate a finished run again: its validation and test metrics, from the saved model.
 
-    The metrics from the end of the run are printed next to them; they should be the same.
+    The metrics from the end of training are printed next to the new ones. They should be equal.
 
     Examples:
 

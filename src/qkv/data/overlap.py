@@ -1,11 +1,16 @@
-"""Find overlap between training and test data (leakage) by hashing the items."""
+"""Find overlap between training and test data (leakage): equal items by hashing, near-identical images by distance."""
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
+from jaxtyping import UInt8
 from torch import Tensor
+
+BLOCK = 500  # images that are compared at a time
+TOLERANCE = 10.0  # of 255: a copy that was compressed, sharpened or shifted in color a little
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,39 @@ def find_overlap(train: Iterable[Any], other: Iterable[Any]) -> Overlap:
     other_hashes = [fingerprint(item) for item in other]
     indices = tuple(index for index, item in enumerate(other_hashes) if item in distinct)
     return Overlap(indices, len(other_hashes), len(train_hashes) - len(distinct))
+
+
+def find_near_copies(
+    train: UInt8[Tensor, "n c h w"], other: UInt8[Tensor, "m c h w"], *, tolerance: float = TOLERANCE
+) -> dict[int, int]:
+    """Find the images of `other` that are nearly one of `train`, or its mirror image: for each the nearest one.
+
+    tolerance: root mean square of the difference of bytes, at most.
+
+    Averaging blocks of pixels makes no difference larger, so small images are compared first, and only those within the
+    tolerance in full.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    for pixels in (train, train.flip(-1)):
+        small, limit = _shrink(pixels), 1.01 * tolerance + 0.1  # rounding
+        norms = small.square().sum(-1)
+        for begin in range(0, len(other), BLOCK):
+            queries = _shrink(other[begin : begin + BLOCK])
+            squares = norms + queries.square().sum(-1, keepdim=True) - 2 * queries @ small.mT
+            near = (squares.clamp(min=0) / small.shape[-1]).sqrt() <= limit
+            for row, column in near.nonzero().tolist():
+                difference = other[begin + row].double() - pixels[column].double()
+                distance = float(difference.square().mean().sqrt())
+                if distance <= min(tolerance, found.get(begin + row, (tolerance, 0))[0]):
+                    found[begin + row] = (distance, column)
+    return {index: nearest for index, (_, nearest) in sorted(found.items())}
+
+
+def _shrink(pixels: UInt8[Tensor, "n c h w"]) -> Tensor:
+    """Means of 4×4 pixels (or of all, in smaller images), flat, about 0."""
+    size = min(4, *pixels.shape[-2:])
+    height, width = (side // size * size for side in pixels.shape[-2:])
+    return F.avg_pool2d(pixels[..., :height, :width].float() - 128, size).flatten(1)
 
 
 def fingerprint(item: Any) -> bytes:

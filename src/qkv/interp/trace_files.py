@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv import __version__
 from qkv._files import atomic_folder, read_json
 from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights, FusedWeights, LazyWeights, RelativeBias
-from qkv.models.folder import read_tensors
+from qkv.models.folder import read_tensors, write_tensors
 from qkv.nn.masks import AndMask, BandMask, DenseMask, PaddingMask
 
 DESCRIPTION, TENSORS = "trace.json", "trace.safetensors"
@@ -40,7 +39,7 @@ def write_trace(folder: str | Path, layers: Sequence[TracedLayer], activations: 
         "activations": {name: to_plain(calls, tensors) for name, calls in activations.items()},
     }
     with atomic_folder(folder, (DESCRIPTION, TENSORS), what="trace") as scratch:
-        save_file(tensors.by_name, scratch / TENSORS)
+        write_tensors(scratch / TENSORS, tensors.by_name)
         (scratch / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 from qkv import __version__
@@ -128,6 +128,15 @@ def read_tensors(path: Path, expected: str = EXPECTED) -> dict[str, torch.Tensor
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file; a full disk or another failure is an OSError."""
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while serializing: ")
+        raise OSError(f"could not write {path.name}: {reason}") from None
 
 
 def safetensors_pieces(tensors: dict[str, torch.Tensor]) -> Iterable[Any]:

@@ -3,11 +3,11 @@
 Axes: b batch · t patches (and a class token) · c model dim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.models.base import Model, check_images, init_weights
@@ -16,6 +16,7 @@ from qkv.nn.dropout import Dropout
 from qkv.nn.embeddings import LearnedPositions2D, PatchEmbedding, make_position_table
 from qkv.nn.feed_forward import Activation
 from qkv.nn.norms import NormKind
+from qkv.nn.positions import GridBias, Positions
 from qkv.nn.shapes import divisors
 
 
@@ -27,7 +28,8 @@ class ViTConfig:
         image_size, patch_size: sides of the square images and patches, in pixels.
         num_classes: 0 leaves the head out; the call then returns the pooled features (b, dim).
         pooling: what the head reads: "cls", a class token, or "mean", the mean of all patches.
-        position: "learned" per patch, "learned-2d" per row and column, "sinusoidal" or "none".
+        position: "learned" per patch, "learned-2d" per row and column, "sinusoidal", "none", or "grid": a learned bias
+            of the attention scores that begins local, see `GridBias`; it needs pooling="mean".
         final_norm: norm after the last block; by default only for pre-norm blocks.
         unfold: cut patches and multiply instead of a convolution; the same numbers.
     """
@@ -45,7 +47,7 @@ class ViTConfig:
     norm_order: NormOrder = "pre"
     norm_eps: float = 1e-5
     pooling: Literal["cls", "mean"] = "cls"
-    position: Literal["learned", "learned-2d", "sinusoidal", "none"] = "learned"
+    position: Literal["learned", "learned-2d", "sinusoidal", "none", "grid"] = "learned"
     final_norm: bool | None = None
     dropout: float = 0.0
     bias: bool = True
@@ -59,20 +61,28 @@ class ViTConfig:
             )
         if self.pooling not in ("cls", "mean"):
             raise ValueError(f"pooling must be 'cls' or 'mean', got {self.pooling!r}")
-        if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
-            raise ValueError(f"position must be learned, learned-2d, sinusoidal or none, got {self.position!r}")
+        if self.position not in ("learned", "learned-2d", "sinusoidal", "none", "grid"):
+            raise ValueError(f"position must be learned, learned-2d, sinusoidal, none or grid, got {self.position!r}")
+        if self.position == "grid" and self.pooling != "mean":
+            raise ValueError("position='grid' needs pooling='mean': a class token is at no place of the grid")
         if self.num_classes < 0 or self.layers < 0:
             raise ValueError(
                 f"num_classes (0: no head) and layers must be 0 or more, got {self.num_classes} and {self.layers}"
             )
 
     @property
+    def side(self) -> int:
+        """Number of patches along a side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
     def num_patches(self) -> int:
-        return (self.image_size // self.patch_size) ** 2
+        return self.side**2
 
     @property
     def block(self) -> BlockConfig:
-        return BlockConfig.from_model_config(self)
+        scheme = GridBias(self.side) if self.position == "grid" else None
+        return replace(BlockConfig.from_model_config(self), position=scheme)
 
 
 class ViT(Model):
@@ -91,28 +101,40 @@ class ViT(Model):
         class_tokens = 1 if config.pooling == "cls" else 0
         self.class_token = nn.Parameter(torch.randn(1, 1, config.dim) * 0.02) if class_tokens else None
         if config.position == "learned-2d":
-            side = config.image_size // config.patch_size
-            self.positions = LearnedPositions2D(side, side, config.dim)
+            self.positions = LearnedPositions2D(config.side, config.side, config.dim)
         else:
-            self.positions = make_position_table(config.position, config.num_patches + class_tokens, config.dim)
+            table = "none" if config.position == "grid" else config.position  # a grid is known to attention alone
+            self.positions = make_position_table(table, config.num_patches + class_tokens, config.dim)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
         self.norm = config.block.make_final_norm(config.final_norm)
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
         init_weights(self, layers=config.layers)
 
-    def forward(self, images: Float[Tensor, "b channels height width"]) -> Float[Tensor, "b classes"]:
+    def forward(
+        self, images: Float[Tensor, "b channels height width"], patches: Int[Tensor, " kept"] | None = None
+    ) -> Float[Tensor, "b classes"]:
+        """Class logits.
+
+        Args:
+            patches: the patches that the model sees of every image, by number (patch dropout); None for all.
+        """
         if self.class_token is None:
-            return self.head(self.hidden_states(images).mean(1))
+            return self.head(self.hidden_states(images, patches=patches).mean(1))
         # in training the last block computes the class token only; otherwise all tokens, for inspection
-        return self.head(self.hidden_states(images, num_outputs=1 if self.training else None)[:, 0])
+        return self.head(self.hidden_states(images, patches=patches, num_outputs=1 if self.training else None)[:, 0])
 
     def hidden_states(
-        self, images: Float[Tensor, "b channels height width"], *, num_outputs: int | None = None
+        self,
+        images: Float[Tensor, "b channels height width"],
+        *,
+        patches: Int[Tensor, " kept"] | None = None,
+        num_outputs: int | None = None,
     ) -> Float[Tensor, "b t c"]:
         """The class token, if there is one, and the patches after the last block.
 
         Args:
+            patches: the patches that the model sees of every image, by number; None for all.
             num_outputs: compute only the first so many tokens of the last block.
         """
         check_images(images, self.config.channels, self.config.image_size, self.patches.convolution.weight.dtype)
@@ -123,7 +145,13 @@ class ViT(Model):
             x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
         if self.positions is not None and not isinstance(self.positions, LearnedPositions2D):
             x = x + self.positions(torch.arange(x.shape[1], device=x.device))
+        if patches is not None:
+            tokens = x.shape[1] - self.config.num_patches  # the class token
+            x = torch.cat((x[:, :tokens], x[:, tokens:].index_select(1, patches)), dim=1)
         x = self.dropout(x)
+        places = None
+        if self.config.position == "grid":
+            places = Positions(torch.arange(x.shape[1], device=x.device) if patches is None else patches)
         for number, block in enumerate(self.blocks, start=1):
-            x = block(x, num_outputs=num_outputs if number == len(self.blocks) else None)
+            x = block(x, positions=places, num_outputs=num_outputs if number == len(self.blocks) else None)
         return self.norm(x)

@@ -46,6 +46,8 @@ class CheckpointStore:
 
     def __init__(self, run_folder: Path) -> None:
         self.folder = run_folder / CHECKPOINTS
+        if self.folder.is_symlink():  # a run folder of somebody else must not write elsewhere
+            raise ValueError(f"{self.folder} is a symbolic link; a run keeps its checkpoints in its own directory")
 
     def path(self, step: int) -> Path:
         """Return the directory of a step's checkpoint."""

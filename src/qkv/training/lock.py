@@ -80,8 +80,10 @@ def is_held_by(process: dict[str, Any], folder: Path) -> bool | None:
         return None
     try:
         lock = os.stat(folder / LOCK_FILE, follow_symlinks=False)
-        if not stat.S_ISREG(lock.st_mode) or lock.st_nlink != 1:  # a second name could be another file's
+        if not stat.S_ISREG(lock.st_mode):
             return False
+        if lock.st_nlink != 1:  # `cp -al` made a second name, or this is the second name of another run's lock
+            return None
         numbers = os.listdir(f"/proc/{process['pid']}/fd")
     except OSError:
         return None

@@ -47,12 +47,14 @@ Objective = Callable[[nn.Module, Batch], Loss]
 def classification(*, label_smoothing: float = 0.0, key: str = "images") -> Objective:
     """Cross-entropy of classes, and accuracy. Targets are classes (b,) or class probabilities (b, classes).
 
-    Probabilities (MixUp, CutMix) count as correct when the class with the largest one is predicted.
+    Probabilities (MixUp, CutMix) count as correct when the class with the largest one is predicted. `patches`
+    (b, kept), if the batch has them, tell a ViT which patches it sees; they are the same for all images.
     """
 
     def objective(model: nn.Module, batch: Batch) -> LossSum:
         inputs, targets = take(batch, key, "targets")
-        logits = model(inputs)
+        known = {"patches": batch["patches"][0]} if "patches" in batch else {}
+        logits = model(inputs, **known)
         total = class_loss(logits, targets, label_smoothing=label_smoothing, divisor=1.0)
         with torch.no_grad():
             correct = logits.argmax(-1) == (targets.argmax(-1) if targets.ndim == 2 else targets)

@@ -1,5 +1,5 @@
-"""Learning-rate schedules: warm-up, then cosine, warmup-stable-decay (WSD), constant, inverse square root (2017), or
-minGPT's cosine over tokens.
+"""Learning-rate schedules: warm-up, then cosine, linear, warmup-stable-decay (WSD), constant, inverse square root
+(2017), or minGPT's cosine over tokens.
 
 A schedule is a function of the step, so checkpoints save nothing for it.
 """
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from qkv._config import variant
 
-ScheduleKind = Literal["cosine", "wsd", "constant", "inverse-sqrt", "token-cosine"]
+ScheduleKind = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt", "token-cosine"]
 
 
 @variant
@@ -60,9 +60,9 @@ class TokenCosine:
 class ScheduleConfig:
     """How the learning rate changes: linear warm-up, then by `kind`, down to `min_lr_ratio` times the maximum.
 
-    kind: "cosine" decays from the end of the warm-up to the last step; "wsd" (warmup-stable-decay) stays constant and
-        decays linearly over the last `decay_steps`; "constant" stays; "inverse-sqrt" falls as 1/√step, the schedule of
-        the 2017 transformer, see `inverse_sqrt_lr`; "token-cosine" is minGPT's, see `TokenCosine`.
+    kind: "cosine" and "linear" decay from the end of the warm-up to the last step; "wsd" (warmup-stable-decay) stays
+        constant and decays linearly over the last `decay_steps`; "constant" stays; "inverse-sqrt" falls as 1/√step, the
+        schedule of the 2017 transformer, see `inverse_sqrt_lr`; "token-cosine" is minGPT's, see `TokenCosine`.
     decay_steps: length of the decay of "wsd"; None for a fifth of all steps.
     total_steps: number of steps that the schedule is laid out over; None for those of the run. A run of fewer steps
         makes the first part of the schedule.
@@ -115,14 +115,16 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """Compute the factor on the maximum learning rate at step `step` (from 0) of `steps`, or of schedule.total_steps.
 
     Warm-up: (step + 1) / warmup_steps, so that the first step is not lost. Then, with p the progress in [0, 1] since
-    the end of the warm-up (cosine) or the start of the decay (wsd) and m = min_lr_ratio,
+    the end of the warm-up (cosine, linear) or the start of the decay (wsd) and m = min_lr_ratio,
 
-        cosine  m + (1 − m)·(1 + cos πp)/2        wsd  1 − (1 − m)·p
+        cosine  m + (1 − m)·(1 + cos πp)/2        linear, wsd  1 − (1 − m)·p
 
     "inverse-sqrt" is √(warmup_steps / (step + 1)), at least m.
 
     >>> [round(lr_factor(ScheduleConfig("cosine", warmup_steps=2), step, 6), 3) for step in range(6)]
     [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+    >>> [round(lr_factor(ScheduleConfig("linear", warmup_steps=2), step, 6), 3) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     >>> [round(lr_factor(ScheduleConfig("wsd", warmup_steps=1, decay_steps=2), step, 5), 3) for step in range(5)]
     [1.0, 1.0, 1.0, 1.0, 0.5]
     """
@@ -136,11 +138,16 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
         return max(least, math.sqrt(max(warmup, 1) / (step + 1)))
     if schedule.kind == "constant":
         return 1.0
-    if schedule.kind == "cosine":
+    if schedule.kind == "wsd":
+        decay = schedule.decay_steps
+        if decay is None:
+            decay = min(steps // 5, steps - warmup)
+        progress = max(step - (steps - decay), 0) / max(decay, 1)
+    else:
         progress = (step - warmup) / max(steps - warmup, 1)
-        return least + (1 - least) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-    decay = schedule.decay_steps
-    if decay is None:
-        decay = min(steps // 5, steps - warmup)
-    progress = max(step - (steps - decay), 0) / max(decay, 1)
-    return 1 - (1 - least) * min(progress, 1.0)
+    progress = min(progress, 1.0)
+    if schedule.kind == "cosine":
+        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+    if schedule.kind in ("linear", "wsd"):
+        return 1 - (1 - least) * progress
+    raise NotImplementedError(f"lr_factor has no formula for schedule.kind={schedule.kind!r}; add it there")

@@ -155,6 +155,11 @@ CORRUPTION_WRONG = {
     "always at the start": (("random.randint(0, len(text) - size)", "0"), {"random span"}),
     "the same every time": (("        text = self", "        random.seed(idx)\n        text = self"), {"random span"}),
     "masked in the middle": (("self.MASK_CHAR + text[end:] + self.MASK_CHAR + text[begin:end]", "self.MASK_CHAR + text[begin:end] + self.MASK_CHAR + text[end:]"), {"content in order"}),
+    "padding before": (("out.ljust(", "out.rjust("), {"form"}),
+    "padded with the mask sign": (("ljust(self.block_size, self.PAD_CHAR)", "ljust(self.block_size, self.MASK_CHAR)"), {"form"}),
+    "no first sign": (("text[:begin] + self.MASK_CHAR + text[end:] + self.MASK_CHAR + text[begin:end]", "text[:begin] + text[end:] + self.MASK_CHAR + text[begin:end] + self.MASK_CHAR"), {"form"}),
+    "a lost character": (("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[end + 1:]"), {"content in order"}),
+    "not cut": (("[: random.randint(4, int(self.block_size * 7 / 8))]", ""), {"cut"}),
 }  # fmt: skip
 
 NAMES = """
@@ -194,7 +199,8 @@ NAMES_WRONG = {
     "x too long": (("self.encode(text[:-1])", "self.encode(text)"), {"Long tensors"}),
     "floats": (("dtype=torch.long", "dtype=torch.float"), {"Long tensors"}),
     "its own vocabulary": (("self.stoi, self.itos = pretraining_dataset.stoi, pretraining_dataset.itos", 'self.stoi = {c: i for i, c in enumerate(["\\u25a1", "\\u2047"] + sorted(set(data)))}'), {"x: question ⁇ answer ⁇"}),
-    "answer first": (("question, answer = self.pairs[index]", "answer, question = self.pairs[index]"), {"x: question ⁇ answer ⁇", "y: the question is not scored"}),
+    "answer first": (("question, answer = self.pairs[index]", "answer, question = self.pairs[index]"), {"x: question ⁇ answer ⁇"}),
+    "split at a space": (('line.split("\\t")', 'line.split(" ", 1)'), {"x: question ⁇ answer ⁇"}),
 }  # fmt: skip
 
 ROTARY = """
@@ -243,6 +249,10 @@ ROTARY_WRONG = {
     "no rotation": (("b * cos + a * sin", "b * cos - a * sin"), {"a rotation", "relative positions", "equals the formula"}),
     "another term": (("b * cos + a * sin", "a * cos + b * sin"), {"a rotation", "relative positions", "equals the formula"}),
     "heads for positions": (("rope_cache[: x.shape[-2]].to(x)", "rope_cache[: x.shape[1]].to(x)[:, None]"), {"relative positions", "equals the formula"}),
+    "not flattened": ((".flatten(-2)", ""), {"shape"}),
+    "another base": (("10000.0 **", "1000.0 **"), {"cache: cos and sin"}),
+    "no return": (("    return torch.stack((angle.cos()", "    torch.stack((angle.cos()"), {"cache: shape", "cache: cos and sin"}),
+    "rotated twice": (("b * cos + a * sin", "b * cos + (a * cos - b * sin) * sin"), {"a rotation", "relative positions", "equals the formula"}),
     "nothing rotated": (("    a, b =", "    return x\n    a, b ="), {"a rotation", "relative positions", "equals the formula"}),
 }  # fmt: skip
 
@@ -378,6 +388,9 @@ FINETUNING_WRONG = {
     "saved too early": (("    trainer_obj.train()\n    torch.save(model.state_dict(), writing_params_path)", "    torch.save(model.state_dict(), writing_params_path)\n    trainer_obj.train()"), {"trains, then saves"}),
     "never trained": (("    trainer_obj.train()\n", ""), {"trains, then saves"}),
     "trainer without config": (("return tconf, Trainer(model, questions, None, tconf)", "return tconf, Trainer(model, questions, None, TrainerConfig())"), {"returns config and trainer"}),
+    "nothing returned": (("return tconf, Trainer(model, questions, None, tconf)", "Trainer(model, questions, None, tconf).train()"), {"returns config and trainer"}),
+    "another model": (("return tconf, Trainer(model, questions,", "import copy\n    return tconf, Trainer(copy.deepcopy(model), questions,"), {"returns config and trainer"}),
+    "loads without a path": (("    if reading_params_path is not None:\n", "    if True:\n"), {"loads pretrained parameters"}),
 }  # fmt: skip
 
 EVALUATION = """
@@ -427,6 +440,11 @@ EVALUATION_WRONG = {
     "training mode": (("    model.eval()\n", ""), {"sample: eval mode"}),
     "gradients": (("@torch.no_grad()\n", ""), {"sample: eval mode"}),
     "top k ignored": (("if top_k is not None:", "if False:"), {"sample: top k"}),
+    "any place of the file": (("row[1] == guess for row, guess in zip(rows, predicted_places)", "guess in {row[1] for row in rows} for guess in predicted_places"), {"counts right answers"}),
+    "a prefix": (("row[1] == guess", "row[1].startswith(guess)"), {"exact match"}),
+    "first line skipped": (("for line in file]", "for line in file][1:]"), {"counts every line"}),
+    "return in the loop": (("dim=1)\n    return x", "dim=1)\n        return x"), {"sample: greedy"}),
+    "new tokens only": (("dim=1)\n    return x", "dim=1)\n    return x[:, -steps:]"), {"sample: greedy"}),
 }  # fmt: skip
 
 VIT = """
@@ -670,6 +688,10 @@ TRAINING_WRONG = {
     "one step for all": (("        optimizer.zero_grad()\n        loss = criterion(model(images), labels)\n        loss.backward()\n        optimizer.step()\n        total += loss.item()\n", "        loss = criterion(model(images), labels)\n        loss.backward()\n        total += loss.item()\n    optimizer.step()\n"), {"every batch, once"}),
     "divided by the batch size": (("criterion(model(images), labels)", "criterion(model(images), labels) / len(images)"), {"right step"}),
     "loss grows": (("loss.backward()", "(-loss).backward()"), {"right step"}),
+    "two steps": (("        optimizer.step()\n", "        optimizer.step()\n        optimizer.step()\n"), {"right step"}),
+    "data read twice": (("in loader:\n        images, labels = images.to(device), labels.to(device)\n        optimizer", "in [*loader, *loader]:\n        images, labels = images.to(device), labels.to(device)\n        optimizer"), {"every batch, once"}),
+    "own predictions": (("criterion(model(images), labels)", "criterion(model(images), model(images).argmax(-1))"), {"right step"}),
+    "last loss": (("return total / len(loader)", "return loss.item()"), {"returns the loss"}),
 }  # fmt: skip
 
 COURSES = {

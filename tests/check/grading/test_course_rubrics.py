@@ -106,3 +106,10 @@ def test_an_argument_that_no_interface_names_is_an_error_that_names_it(tmp_path)
     grade = grade_source("nyu-vit-patch-embedding", source, tmp_path)
     assert grade.total == 0
     assert "needs an argument 'zoom'" in grade.remark
+
+
+@pytest.mark.parametrize("name", ["c", "hp", "settings"])
+def test_the_only_argument_of_a_class_is_the_config_whatever_its_name(name, tmp_path):
+    source = EXERCISES["causal-self-attention"][0].replace("config", name)
+    grade = grade_source("causal-self-attention", source, tmp_path)
+    assert (grade.total, grade.remark) == (10, None)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from course_submissions import NAMES, VIT
+from course_submissions import COURSES, NAMES, VIT
 from handed_in import archive, notebook
 from local_sandbox import LocalSandbox
-from submissions import CAUSAL
+from submissions import CAUSAL, SYNTHESIZER
 
 from qkv.check.grading import grade as grade_module
 from qkv.check.grading import load_rubric
@@ -188,3 +188,125 @@ def test_training_while_the_file_is_loaded_gets_advice_and_no_wrong_line(tmp_pat
     (mistake,) = grade_source("cs224n-name-dataset", NAMES, tmp_path).mistakes
     assert "__main__" in str(mistake.fix)
     assert mistake.where is None
+
+
+@pytest.mark.parametrize(
+    ("change", "total", "words", "line"),
+    [
+        ((" == 0", " == 1"), 6, "the mask is inverted", "== 1"),
+        (("self.proj(", "("), 9, "the output projection is never applied", "return"),
+    ],
+    ids=["inverted mask", "no projection"],
+)
+def test_a_mistake_that_the_outputs_show_is_one_entry_with_its_cause(change, total, words, line, tmp_path):
+    source = replaced(CAUSAL, change).replace('float("-inf")', "-1e10")
+    grade = grade_source("causal-self-attention", source, tmp_path)
+    (mistake,) = grade.mistakes
+    assert grade.total == total
+    assert words in mistake.fix
+    assert line in mistake.where.text
+
+
+def test_a_detached_part_is_not_explained_with_the_code_of_the_grader(tmp_path):
+    grade = grade_source("causal-self-attention", replaced(CAUSAL, DETACHED), tmp_path)
+    assert "part of the computation is detached" in grade.mistakes[0].fix
+
+
+def test_a_mask_that_is_not_cut_is_an_error_with_a_fix(tmp_path):
+    source = replaced(CAUSAL, ("self.mask[:t, :t]", "self.mask"))
+    grade = grade_source("causal-self-attention", source, tmp_path)
+    assert grade.mistakes[0].fix == "cut the mask to the length of the sequence: mask[:, :, :T, :T]"
+    assert grade.mistakes[0].fix in grade.remark
+
+
+def test_a_syntax_error_is_one_entry_for_all_parts_of_a_homework(tmp_path):
+    grade = grade_source("nyu-vit", "class ViT(:\n", tmp_path)
+    (mistake,) = grade.mistakes
+    assert (mistake.property, mistake.points) == ("all properties", 40)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("torch.relu(", "nn.functional.gelu("), "is GELU, not ReLU"),
+        (("torch.relu(", "torch.tanh("), "is tanh, not ReLU"),
+        (("self.proj(", "("), "the output projection is never applied"),
+    ],
+    ids=["gelu", "tanh", "no projection"],
+)
+def test_the_wrong_part_of_a_synthesizer_is_named(change, words, tmp_path):
+    grade = grade_source("dense-synthesizer", replaced(SYNTHESIZER, change), tmp_path)
+    (mistake,) = grade.mistakes
+    assert grade.total == 8
+    assert words in mistake.fix
+
+
+@pytest.mark.parametrize("change", [("x[:, 0]", "x[0]"), ("x[:, 0]", "x.mean(dim=0)")], ids=["x[0]", "mean"])
+def test_the_wrong_axis_of_a_vit_is_named(change, tmp_path):
+    grade = grade_source("nyu-vit-model", replaced(VIT, change), tmp_path)
+    assert "the class token is x[:, 0], not x[0]" in grade.remark
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "line"),
+    [
+        (("        loss.backward()\n", ""), "loss.backward() is never called", "criterion"),
+        (("        optimizer.step()\n", ""), "optimizer.step() is never called", "backward"),
+        (
+            (
+                "        loss.backward()\n        optimizer.step()\n",
+                "        optimizer.step()\n        loss.backward()\n",
+            ),
+            "optimizer.step() comes before loss.backward()",
+            "step",
+        ),
+    ],
+    ids=["no backward", "no step", "step first"],
+)
+def test_why_nothing_is_trained_is_told_apart(change, words, line, tmp_path):
+    source = replaced(VIT, change)
+    if "before" in words:
+        source = source.replace("loss = criterion", "optimizer.zero_grad(); loss = criterion")
+    (mistake,) = grade_source("nyu-vit-training-step", source, tmp_path).mistakes
+    assert words in mistake.fix
+    assert line in mistake.where.text
+
+
+@pytest.mark.parametrize("clip", ["torch.nn.utils.clip_grad_norm_", "clip_grad_norm_"])
+def test_clipped_gradients_cost_nothing(clip, tmp_path):
+    step = f"        {clip}(model.parameters(), 0.01)\n        optimizer.step()\n"
+    source = "import torch\nfrom torch.nn.utils import clip_grad_norm_\n"
+    source += replaced(VIT, ("        optimizer.step()\n", step))
+    grade = grade_source("nyu-vit-training-step", source, tmp_path)
+    assert (grade.total, grade.remark) == (10, None)
+
+
+def test_indices_outside_the_vocabulary_are_shown_as_numbers(tmp_path):
+    change = ("self.encode(target)", "torch.where(torch.arange(127) < len(question) - 1, -100, self.encode(target))")
+    (mistake,) = grade_source("cs224n-name-dataset", replaced(NAMES, change), tmp_path).mistakes
+    assert "y has -100 for the question" in mistake.evidence
+
+
+@pytest.mark.parametrize(
+    ("rubric", "change", "words"),
+    [
+        ("cs224n-char-corruption", ("out.ljust(", "out.rjust("), "the padding comes before the text"),
+        ("cs224n-char-corruption", ("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[end + 1:]"), "lost: 1 char"),
+        ("cs224n-char-corruption", ("+ text[begin:end]", "+ text[begin:end][::-1]"), "the masked span is reversed"),
+        ("cs224n-rope", ("10000.0 **", "1000.0 **"), "the base is 1000"),
+        ("cs224n-rope", (".flatten(-2)", ""), "put the pairs back into one axis"),
+        ("cs224n-rope", ("b * cos + a * sin", "b * cos + (a * cos - b * sin) * sin"), "after its rotation"),
+        ("cs224n-name-dataset", ('line.split("\\t")', 'line.split(" ", 1)'), "the line is not split at the tab"),
+    ],
+)
+def test_the_cause_of_one_mistake_is_one_entry(rubric, change, words, tmp_path):
+    (mistake,) = grade_source(rubric, replaced(COURSES[rubric][1], change), tmp_path).mistakes
+    assert words in mistake.fix
+
+
+def test_an_mlp_of_another_size_costs_only_the_mlp(tmp_path):
+    source = replaced(VIT, ("nn.Linear(embed_dim, hidden_dim)", "nn.Linear(embed_dim, 2 * embed_dim)"))
+    source = replaced(source, ("nn.Linear(hidden_dim, embed_dim)", "nn.Linear(2 * embed_dim, embed_dim)"))
+    (mistake,) = grade_source("nyu-vit-encoder-block", source, tmp_path).mistakes
+    assert mistake.property == "MLP"
+    assert "the hidden layer has 64 features, expected mlp_dim = 80" in mistake.evidence

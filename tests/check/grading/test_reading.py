@@ -128,6 +128,12 @@ def test_absolute_imports_between_files_of_an_archive_work(tmp_path):
     assert grade(tmp_path, "ada.zip", archive({"rope.py": text, "config.py": "BASE = 10000.0"})).total == 10
 
 
+def test_files_of_an_archive_can_import_the_folder_that_holds_all_of_them(tmp_path):
+    text = ROTARY.replace("10000.0", "BASE").replace("import torch", "import torch\nfrom vit.config import BASE")
+    entries = {"hw5/src/vit/rope.py": text, "hw5/src/vit/config.py": "BASE = 10000.0"}
+    assert grade(tmp_path, "ada.zip", archive(entries)).total == 10
+
+
 def test_a_notebook_in_an_archive_and_python_files_are_graded_together(tmp_path):
     entries = {"a/rope.ipynb": notebook("import torch", ROTARY), "a/data.py": NAMES}
     found = grade(tmp_path, "ada.zip", archive(entries), "cs224n-a5")

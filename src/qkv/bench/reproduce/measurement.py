@@ -22,7 +22,7 @@ from qkv._config import Table, flatten
 from qkv.bench import machine
 from qkv.bench.reproduce.records import Point, Record, StageSpeed
 from qkv.bench.reproduce.rows import ResultRow, RowPart
-from qkv.data.batches import Batch, Batches, MixedBatches
+from qkv.data.batches import Batch, Batches, MixedBatches, generator_for
 from qkv.training import Objective, Run, TrainConfig, read_metrics
 from qkv.training.checkpointing import CheckpointStore, read_state
 from qkv.training.evaluation import move_to
@@ -32,10 +32,10 @@ from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import RecipeConfig, Task
 from qkv.training.run_state import read_status
 from qkv.training.runs import UNKNOWN_COMMIT
-from qkv.training.time_budget import rescale_steps
+from qkv.training.time_budget import cut_or_rescale, rescale_steps
 
 MAX_POINTS = 60  # of a curve
-COUNTED_BATCHES = 6  # of an epoch, from each source
+COUNTED_BATCHES, SAMPLED_BATCHES = 6, 200  # of an epoch, from each source
 
 
 def measure_run(
@@ -116,13 +116,16 @@ def use_threads(count: int) -> Iterator[None]:
 
 def _measure_stage(name: str, folder: Path, task: Task | None, peak: float) -> StageSpeed:
     lines = [line for line in read_metrics(folder) if "timing" in line]
+    last = lines[-1] if lines else {"step": 0, "timing": {"seconds": 0.0}}
     speed = _average_speed([line["timing"] for line in lines if line["timing"]["items_per_second"] > 0])
     stage = None if task is None else next((stage for stage in task.stages if stage.name == name), None)
-    share = None
+    share = flops = None
     if task is not None and stage is not None and peak > 0:
-        share = round(count_flops_per_item(task.model, stage.objective, stage.batches) * speed / (peak * 1e9), 4)
-    last = lines[-1] if lines else {"step": 0, "timing": {"seconds": 0.0}}
-    return StageSpeed(name, last["step"], round(last["timing"]["seconds"] / 60, 3), round(speed, 1), share)
+        epoch_flops, epoch_items = count_epoch_flops(task.model, stage.objective, stage.batches)
+        share = round(epoch_flops / max(epoch_items, 1.0) * speed / (peak * 1e9), 4)
+        epochs = last["step"] * task.config.stages[name].grad_accumulation / stage.batches.num_batches(0)
+        flops = float(f"{epoch_flops * epochs:.4g}")
+    return StageSpeed(name, last["step"], round(last["timing"]["seconds"] / 60, 3), round(speed, 1), share, flops)
 
 
 def _average_speed(timings: list[dict[str, Any]]) -> float:
@@ -195,15 +198,15 @@ def _expected_config(part: RowPart, config: RecipeConfig) -> RecipeConfig:
     wanted = _with_same_teacher(part_config(part, config.seed), part, config)
     if wanted.stages.keys() != config.stages.keys():
         return wanted
-    any_steps = part.minutes is not None
-    stages = {name: _fit_steps(wanted.stages[name], own, any_steps) for name, own in config.stages.items()}
+    stages = {name: _fit_steps(wanted.stages[name], own, part) for name, own in config.stages.items()}
     return replace(wanted, stages=stages)
 
 
-def _fit_steps(wanted: TrainConfig, own: TrainConfig, any_steps: bool) -> TrainConfig:
+def _fit_steps(wanted: TrainConfig, own: TrainConfig, part: RowPart) -> TrainConfig:
+    """The stage of a part with the steps of a run: any number if it is to take some minutes or epochs."""
     intervals = {name: getattr(own.checkpoint, name) for name in ("log_every", "evaluate_every", "checkpoint_every")}
-    rescaled = rescale_steps(wanted, own.steps)
-    steps = own.steps if any_steps else wanted.steps
+    rescaled = (rescale_steps if part.epochs is None else cut_or_rescale)(wanted, own.steps)
+    steps = wanted.steps if part.minutes is None and part.epochs is None else own.steps
     return replace(rescaled, steps=steps, checkpoint=replace(rescaled.checkpoint, **intervals))
 
 
@@ -223,7 +226,7 @@ def train_command(part: RowPart, config: RecipeConfig, data: str = "DATA") -> st
     """
     words = [f"qkv train {part.recipe}"]
     words += [f"--{name} {value}" for name, value in (("model", part.model), ("preset", part.preset)) if value]
-    words += [f"--data {data}/{part.data[0]}"] if part.data else []
+    words += [f"--data {data}" if part.whole_folder else f"--data {data}/{part.data[0]}"] if part.data else []
     words += [f"--set {name}={json.dumps(value)}" for name, value in part.changes.items()]
     words += [f"--set data.teacher={_teacher_placeholder(part)}"] if part.teacher else []
     wanted = _with_same_teacher(part_config(part, config.seed), part, config)
@@ -242,7 +245,7 @@ def with_teacher(config: RecipeConfig, run: str) -> RecipeConfig:
     return replace(config, data=replace(config.data, teacher=run))
 
 
-def count_flops(model: nn.Module, objective: Objective, batch: Batch) -> tuple[int, float]:
+def count_flops(model: nn.Module, objective: Objective, batch: Batch) -> tuple[float, float]:
     """Operations (FLOPs) of one forward and backward pass, and the number of items that the batch scores.
 
     Only matrix products are counted, not the optimizer. Attention is counted in full by the formula, causal or not.
@@ -252,20 +255,32 @@ def count_flops(model: nn.Module, objective: Objective, batch: Batch) -> tuple[i
     with torch.random.fork_rng(), _countable_operations(), FlopCounterMode(display=False) as counter:
         loss = to_loss_sum(objective(model, move_to(batch, device)), batch)
         loss.total.backward()
-    return counter.get_total_flops(), float(loss.count)
+    return float(counter.get_total_flops()), float(loss.count)
 
 
-def count_flops_per_item(model: nn.Module, objective: Objective, batches: Batches) -> float:
-    """Operations for each item (image, token) of an epoch, estimated from some batches of each source."""
+def count_epoch_flops(model: nn.Module, objective: Objective, batches: Batches) -> tuple[float, float]:
+    """Operations of an epoch and its items (images, tokens), estimated from some batches of each source."""
     flops = items = 0.0
     for source in batches.sources if isinstance(batches, MixedBatches) else [batches]:
-        count = source.num_batches(0)
-        indices = sorted({index * count // COUNTED_BATCHES for index in range(COUNTED_BATCHES)})
-        for index in indices:
-            batch_flops, batch_items = count_flops(model, objective, source.batch(0, index))
-            flops += batch_flops * count / len(indices)
-            items += batch_items * count / len(indices)
-    return flops / max(items, 1.0)
+        counted = _count_sample(model, objective, source)
+        flops += sum(work for work, _ in counted) * source.num_batches(0) / len(counted)
+        items += sum(number for _, number in counted) * source.num_batches(0) / len(counted)
+    return flops, items
+
+
+def _count_sample(model: nn.Module, objective: Objective, source: Batches) -> list[tuple[float, float]]:
+    """Operations and items of a sample of batches, each computed once or like another one of the same shapes."""
+    by_shape: dict[tuple[Any, ...], tuple[float, float]] = {}
+    sample: list[tuple[float, float]] = []
+    for index in torch.randperm(source.num_batches(0), generator=generator_for(0))[:SAMPLED_BATCHES].tolist():
+        batch = source.batch(0, index)
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in batch.items())
+        if len(sample) < COUNTED_BATCHES:
+            by_shape[shapes] = count_flops(model, objective, batch)
+        elif shapes not in by_shape:  # there are many shapes: those counted stand for the others
+            break
+        sample.append(by_shape[shapes])
+    return sample
 
 
 @contextmanager

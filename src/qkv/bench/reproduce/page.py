@@ -11,7 +11,7 @@ from qkv._figures import INK, Curves, draw_svg
 from qkv._files import write_atomic
 from qkv.bench.report import Column, Table, markdown_table
 from qkv.bench.reproduce.records import Record, group_by_label, read_records, record_file
-from qkv.bench.reproduce.rows import ROWS, Metric, ResultRow
+from qkv.bench.reproduce.rows import ROWS, SYSTEMS, Metric, ResultRow, System
 
 SCALE = 1.8  # pixels for each point of a figure
 INTRODUCTION = """# Results
@@ -23,38 +23,49 @@ Minutes are minutes of training, including evaluations but not the test. A row w
 fit into it with the cores it uses, by a speed measured beforehand; the minutes shown are those it took.
 With `OMP_NUM_THREADS=1` it uses one core, which makes more than half of the steps of two cores, so training two parts
 in parallel (`--label`) is faster. A figure of several seeds is their mean, with the smallest and the largest in
-brackets. A part made by `qkv train` has the steps that its command names. Test data is used only at the end of a
+brackets; ± is half of the 95 % interval of a share of so many test items (training again varies besides: the range of
+the seeds). *Published* figures are those of others, with their source; the protocol may differ, and the row then says
+how. A part made by `qkv train` has the steps that its command names. Test data is used only at the end of a
 finished recipe; choices are made on validation data (docs/lab-log.md says how often). *Share of peak*: the operations
 of a training step's forward and backward pass (matrix products; attention in full), divided by the time of the step,
 including data and optimizer, and by the speed of a large float32 matrix product with the same threads."""
 
+OPERATIONS = """Validation during training over the operations (FLOPs) spent so far, the course's recipe beside ours.
+The published curve of NYU DL HW4 and the row cifar100-nyu-hw4 are of the test set instead. Where a record has no count
+of operations, they are its time at its share of the peak."""
+
 
 def row_table(row: ResultRow, records: Sequence[Record], *, wide: bool = False) -> Table:
-    """One line for each label, with all its seeds. wide: with parameters, for the page."""
+    """One line for each label, with all its seeds. wide: with protocol and parameters, for the page."""
+    protocols = {part.label: part.protocol for part in row.parts if part.protocol and wide}
     columns = (
         Column("part"),
+        *([Column("protocol")] if protocols else []),
         *([Column("parameters")] if wide else []),
         Column("minutes"),
         Column("cores used"),
         Column("seeds"),
         *(Column(metric.title) for metric in row.metrics),
-        Column("public"),
+        Column("published"),
+        *([Column("operations")] if wide else []),
         Column("items/s"),
         Column("share of peak", "%"),
     )
-    public = {part.label: part.public for part in row.parts}
+    published = {part.label: part.published for part in row.parts}
     rows = []
     for label, seeds in group_by_label(records).items():
         parameters = format_range([record.parameters for record in seeds], lambda value: f"{value:,.0f}")
         rows.append(
             (
                 label,
+                *([protocols.get(label)] if protocols else []),
                 *([parameters] if wide else []),
                 format_range([record.minutes for record in seeds], lambda value: f"{value:.1f}"),
                 format_range([record.threads for record in seeds], lambda value: f"{value:.0f}"),
                 ", ".join(str(record.seed) for record in seeds),
                 *(format_metric(metric, seeds) for metric in row.metrics),
-                public.get(label) or None,
+                published.get(label) or None,
+                *([format_range([record.flops for record in seeds], "{:.1e}".format)] if wide else []),
                 format_range([record.items_per_second for record in seeds], lambda value: f"{value:,.0f}"),
                 format_range([record.share_of_peak for record in seeds], lambda value: f"{100 * value:.0f}"),
             )
@@ -63,12 +74,18 @@ def row_table(row: ResultRow, records: Sequence[Record], *, wide: bool = False) 
 
 
 def format_metric(metric: Metric, seeds: Sequence[Record]) -> str | None:
-    """A metric over all seeds; None if no test has it."""
-    return format_range([record.test.get(metric.name) for record in seeds], metric.format)
+    """A metric over all seeds, with the 95 % interval of its mean where it is a share; None if no test has it."""
+    return format_range([record.test.get(metric.name) for record in seeds], metric.format, metric.interval)
 
 
-def format_range(numbers: Sequence[float | int | None], format_one: Callable[[float], str]) -> str | None:
+def format_range(
+    numbers: Sequence[float | int | None],
+    format_one: Callable[[float], str],
+    interval: Callable[[float], str] = lambda mean: "",
+) -> str | None:
     """The mean, with smallest and largest in brackets if they differ as shown; None without a number.
+
+    interval: what follows the mean after "±"; "" for nothing.
 
     >>> [format_range(numbers, "{:.1f}".format) for numbers in ([1.0, 2.0, 4.5], [3.0], [None])]
     ['2.5 (1.0–4.5)', '3.0', None]
@@ -76,13 +93,17 @@ def format_range(numbers: Sequence[float | int | None], format_one: Callable[[fl
     known = [number for number in numbers if number is not None]
     if not known:
         return None
-    low, high = format_one(min(known)), format_one(max(known))
-    return format_one(statistics.mean(known)) + (f" ({low}–{high})" if low != high else "")
+    mean, low, high = statistics.mean(known), format_one(min(known)), format_one(max(known))
+    around = f" ± {interval(mean)}" if interval(mean) else ""
+    return format_one(mean) + around + (f" ({low}–{high})" if low != high else "")
 
 
 def results_markdown(results: Mapping[str, Sequence[Record]], folder: str = "results") -> str:
     """The page: an overview, then a section for each row. folder: of the figures, relative to the page."""
     lines = [INTRODUCTION.format(folder=folder), "", *markdown_table(_overview(results))]
+    if drawn := [system for system in SYSTEMS if system_series(system, results)]:
+        lines += ["", "## Quality over operations", "", OPERATIONS]
+        lines += [f"\n![{system.title} over operations]({folder}/{figure_name(system)}.svg)" for system in drawn]
     for row in ROWS.values():
         if records := results.get(row.name):
             lines += ["", *_section(row, records, folder)]
@@ -90,12 +111,12 @@ def results_markdown(results: Mapping[str, Sequence[Record]], folder: str = "res
 
 
 def _overview(results: Mapping[str, Sequence[Record]]) -> Table:
-    names = ("row", "part", "minutes", "seeds", "metrics", "public", "target", "stretch target")
+    names = ("row", "part", "minutes", "seeds", "metrics", "published", "target", "stretch target")
     rows = []
     for row in ROWS.values():
         targets = (row.target or None, row.stretch_target or None)
         for label, seeds in group_by_label(results.get(row.name, ())).items():
-            public = next((part.public for part in row.parts if part.label == label), "")
+            published = next((part.published for part in row.parts if part.label == label), "")
             rows.append(
                 (
                     f"[{row.name}](#{row.name})",
@@ -103,7 +124,7 @@ def _overview(results: Mapping[str, Sequence[Record]]) -> Table:
                     format_range([record.minutes for record in seeds], lambda value: f"{value:.1f}"),
                     str(len(seeds)),
                     "; ".join(f"{metric.title}: {format_metric(metric, seeds) or '–'}" for metric in row.metrics),
-                    public or None,
+                    published or None,
                     *targets,
                 )
             )
@@ -169,6 +190,37 @@ def draw_curves(row: ResultRow, records: Sequence[Record]) -> str | None:
     return _make_standalone(draw_svg([panel], name=row.name)) + "\n"
 
 
+def system_series(
+    system: System, results: Mapping[str, Sequence[Record]]
+) -> dict[str, list[tuple[list[float], list[float]]]]:
+    """The curves of a system over operations, by row and part, and those published; {} if it has no curve of ours."""
+    series: dict[str, list[tuple[list[float], list[float]]]] = {}
+    records = [(name, record) for name in system.rows for record in results.get(name, ())]
+    for name, record in records:
+        points = [(flops, value) for step, _, value in record.curve if (flops := record.flops_at(step))]
+        rows = {row for row, other in records if other.label == record.label}
+        label = record.label if len(rows) == 1 else f"{name}: {record.label}"
+        if points:
+            series.setdefault(label, []).append(_unzip(points))
+    return series | {label: [_unzip(points)] for label, points in system.published.items()} if series else {}
+
+
+def _unzip(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def figure_name(system: System) -> str:
+    return f"{system.name}-operations"
+
+
+def draw_system(system: System, results: Mapping[str, Sequence[Record]]) -> str | None:
+    """The quality of a system over the operations of training as SVG; None if it has no curve."""
+    if not (series := system_series(system, results)):
+        return None
+    panel = Curves(system.title, "operations of training", series=series, logx=True, legend_outside=True)
+    return _make_standalone(draw_svg([panel], name=figure_name(system), width=5.6)) + "\n"
+
+
 def _make_standalone(svg: str) -> str:
     """An SVG file with its own size, ink and background, independent of the page that shows it."""
     sized = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
@@ -187,15 +239,17 @@ def read_all_records(folder: Path) -> dict[str, list[Record]]:
 
 
 def write_results_page(folder: Path) -> list[Path]:
-    """Draw the page next to the folder of records (docs/results.md) and one figure for each row into the folder."""
+    """Draw the page next to the folder of records (docs/results.md) and the figures of rows and systems into it."""
     results = read_all_records(folder)
     if not results:
         raise ValueError(f"{folder} has no results to draw; `qkv reproduce NAME` makes some")
     folder = folder.resolve()
     written = [folder.with_suffix(".md")]
     write_atomic(written[0], results_markdown(results, folder.name))
-    for name, records in results.items():
-        if (svg := draw_curves(ROWS[name], records)) is not None:
+    figures = {name: draw_curves(ROWS[name], records) for name, records in results.items()}
+    figures |= {figure_name(system): draw_system(system, results) for system in SYSTEMS}
+    for name, svg in figures.items():
+        if svg is not None:
             written.append(folder / f"{name}.svg")
             write_atomic(written[-1], svg)
     return written

@@ -20,6 +20,7 @@ class StageSpeed:
     """The speed of one training stage.
 
     share_of_peak: of the measured speed of matrix products; None if operations were not counted.
+    flops: operations of all its steps; None if they were not counted, or in a record from before they were kept.
     """
 
     stage: str
@@ -27,6 +28,13 @@ class StageSpeed:
     minutes: float
     items_per_second: float
     share_of_peak: float | None
+    flops: float | None = None
+
+    def operations(self, peak_gigaflops: float) -> float | None:
+        """Operations of the stage; where they were not kept, its time at its share of the peak."""
+        if self.flops is not None or self.share_of_peak is None:
+            return self.flops
+        return self.share_of_peak * peak_gigaflops * 1e9 * 60 * self.minutes
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,23 @@ class Record:
         values["curve"] = tuple((int(step), float(at), float(value)) for step, at, value in content["curve"])
         values["differs"] = tuple(content.get("differs", ()))
         return cls(**values)
+
+    def flops_at(self, step: int) -> float | None:
+        """Operations of training up to a step; None if they are unknown."""
+        total = 0.0
+        for stage in self.stages:
+            operations = stage.operations(self.peak_gigaflops)
+            if operations is None:
+                return None
+            made = min(step, stage.steps)
+            total += operations * made / max(stage.steps, 1)
+            step -= made
+        return total
+
+    @property
+    def flops(self) -> float | None:
+        """Operations of the whole training."""
+        return self.flops_at(self.steps)
 
     def round(self) -> Record:
         """The record with no more digits than were measured."""

@@ -66,9 +66,7 @@ class Budget:
 
     def apply(self, part: RowPart) -> RowPart:
         """The part with this length of training."""
-        if self.steps is not None:
-            return replace(part, minutes=None)
-        return part if self.minutes is None else replace(part, minutes=self.minutes)
+        return replace(part, minutes=self.minutes, epochs=None) if self.name else part
 
 
 @dataclass(frozen=True)
@@ -160,15 +158,15 @@ def find_data(row: ResultRow, part: RowPart, data: Path | None) -> str | None:
     """The place of a part's data; None if it needs none."""
     if not part.data:
         return None
-    wanted = " or ".join(part.data)
+    wanted = (" and " if part.whole_folder else " or ").join(part.data)
     if data is None:
         raise ValueError(f"{row.name} needs {wanted}: give the folder that contains it with --data FOLDER")
     if not data.is_dir():
         raise ValueError(f"--data {data} is not a folder; expected one that contains {wanted}")
-    path = next((data / name for name in part.data if (data / name).exists()), None)
-    if path is None:
+    found = [data / name for name in part.data if (data / name).exists()]
+    if len(found) < (len(part.data) if part.whole_folder else 1):
         raise ValueError(f"{data} has no {wanted}, which {row.name} needs; docs/training.md says where to get it")
-    return str(path)
+    return str(data if part.whole_folder else found[0])
 
 
 def default_results_folder(runs: Path, budget: Budget | None = None) -> Path:
@@ -212,10 +210,12 @@ def _train_part(
     config = with_data(part_config(part, seed), data)
     if part.teacher:
         config = with_teacher(config, str(_run_folder(row, row.get_part(part.teacher), seed, budget, runs)))
+    fitted = budget.apply(part)
     return run_recipe(
         config,
         folder=_run_folder(row, part, seed, budget, runs),
-        minutes=budget.apply(part).minutes,
+        minutes=fitted.minutes,
+        epochs=fitted.epochs,
         steps=budget.steps,
         callback=callback,
         on_note=on_note,

@@ -148,7 +148,7 @@ def _function(target: Any, name: str, contract: Contract, adapter: Adapter, dtyp
         causal_flag="causal" if "causal" in adapter.words else None,
     )
     q, k, v = (torch.randn(2, 4, 5, 8, dtype=dtype) for _ in range(3))
-    out = call(q.requires_grad_(), k, v)
+    out = attend(q.requires_grad_(), k, v)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         raise ValueError(f"call of the adapter must return an output of shape {tuple(q.shape)}; got {_shape(out)}")
     impl = function_implementation(attend, name, contract, (call, dtype))

@@ -13,7 +13,7 @@ import torch
 
 from qkv.check.calling.guard import call_target
 from qkv.check.calling.loading import missing_device
-from qkv.check.calling.names import TOKENS, VECTORS, qkv_role, required_names
+from qkv.check.calling.names import KEY_HEAD_COUNTS, TOKENS, VECTORS, qkv_role, required_names
 
 # a small size, and the constructor parameters that get it
 SIZES: dict[int, tuple[str, ...]] = {
@@ -140,6 +140,21 @@ def _call_with_config(found: Any, values: dict[str, Any]) -> Any:
             for config in configs:
                 setattr(config, missed, guess)
     return call_target(found, **values)
+
+
+def fewer_key_heads(found: Any, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The arguments of a class, with half as many key heads as query heads if its default is as many."""
+    if not inspect.isclass(found):
+        return arguments
+    parameters = inspect.signature(found).parameters
+    given = arguments or {}
+    keys = next((name for name in parameters if name in KEY_HEAD_COUNTS and name not in given), None)
+    heads = next((name for name in parameters if name in SIZES[4]), None)
+    if keys is None or heads is None:
+        return arguments
+    count = given.get(heads, parameters[heads].default)
+    count = count if isinstance(count, int) else SIZE_GUESSES[heads]
+    return {**given, keys: max(count // 2, 1)} if parameters[keys].default in (None, count) else arguments
 
 
 def is_factory(found: Any, arguments: dict[str, Any] | None = None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.calling.names import OFFSETS, Fill, Parameters
+from qkv.check.calling.names import HEAD_COUNTS, KEY_HEAD_COUNTS, OFFSETS, Fill, Parameters
 from qkv.check.calling.outputs import find_output
 
 # parameters that take a KV cache
@@ -30,6 +30,7 @@ CACHE_FLAGS = (
 CACHE_RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache")
 CACHE_SETUPS = ("set_kv_cache", "setup_cache", "setup_caches")
 
+CACHE_DIMS = ("head_dim", "d_head", "dim_head", "head_size", "d_k", "dh", "hd")
 MAKER = re.compile(
     r"(new|make|init|create|empty|alloc|allocate|get|build|fresh|start|initial|prepare)_\w*(cache|caches|state)|(cache|caches|kv_cache)_(init|new)"
 )
@@ -113,6 +114,12 @@ def _cache_conventions(module: nn.Module, parameters: Parameters) -> Iterator[Ca
         yield CacheConvention(name, lambda batch: None, pass_cache, lambda result, cache: find_returned_cache(result))
         yield CacheConvention(f"{name}= {{}}, filled in place", lambda batch: {}, pass_cache)
         yield CacheConvention(f"{name}= [], filled in place", lambda batch: [], pass_cache)
+        for count in _layer_counts(module):
+            words = f"{name}= a {{}} for each of {count} layers, filled in place"
+            yield CacheConvention(words, lambda batch, count=count: [{} for _ in range(count)], pass_cache)
+            words = f"{name}= None for each of {count} layers, returned"
+            none = lambda batch, count=count: [None] * count  # noqa: E731
+            yield CacheConvention(words, none, pass_cache, lambda result, cache: find_returned_cache(result) or cache)
     yield from _internal_cache_conventions(module, parameters, flags)
 
 
@@ -120,7 +127,7 @@ def _cache_makers(module: nn.Module, parameter: inspect.Parameter) -> Iterator[t
     """Ways to make an empty cache: a method of the module, or the class that the parameter is annotated with."""
     for known in dir(type(module)):
         if MAKER.fullmatch(known) and callable(method := getattr(module, known)):
-            yield f"{known}()", lambda batch, method=method: _make_cache(method, batch)
+            yield f"{known}()", lambda batch, method=method: _make_cache(method, batch, module)
     kind = parameter.annotation
     if isinstance(kind, str):
         home = vars(sys.modules[type(module).__module__]) if type(module).__module__ in sys.modules else {}
@@ -128,19 +135,40 @@ def _cache_makers(module: nn.Module, parameter: inspect.Parameter) -> Iterator[t
     options = [one for one in (typing.get_args(kind) or (kind,)) if isinstance(one, type)]
     for kind in options:
         if kind is not parameter.empty and kind not in (tuple, list, dict, Tensor, type(None), object):
-            yield f"{kind.__name__}()", lambda batch, kind=kind: _make_cache(kind, batch)
+            yield f"{kind.__name__}()", lambda batch, kind=kind: _make_cache(kind, batch, module)
+            for count in _layer_counts(module):
+                words = f"a {kind.__name__}() for each of {count} layers"
+                yield words, lambda batch, kind=kind, n=count: [_make_cache(kind, batch, module) for _ in range(n)]
 
 
-def _make_cache(make: Callable[..., Any], batch: int) -> Any:
-    """An empty cache; the batch size and the longest length are passed if it asks for them."""
+def _layer_counts(module: nn.Module) -> list[int]:
+    """How many layers it may have: the lengths of its lists of modules."""
+    return list(dict.fromkeys(len(part) for part in module.modules() if isinstance(part, nn.ModuleList) and len(part)))
+
+
+def _make_cache(make: Callable[..., Any], batch: int, module: nn.Module) -> Any:
+    """An empty cache; sizes are passed if it asks for them, those of heads as the module names them."""
     known: dict[str, Any] = dict.fromkeys(("batch", "batch_size", "b", "bsz", "max_batch_size", "B"), batch)
     known |= dict.fromkeys(
         ("max_len", "max_length", "max_seq_len", "max_seq_length", "length", "capacity", "size"), 512
     )
-    known |= {"device": torch.device("cpu"), "dtype": torch.get_default_dtype()}
+    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    known |= {"device": torch.device("cpu"), "dtype": dtype}
+    known |= _head_sizes(module)
     parameters = inspect.signature(make).parameters
     needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty or name in known]
     return make(**{name: known[name] for name in needed if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD})
+
+
+def _head_sizes(module: nn.Module) -> dict[str, int]:
+    """The number of key heads and the head dim, by every name that a cache may ask for them with."""
+    named = {name: value for part in module.modules() for name, value in vars(part).items() if type(value) is int}
+    heads = next((named[name] for name in (*KEY_HEAD_COUNTS, *HEAD_COUNTS) if name in named), None)
+    dim = next((named[name] for name in CACHE_DIMS if name in named), None)
+    found = dict.fromkeys((*KEY_HEAD_COUNTS, *HEAD_COUNTS), heads) | dict.fromkeys(CACHE_DIMS, dim)
+    layers = next(iter(_layer_counts(module)), None)
+    found |= dict.fromkeys(("n_layers", "num_layers", "layers", "n_layer"), layers)
+    return {name: size for name, size in found.items() if size is not None}
 
 
 def _internal_cache_conventions(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from qkv.check.calling.forms import fill_required, find_dims, find_vocab_size, has_sequence_first, padding_argument
 from qkv.check.calling.guard import call_target
 from qkv.check.calling.mask_forms import MaskForm, find_mask_form
+from qkv.check.calling.masking import find_pad_id, padded_by_id
 from qkv.check.calling.names import (
-    MASKS,
     MEMORIES,
     PADDING_MASKS,
     SOURCE_MASKS,
@@ -27,6 +27,7 @@ from qkv.check.calling.names import (
     TARGETS,
     Fill,
     Parameters,
+    mask_names,
     parameters_of,
     qkv_names,
     required_names,
@@ -167,16 +168,23 @@ class EncoderDecoderMasking:
         causal_mask: the form of the target's causal mask, if it has to be passed.
         target_padding: the padding parameter of the target.
         source_padding: the padding parameters of the source; without one, `source_mask` is the form of its mask.
+        source_pad_id, target_pad_id: the tokens that mark padding where no argument does.
     """
 
     causal_mask: MaskForm | None
     target_padding: str | None
     source_padding: tuple[str, ...]
     source_mask: MaskForm | None
+    source_pad_id: int | None = None
+    target_pad_id: int | None = None
 
     @property
     def takes_source_padding(self) -> bool:
-        return bool(self.source_padding) or self.source_mask is not None
+        return bool(self.source_padding) or self.source_mask is not None or self.source_pad_id is not None
+
+    @property
+    def takes_target_padding(self) -> bool:
+        return self.target_padding is not None or self.target_pad_id is not None
 
     def arguments(
         self, target: Tensor, dtype: torch.dtype, target_tokens: Tensor | None, source_tokens: Tensor | None
@@ -199,7 +207,11 @@ class EncoderDecoderMasking:
         words = "" if self.causal_mask is None else f", a causal mask as {self.causal_mask}"
         if self.target_padding is not None:
             words += f", target padding as {self.target_padding}"
-        if self.takes_source_padding:
+        if self.target_pad_id is not None:
+            words += f", target padding as token {self.target_pad_id}"
+        if self.source_pad_id is not None:
+            words += f", source padding as token {self.source_pad_id}"
+        elif self.takes_source_padding:
             words += f", source padding as {', '.join(self.source_padding) or self.source_mask}"
         return words
 
@@ -207,12 +219,26 @@ class EncoderDecoderMasking:
 def _find_masking(call: EncoderDecoderCall, parameters: Parameters, contract: Contract) -> EncoderDecoderMasking:
     of_target = [known for known in PADDING_MASKS if known.startswith(("tgt", "target", "decoder"))]
     source_padding = tuple(known for known in SOURCE_PADDING_MASKS if known in parameters)
-    return EncoderDecoderMasking(
+    found = EncoderDecoderMasking(
         causal_mask=_target_mask(call, parameters, contract),
         target_padding=next((known for known in of_target if known in parameters), None),
         source_padding=source_padding,
         source_mask=None if source_padding else _source_mask(call, parameters, contract),
     )
+    return _with_pad_ids(call, found) if contract.padding else found
+
+
+def _with_pad_ids(call: EncoderDecoderCall, masking: EncoderDecoderMasking) -> EncoderDecoderMasking:
+    """The masking with the tokens that mark padding, where no argument does and sequences are tokens."""
+    source, target = call.random_source(2, 6, 1), call.random_target(2, 6, 2)
+    named = masking.arguments(target, call.dtype, None, None)
+    if call.source_tokens and not masking.takes_source_padding:
+        found = find_pad_id(call.module, call.source_size, lambda x: call(x, target, named), source)
+        masking = replace(masking, source_pad_id=found)
+    if call.tokens and not masking.takes_target_padding:
+        found = find_pad_id(call.module, call.size, lambda x: call(source, x, named), target)
+        masking = replace(masking, target_pad_id=found)
+    return masking
 
 
 def _make_implementation(
@@ -221,7 +247,12 @@ def _make_implementation(
     source, target = call.random_source(1, SOURCE_LENGTH, 1), call.random_target(1, 8, 2)
 
     def run(source: Tensor, target: Tensor, target_tokens: Tensor | None, source_tokens: Tensor | None) -> Tensor:
-        out = call(source, target, masking.arguments(target, call.dtype, target_tokens, source_tokens))
+        named = masking.arguments(target, call.dtype, target_tokens, source_tokens)
+        with (
+            padded_by_id(call.module, source, source_tokens, masking.source_pad_id) as given,
+            padded_by_id(call.module, target, target_tokens, masking.target_pad_id) as read,
+        ):
+            out = call(given, read, named)
         if out is None:
             raise ValueError(f"{name} gave no output of shape (batch, targets, …)")
         return out
@@ -241,7 +272,7 @@ def _make_implementation(
         dim=None if call.tokens else call.size,
         dtype=call.dtype,
         module=call.module,
-        takes_padding=masking.target_padding is not None,
+        takes_padding=masking.takes_target_padding,
     )
     source_side = replace(
         target_side,
@@ -265,7 +296,7 @@ def _target_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Con
         return call(source, x, {form.parameter: form(mask, call.dtype)})
 
     prefixes = ("tgt", "trg", "target", "look", "self")
-    likely = [known for known in parameters if known in MASKS and known.startswith(prefixes)]
+    likely = [known for known in mask_names(parameters) if known.startswith(prefixes)]
     likely += [known for known in parameters if known in ("mask", "causal_mask", "attn_mask")]
     return find_mask_form(likely, run, call.random_target(2, 6, 2), contract.mask, keys=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from qkv.check.calling.names import (
     TOKENS,
     Fill,
     Parameters,
+    mask_names,
     passes_by_position,
     qkv_names,
     required_names,
@@ -45,12 +47,14 @@ class CallForm:
     Args:
         size: the number of tokens, or the size of a vector.
         call: from the input and further keyword arguments to whatever the module returns.
+        lengths: the only lengths at which it is worth trying; any if empty.
     """
 
     words: str
     reads: Literal["tokens", "vectors"]
     size: int
     call: Callable[[Tensor, dict[str, Any]], Any]
+    lengths: tuple[int, ...] = ()
 
     def sample(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
         """A fixed random input."""
@@ -155,6 +159,8 @@ def _vector_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallFor
         for dim in dims[:2]:
             yield CallForm(f"vectors (t, c){role}{words}, one sequence at a time", "vectors", dim, _one_by_one(call))
             yield CallForm(f"vectors (b, c, t){role}{words}", "vectors", dim, _channels_second(call))
+            for axes, axis in (("(b, c, y, x)", 1), ("(b, y, x, c)", 3)):
+                yield CallForm(f"maps {axes}{role}{words}", "vectors", dim, _as_map(call, axis), MAP_SIZES)
         break
 
 
@@ -179,6 +185,27 @@ def _channels_second(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[
         )
 
     return swapped
+
+
+MAP_SIZES = (64, 256, 196, 16, 1024)  # square maps: windows of 4, 7, 8 and 16 fit
+
+
+def _as_map(call: Callable[[Tensor, dict[str, Any]], Any], axis: int) -> Callable[[Tensor, dict[str, Any]], Any]:
+    """The same call on square maps, read row by row as sequences; axis: that of the channels."""
+
+    def mapped(x: Tensor, named: dict[str, Any]) -> Any:
+        b, t, _ = x.shape
+        side = math.isqrt(t)
+        if side * side != t:
+            raise ValueError(f"{t} tokens are no square map")
+        grid = x.unflatten(1, (side, side)).movedim(-1, axis)
+        found = [part for _, part in parts(call(grid.contiguous(), named))]
+        fits = [part.ndim == 4 and part.movedim(axis, -1).shape[:3] == (b, side, side) for part in found]
+        return tuple(
+            part.movedim(axis, -1).flatten(1, 2) if fit else part for part, fit in zip(found, fits, strict=True)
+        )
+
+    return mapped
 
 
 def choose_batch_axis(form: CallForm, forms: list[CallForm], sample: Tensor) -> CallForm:
@@ -252,7 +279,7 @@ def fill_required(
 
 
 def _fill(parameters: Parameters, required: list[str], module: nn.Module | None) -> Iterator[tuple[str, Fill]]:
-    masks = [name for name in required if name in (*MASKS, *PADDING_MASKS, *SOURCE_MASKS)]
+    masks = [name for name in required if name in (*mask_names(required), *PADDING_MASKS, *SOURCE_MASKS)]
     others = [name for name in required if name not in masks]
     options = [_options(name, parameters[name].annotation, module) for name in others]
     for values in itertools.islice(itertools.product(*options), 16):
@@ -322,28 +349,32 @@ def _rotary_tables(name: str, module: nn.Module | None) -> list[tuple[str, Calla
     names = ("head_dim", "d_head", "dim_head", "d_k", "head_size", "hd")
     dims = [value for known in names if isinstance(value := getattr(module, known, None), int)]
 
-    def angles(x: Tensor, d: int) -> Tensor:
-        return torch.arange(x.shape[1], dtype=_float(x))[:, None] * 10_000 ** (
-            -torch.arange(0, d, 2, dtype=_float(x)) / d
-        )
+    def angles(x: Tensor, d: int) -> Tensor:  # in float64: tables are rounded, angles are not
+        return torch.arange(x.shape[1])[:, None] * 10_000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
-    turn = torch.cos if name == "cos" else torch.sin
+    def turn(x: Tensor, by: Tensor) -> Tensor:
+        return (by.cos() if name == "cos" else by.sin()).to(_float(x))
+
+    def polar(x: Tensor, by: Tensor) -> Tensor:
+        wide = by if _float(x) == torch.float64 else by.float()
+        return torch.polar(torch.ones_like(wide), wide)
+
     found: list[tuple[str, Callable[[Tensor], Any]]] = []
     for d in dict.fromkeys((*dims, 8)):
         full = lambda x, d=d: torch.cat((angles(x, d), angles(x, d)), -1)  # noqa: E731
         half = lambda x, d=d: angles(x, d)  # noqa: E731
         if name in ("cos", "sin"):
             found += [
-                ("a table (t, d)", lambda x, f=full: turn(f(x))),
-                ("a table (t, d/2)", lambda x, f=half: turn(f(x))),
-                ("a table (1, t, d)", lambda x, f=full: turn(f(x))[None]),
+                ("a table (t, d)", lambda x, f=full: turn(x, f(x))),
+                ("a table (t, d/2)", lambda x, f=half: turn(x, f(x))),
+                ("a table (1, t, d)", lambda x, f=full: turn(x, f(x))[None]),
             ]
         else:
             found += [
-                ("complex (t, d/2)", lambda x, f=half: torch.polar(torch.ones_like(f(x)), f(x))),
-                ("(cos, sin)", lambda x, f=full: (f(x).cos(), f(x).sin())),
-                ("(cos, sin) of half the dims", lambda x, f=half: (f(x).cos(), f(x).sin())),
-                ("angles (t, d/2)", half),
+                ("complex (t, d/2)", lambda x, f=half: polar(x, f(x))),
+                ("(cos, sin)", lambda x, f=full: (f(x).cos().to(_float(x)), f(x).sin().to(_float(x)))),
+                ("(cos, sin) of half the dims", lambda x, f=half: (f(x).cos().to(_float(x)), f(x).sin().to(_float(x)))),
+                ("angles (t, d/2)", lambda x, f=half: f(x).to(_float(x))),
                 ("None", lambda x: None),
             ]
     return found

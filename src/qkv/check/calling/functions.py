@@ -39,11 +39,11 @@ from qkv.check.calling.names import (
     KEY_HEAD_COUNTS,
     LENGTHS,
     LONGEST,
-    MASKS,
     PADDING_MASKS,
     POSITIONS,
     SCALES,
     Parameters,
+    mask_names,
     parameters_of,
     passes_by_position,
     qkv_names,
@@ -126,13 +126,19 @@ class FunctionCall:
         if causal and self.causal_flag is not None:
             named[self.causal_flag] = True
         if self.layout is not ONE_SEQUENCE:
-            out = follow(self._call(self.layout.pack(q, k, v), named), self.path)
-            return self.layout.unpack(out, q)
+            return self.layout.unpack(self._output(self.layout.pack(q, k, v), named, q, v), q)
         rows = [
-            torch.stack([follow(self._call((q[b, h], k[b, h], v[b, h]), named), self.path) for h in range(q.shape[1])])
+            torch.stack([self._output((q[b, h], k[b, h], v[b, h]), named, q, v) for h in range(q.shape[1])])
             for b in range(q.shape[0])
         ]
         return torch.stack(rows)
+
+    def _output(self, packed: tuple[Tensor, ...], named: dict[str, Any], q: Tensor, v: Tensor) -> Tensor:
+        """The output of one call; one without a row for each query means that these lengths are not supported."""
+        out = follow(self._call(packed, named), self.path)
+        if tuple(out.shape) != self.layout.shape(q, v):
+            raise ValueError(f"an output of shape {tuple(out.shape)} for {q.shape[2]} queries on {v.shape[2]} keys")
+        return out
 
     def _shape_mask(self, mask: Tensor, q: Tensor) -> Tensor:
         """A mask (t, s) or (b, 1, t, s) with the axes that the function takes."""
@@ -294,7 +300,7 @@ def _values(name: str, annotation: Any) -> list[Value]:
     for names, values in known:
         if name in names:
             return values
-    if name in MASKS or name in PADDING_MASKS:
+    if mask_names([name]) or name in PADDING_MASKS:
         return [
             lambda q, k, v: None,
             lambda q, k, v: torch.ones(q.shape[2], k.shape[2], dtype=torch.bool),
@@ -316,16 +322,20 @@ def _borders(x: Tensor) -> Tensor:
 
 def _angles(q: Tensor, *, half: bool = False) -> tuple[Tensor, Tensor]:
     """The tables cos and sin (t, d) of RoPE, or (t, d/2)."""
-    d, t = q.shape[-1], q.shape[2]
-    angles = torch.arange(t, dtype=q.dtype)[:, None] * 10_000 ** (-torch.arange(0, d, 2, dtype=q.dtype) / d)
+    angles = _rotary_angles(q)
     angles = angles if half else torch.cat((angles, angles), -1)
-    return angles.cos(), angles.sin()
+    return angles.cos().to(q.dtype), angles.sin().to(q.dtype)
 
 
 def _polar(q: Tensor) -> tuple[Tensor, Tensor]:
-    d, t = q.shape[-1], q.shape[2]
-    angles = torch.arange(t, dtype=q.dtype)[:, None] * 10_000 ** (-torch.arange(0, d, 2, dtype=q.dtype) / d)
+    angles = _rotary_angles(q) if q.dtype == torch.float64 else _rotary_angles(q).float()
     return torch.ones_like(angles), angles
+
+
+def _rotary_angles(q: Tensor) -> Tensor:
+    """(t, d/2), in float64: what is made of them is rounded, they are not."""
+    d, t = q.shape[-1], q.shape[2]
+    return torch.arange(t)[:, None] * 10_000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
 
 
 def _slopes(q: Tensor) -> Tensor:
@@ -392,7 +402,7 @@ def _find_masks(call: FunctionCall, parameters: Parameters, dtype: torch.dtype) 
     """The call with what its mask and its padding mask mean."""
     given = call.names or ()
     names = [known for known in parameters if known not in given and known != call.causal_flag]
-    for mask in (known for known in names if known in MASKS):
+    for mask in mask_names(names):
         for axes in MASK_AXES:
             masked = replace(call, mask=mask, mask_axes=axes)
             values = choose_mask(_try_mask_values(masked, dtype))
@@ -401,7 +411,9 @@ def _find_masks(call: FunctionCall, parameters: Parameters, dtype: torch.dtype) 
                 break
         if call.mask is not None:
             break
-    padding = next((known for known in names if known in PADDING_MASKS and known != call.mask), None)
+    padding = next(
+        (known for known in names if (known in PADDING_MASKS or "pad" in known.lower()) and known != call.mask), None
+    )
     if padding is not None and call.layout.axes != 2:
         values = choose_mask(_try_padding_values(replace(call, padding=padding), dtype))
         if values is not None:
@@ -505,6 +517,7 @@ def function_implementation(
         takes_padding=pads or (call.mask is not None and (call.layout.axes == 4 or call.mask_axes > 2)),
         padding_sides=("right",) if call.padding is not None and call.padding_values is None else PADDING_SIDES,
         differentiable=not call.arrays,
+        adds_padding=(call.padding_values or call.mask_values or "").startswith("added"),
     )
 
 

@@ -131,7 +131,7 @@ def _try_forms(
     """Each form that the module takes, with the effects of a hidden and of a visible token on the other outputs."""
     t = x.shape[1]
     mask = torch.ones(2, t, dtype=torch.bool) if keys else torch.ones(2, t, t, dtype=torch.bool).tril()
-    hidden, visible = (1, 0) if keys else (t - 1, 0)
+    hidden, visible = t - 1, 0  # padding at the end works, even if padding elsewhere does not
     if keys:
         mask[0, hidden] = False
     for form in forms:

@@ -5,13 +5,14 @@ Axes: b batch · t tokens · c features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.check.calling.forms import CallForm, padding_argument
 from qkv.check.calling.mask_forms import (
@@ -23,7 +24,7 @@ from qkv.check.calling.mask_forms import (
     find_mask_form,
     polarity_of,
 )
-from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, MASKS, PADDING_MASKS, Parameters
+from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, PADDING_MASKS, Parameters, mask_names
 from qkv.check.calling.outputs import find_output, find_rows
 from qkv.check.contract import Contract
 
@@ -38,6 +39,7 @@ class Masking:
         padding: the form of a mask that marks real tokens.
         token_mask: a padding parameter that is known by its name and takes (b, t).
         lengths: a parameter that takes the number of real tokens of each row.
+        pad_id: the token that marks padding; then no argument does.
         polarity: what the values of its mask mean, as a contract says it; None without a mask.
     """
 
@@ -47,12 +49,18 @@ class Masking:
     padding: MaskForm | None = None
     token_mask: str | None = None
     lengths: str | None = None
+    pad_id: int | None = None
     polarity: str | None = None
 
     @property
     def takes_padding(self) -> bool:
         combined = self.mask is not None and self.mask.batched
-        return bool(self.token_mask or self.lengths) or self.padding is not None or combined
+        return bool(self.token_mask or self.lengths) or self.padding is not None or combined or self.pad_id is not None
+
+    @property
+    def adds_padding(self) -> bool:
+        """Whether padding is a mask that is added, with −∞ for what is hidden."""
+        return any(form is not None and form.values.startswith("added") for form in (self.mask, self.padding))
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -84,7 +92,11 @@ class Masking:
             words += f", a causal mask as {self.mask}"
         if self.token_mask or self.padding or self.lengths:
             words += f", padding as {self.token_mask or self.padding or self.lengths}"
-        return words
+        return words if self.pad_id is None else f"{words}, padding as token {self.pad_id}"
+
+
+# padding masks of which True means a real token as often as padding: what works decides
+AMBIGUOUS = ("padding_mask", "pad_mask", "key_mask", "kv_mask", "seq_mask", "input_mask")
 
 
 def find_masking(
@@ -106,8 +118,8 @@ def _measure_polarity(
     def run(x: Tensor, tried: MaskForm, mask: Tensor) -> Tensor | None:
         return find_output(form.call(x, {tried.parameter: tried(mask, dtype)}), *x.shape[:2])
 
-    pairs = [known for known in parameters if known in MASKS]
-    keys = [known for known in parameters if known in (*PADDING_MASKS, *MASKS)]
+    pairs = mask_names(parameters)
+    keys = [known for known in parameters if known in (*PADDING_MASKS, *pairs)]
     for promised in (contract.mask, None):
         for names, marks_keys in ((pairs, False), (keys, True)):
             mask = find_mask_form(names, run, x, promised, keys=marks_keys)
@@ -122,9 +134,10 @@ def _find_masking(
     """How to pass a causal mask and padding: by parameter names that are known, else by trying."""
     reads_tokens = form.reads == "tokens"
     token_mask = next((known for known in PADDING_MASKS if known in parameters), None)
-    if token_mask == "attention_mask" and not reads_tokens:  # in a layer it may have any form
+    any_form = token_mask == "attention_mask" and not reads_tokens  # in a layer it may have any form
+    if any_form or (token_mask in AMBIGUOUS and contract.mask is None):
         token_mask = None
-    masks = [known for known in MASKS if known in parameters and known != token_mask]
+    masks = [known for known in mask_names(parameters) if known != token_mask]
     causal = contract.kind == "causal"
     x = form.sample(2, length, dtype)
     lengths = next((known for known in LENGTHS if known in parameters), None)
@@ -143,7 +156,11 @@ def _find_masking(
     if token_mask is not None:
         return Masking(token_mask=token_mask)
     others = [known for known in masks if mask is None or known != mask.parameter]
+    others = [known for known in AMBIGUOUS if known in parameters] + others
     padding = find_mask_form(others, run, x, contract.mask, keys=True)
+    ambiguous = next((known for known in AMBIGUOUS if known in parameters), None)
+    if padding is None and ambiguous is not None:  # no form works as it should: judge it with the usual one
+        return Masking(token_mask=ambiguous)
     if padding is None and "attention_mask" in parameters and _takes_token_mask(form, x):
         return Masking(token_mask="attention_mask")  # no form works as it should: judge it with the usual one
     return Masking(mask=mask if not causal else None, padding=padding)
@@ -154,7 +171,7 @@ def find_row_padding(form: CallForm, parameters: Parameters, dtype: torch.dtype,
     x = form.sample(2, length, dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     real[:, 1] = False
-    names = [known for known in parameters if known in (*PADDING_MASKS, *MASKS)]
+    names = [known for known in parameters if known in (*PADDING_MASKS, *mask_names(parameters))]
 
     def run(y: Tensor, tried: MaskForm) -> Tensor | None:
         return find_rows(form.call(y, {tried.parameter: tried(real, dtype)}), len(y))
@@ -171,6 +188,62 @@ def find_row_padding(form: CallForm, parameters: Parameters, dtype: torch.dtype,
                 yield tried, float((hidden - before).abs().max()), float((visible - before).abs().max())
 
     return Masking(padding=choose_mask(trials()))
+
+
+@contextmanager
+def padded_by_id(module: nn.Module, tokens: Tensor, token_mask: Tensor | None, pad_id: int | None) -> Iterator[Tensor]:
+    """The tokens with the pad id at padded places; embeddings see what was there, so that its content can differ."""
+    if token_mask is None or pad_id is None:
+        yield tokens
+        return
+    shown = tokens.masked_fill(~token_mask, pad_id)
+
+    def embed_content(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        for given, content in ((shown, tokens), (shown.T, tokens.T)):
+            if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], given):
+                return (content, *inputs[1:])
+        return None
+
+    with ExitStack() as hooks:
+        for part in module.modules():
+            if isinstance(part, nn.Embedding):
+                hooks.callback(part.register_forward_pre_hook(embed_content).remove)
+        yield shown
+
+
+def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | None], x: Tensor) -> int | None:
+    """The token that marks padding: changing its content changes no other output. Else the one that names say.
+
+    Args:
+        size: of the vocabulary.
+        run: from tokens to the output, or None.
+    """
+    named = list(_named_pad_ids(module, size))
+    real = torch.ones(x.shape[:2], dtype=torch.bool)
+    real[:, 1] = False
+    for pad_id in dict.fromkeys((*named, 0)):
+        outs = []
+        for content in (x, change_token(x, 1), change_token(x, 0)):
+            with padded_by_id(module, content, real, pad_id) as shown:
+                outs.append(run(shown))
+        if any(out is None for out in outs):
+            return None
+        effects = [(out - outs[0]).abs().flatten(2).amax((0, 2)) for out in outs[1:]]
+        if len(effects[0]) == x.shape[1]:  # the output of the padded token itself may be anything
+            effects = [effect[real[0]] for effect in effects]
+        if float(effects[0].max()) <= 1e-9 * float(effects[1].max()):
+            return pad_id
+    return next(iter(named), None)
+
+
+def _named_pad_ids(module: nn.Module, size: int) -> Iterator[int]:
+    """Tokens that the attributes of a module, of its parts or of their configs call padding."""
+    for part in module.modules():
+        for holder in (part, getattr(part, "config", None), getattr(part, "cfg", None)):
+            for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
+                says = "pad" in name.lower() and any(word in name.lower() for word in ("id", "tok", "index"))
+                if (says or name.lower() == "pad") and type(value) is int and 0 <= value < size:
+                    yield value
 
 
 def _takes_token_mask(form: CallForm, x: Tensor) -> bool:

@@ -6,6 +6,7 @@ Axes: b batch · n pieces · c the numbers of one piece.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from qkv.check.calling.guard import call_target
 from qkv.check.calling.names import (
     IMAGES,
     SPECTROGRAMS,
+    TARGETS,
+    TOKENS,
     VIDEOS,
     WAVES,
     Fill,
@@ -156,18 +159,60 @@ def _make_implementation(call: MediumCall, name: str, words: str, dtype: torch.d
     )
 
 
+# -- media with text ---------------------------------------------------------------------------------------------------
+
+
+class WithMedium(nn.Module):
+    """A model of a medium and of tokens (speech recognition, captions) as one of tokens, with a fixed medium."""
+
+    def __init__(self, module: nn.Module, parameter: str, medium: Medium, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = module
+        given = medium.join(medium.sample(1, dtype))
+        signature = inspect.signature(module.forward)
+        rest = [known for name, known in signature.parameters.items() if name != parameter]
+        tokens = next(name for name in (p.name for p in rest) if name in (*TOKENS, *TARGETS))
+
+        def forward(*positional: Any, **named: Any) -> Any:
+            named |= dict(zip((p.name for p in rest), positional, strict=False))
+            fixed = given.to(next(module.parameters()).dtype).expand(len(named[tokens]), *given.shape[1:])
+            return module(**{parameter: fixed}, **named)
+
+        forward.__signature__ = inspect.Signature(rest)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+def text_beside_medium(module: nn.Module, dtype: torch.dtype, tried: dict[str, str]) -> Iterator[WithMedium]:
+    """The model as one of tokens, for each medium that it may take beside them; nothing if it takes no tokens."""
+    parameters = parameters_of(module)
+    kind, parameter = find_medium(module, parameters)
+    required = required_names(parameters)
+    names = [name for name in required if name in (*TOKENS, *TARGETS) and name != parameter]
+    if kind is None or len(names) != 1 or parameter not in required or passes_by_position(parameters, parameter):
+        return
+    for medium in itertools.islice(MEDIA[kind](module), 12):
+        wrapped = WithMedium(module, parameter, medium, dtype)
+        try:
+            with torch.no_grad():
+                wrapped(torch.full((2, 5), 3))
+        except Exception as error:
+            tried.setdefault(f"{medium.words} with {names[0]}", describe_error(error))
+            continue
+        yield wrapped
+
+
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def images(module: nn.Module) -> Iterator[Medium]:
-    """The images that it may take, likely sizes first."""
+def images(module: nn.Module, *, channels_last: bool = False) -> Iterator[Medium]:
+    """The images that it may take, likely sizes first; channels_last: also with the channels as the last axis."""
     for channels, side in image_sizes(module):
         tile = side // GRID
         said = f"changed tile by tile ({GRID} × {GRID} tiles of {tile} × {tile} pixels)"
         size = channels * tile * tile
         join = _tiles_joiner(channels, tile)
         yield Medium(f"images (b, {channels}, {side}, {side}), {said}", GRID * GRID, size, join)
-        if getattr(module, "input_axis", None) == 2 or not any(isinstance(p, nn.Conv2d) for p in module.modules()):
+        if getattr(module, "input_axis", None) == 2 or channels_last:
             last = f"images (b, {side}, {side}, {channels}), {said}"
             yield Medium(last, GRID * GRID, size, lambda x, join=join: join(x).permute(0, 2, 3, 1))
 

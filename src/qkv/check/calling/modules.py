@@ -6,6 +6,7 @@ Axes: b batch · t tokens · c features.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from qkv.check.calling.encoder_decoder import encoder_decoder_implementation
 from qkv.check.calling.forms import CallForm, call_forms, choose_batch_axis
 from qkv.check.calling.lengths import LengthRule, candidate_lengths, find_length_rule
 from qkv.check.calling.loading import missing_device
-from qkv.check.calling.masking import Masking, find_masking, find_row_padding
-from qkv.check.calling.media import images, media_implementation, try_media
+from qkv.check.calling.masking import Masking, find_masking, find_pad_id, find_row_padding, padded_by_id
+from qkv.check.calling.media import images, media_implementation, text_beside_medium, try_media
 from qkv.check.calling.names import Fill, Parameters, parameters_of, required_names
 from qkv.check.calling.outputs import differentiable_outputs, find_output, find_rows
 from qkv.check.contract import Contract
@@ -63,6 +64,8 @@ def _attempts(
     module: nn.Module, name: str, contract: Contract, dtype: torch.dtype, tried: dict[str, str]
 ) -> Iterator[Implementation | None]:
     """From the likely to the last resort; lazily built layers fail at first, as they come in float32."""
+    for wrapped in text_beside_medium(module, dtype, tried):
+        yield _sequence_implementation(_prepare(wrapped, dtype, random_weights=False), name, contract, dtype, tried)
     yield encoder_decoder_implementation(module, name, contract, dtype, tried)
     yield media_implementation(module, name, contract, dtype, tried)
     yield _sequence_implementation(module, name, contract, dtype, tried)
@@ -73,7 +76,7 @@ def _attempts(
     parameters = parameters_of(module)
     main = next(iter(required_names(parameters) or parameters), "")
     if dtype == torch.float32:
-        yield try_media(module, name, parameters, main, images(module), dtype, tried)
+        yield try_media(module, name, parameters, main, images(module, channels_last=True), dtype, tried)
 
 
 def _runs(impl: Implementation, tried: dict[str, str]) -> bool:
@@ -117,13 +120,16 @@ def _sequence_implementation(
         for form in forms:
             if unaligned is not None and "one sequence" in form.words:
                 continue  # it takes batches, and has no row for each token
+            if form.lengths and length not in form.lengths:
+                continue
             found = _try_form(form, length, dtype, tried)
             if found == "aligned":
                 return form_implementation(module, name, contract, form, forms, length, dtype)
             if found == "rows" and unaligned is None:
                 unaligned = (form, length)
         if length == 8 and unaligned is None:
-            lengths += candidate_lengths(module, tried.values())
+            own = [length for form in forms for length in form.lengths]
+            lengths += dict.fromkeys((*own[:1], *candidate_lengths(module, tried.values()), *own))
     if unaligned is None:
         return None
     form, length = unaligned
@@ -160,6 +166,10 @@ def form_implementation(
     form = choose_batch_axis(form, forms, form.sample(3, length, dtype))
     rule = find_length_rule(lambda length: _try_form(form, length, dtype, {}) == "aligned", length)
     masking = find_masking(form, parameters, contract, dtype, rule.nearest(6))
+    if contract.padding and form.reads == "tokens" and not masking.takes_padding:
+        sample = form.sample(2, rule.nearest(6), dtype)
+        pad_id = find_pad_id(module, form.size, lambda x: find_output(form.call(x, {}), *x.shape[:2]), sample)
+        masking = replace(masking, pad_id=pad_id)
     return _make_implementation(module, name, form, masking, parameters, dtype, rule)
 
 
@@ -176,7 +186,8 @@ def _make_implementation(
 ) -> Implementation:
     def run(x: Tensor, token_mask: Tensor | None = None) -> Tensor:
         token_mask = token_mask if masking.takes_padding else None
-        result = form.call(x, masking.arguments(x, token_mask, dtype))
+        with padded_by_id(module, x, token_mask, masking.pad_id) as shown:
+            result = form.call(shown, masking.arguments(x, token_mask, dtype))
         out = find_output(result, *x.shape[:2]) if aligned else find_rows(result, x.shape[0])
         if out is None:
             raise ValueError(f"{name} gave no output of shape (batch, tokens, …) for {tuple(x.shape)}")
@@ -207,4 +218,5 @@ def _make_implementation(
         fixed_length=rule.fixed,
         max_length=rule.longest,
         padding_sides=masking.sides,
+        adds_padding=masking.adds_padding,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
@@ -117,9 +117,26 @@ POSITIONS = (
 )  # fmt: skip
 LABELS = ("targets", "labels", "target")
 HEAD_COUNTS = ("num_heads", "n_heads", "heads", "n_head", "nhead", "num_attention_heads", "h", "nheads", "H", "head")
-KEY_HEAD_COUNTS = ("num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads", "n_kv_head")
+KEY_HEAD_COUNTS = (
+    "num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads", "n_kv_head", "num_key_heads", "n_kv",
+    "num_kv_head", "kv_head", "nkv", "n_key_heads",
+)  # fmt: skip
 HEAD_DIMS = ("d_k", "dk", "d", "head_dim", "dim", "d_head", "dim_head", "head_size", "hidden_dim")
 SCALES = ("scale", "softmax_scale", "sm_scale", "scaling", "scale_factor", "temperature", "norm_factor")
+
+
+def mask_names(names: Iterable[str]) -> list[str]:
+    """The parameters that take a mask: those with a known name first, then those that call themselves one.
+
+    >>> mask_names(["x", "attend_mask", "attn_mask", "padding_mask"])
+    ['attn_mask', 'attend_mask']
+    """
+    names = list(names)
+    words = re.compile(r"mask|allowed|visib|attendable", re.IGNORECASE)
+    other = [
+        n for n in names if n not in MASKS and n not in PADDING_MASKS and words.search(n) and "pad" not in n.lower()
+    ]
+    return [known for known in MASKS if known in names] + other
 
 
 def parameters_of(found: Any) -> Parameters:

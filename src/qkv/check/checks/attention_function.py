@@ -12,6 +12,7 @@ from qkv.check.calling.functions import HEAD_DIM, HEADS
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding, judge
+from qkv.check.tracing.scores import STRAIGHT, fit_slope, fit_softcap
 
 POLARITY_WORDS = {
     "true-attends": "True = may attend",
@@ -60,16 +61,17 @@ def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:
 
 
 def _check_scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> Finding:
-    """The slope of log-weights against q·k is the scale, whatever the softmax subtracts."""
-    full = (weights > 1e-12).all(-1)
-    if not bool(full.any()):
-        return Finding("scale", "n/a", None, "some weights are exactly 0: their logarithms say nothing")
-    logs = weights.clamp(min=1e-300).log()
-    scores = (q @ k.mT)[full]
-    x, y = (part - part.mean(-1, keepdim=True) for part in (scores, logs[full]))
-    slope = float((x * y).sum() / (x * x).sum())
-    bend = float((y - slope * x).abs().max() / y.abs().max().clamp(min=1e-12))
-    if bend > 1e-6:
+    """The slope of log-weights against q·k is the scale, whatever the softmax subtracts; biases cancel between rows."""
+    if not bool((weights >= 0).all()):
+        return Finding("scale", "described", None, "some weights are negative: they have no logarithm")
+    logs = weights.clamp(min=1e-300).log().masked_fill(weights <= 1e-12, float("-inf"))
+    found = fit_slope(logs, q @ k.mT, centered=True)
+    if found is not None and found[1] > STRAIGHT:
+        found = fit_softcap(logs, q @ k.mT, found[0], centered=True) or found
+    if found is None:
+        return Finding("scale", "n/a", None, "too few weights are above 0: their logarithms say nothing")
+    slope, bend = found
+    if bend > STRAIGHT:
         evidence = f"log-weights are not a straight line of q·k (off by {bend:.2g})"
         return Finding("scale", "described", bend, evidence)
     d = q.shape[-1]
@@ -117,12 +119,12 @@ def check_layout(impl: Implementation, contract: Contract) -> list[Finding]:
 
 def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
     """With more keys than queries: which keys the first query sees."""
-    if impl.causal_flag is None:
-        return Finding("alignment", "n/a", None, "it has no causal flag of its own")
     try:
         found, visible = measure_alignment(impl)
     except Exception as error:
         return Finding("alignment", "n/a", None, f"unequal lengths raise {type(error).__name__}")
+    if impl.causal_flag is None and found == "irregular":
+        return Finding("alignment", "n/a", None, "it has no causal mask of its own")
     evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} keys)"
     if contract.alignment is None:
         return Finding("alignment", "described", None, evidence)
@@ -139,12 +141,13 @@ def measure_alignment(impl: Implementation) -> tuple[str, int]:
     """Where the causal mask is with more keys than queries, and how many keys the first query sees."""
     assert impl.attention is not None
     q, k, v = _random(3), _random(6), _random(6)
-    before = impl.attention(q, k, v, causal=True)
+    causal = impl.causal_flag is not None
+    before = impl.attention(q, k, v, causal=causal)
     columns = []
     for key in range(6):
         other = v.clone()
         other[:, :, key] += 1.0
-        columns.append((impl.attention(q, k, other, causal=True) - before).abs().amax((0, 1, 3)) > 1e-9)
+        columns.append((impl.attention(q, k, other, causal=causal) - before).abs().amax((0, 1, 3)) > 1e-9)
     visible = torch.stack(columns, dim=1)
     ones = torch.ones(3, 6, dtype=torch.bool)
     patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
@@ -230,7 +233,8 @@ def _check_fully_masked_row(impl: Implementation) -> Finding:
         rows = sorted({int(row) for row in bad.nonzero()[:, 2]})
         evidence = f"row 2 may attend to nothing; outputs {rows} are NaN or infinite"
         hint = "a softmax over −∞ alone is NaN: give such rows weights of 0"
-        return Finding(name, "fail", float(bad.float().mean()), evidence, hint, family)
+        verdict = "described" if impl.mask_polarity == "added" and rows == [2] else "fail"  # the caller's own −∞
+        return Finding(name, verdict, float(bad.float().mean()), evidence, hint, family)
     gradients = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
     if not all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients):
         hint = "overwriting NaN in the output leaves it in the gradient: mask so that no row is all −∞"

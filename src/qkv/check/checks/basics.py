@@ -97,6 +97,43 @@ def _check_batch_sizes(impl: Implementation, sweep: Sweep) -> Finding:
     return max(findings, key=lambda finding: (finding.verdict == "fail", finding.score or 0.0))
 
 
+def check_strides(impl: Implementation, sweep: Sweep) -> Finding:
+    """Inputs that are not contiguous give the same outputs."""
+    worst, refused = 0.0, ""
+    if impl.attention is not None:
+        parts = random_qkv(impl.nearest_length(17), torch.Generator().manual_seed(55), batch=2)
+        expected = impl.attention(*parts)
+        other = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in parts]
+        calls = [("a transposed input", lambda: impl.attention(*other))]  # pyright: ignore[reportOptionalCall]
+    else:
+        length = sweep.only(17)[0]
+        expected = sweep.outs[length]
+        calls = [(words, lambda y=y: impl.run(y)) for words, y in strided(sweep.x[:, :length]).items()]
+    for words, call in calls:
+        try:
+            worst = max(worst, relative_difference(expected, call()[: len(expected)]))
+        except Exception as error:
+            refused = f"{words} raises {describe_error(error)}"
+    if worst > 10 * impl.tolerance:
+        evidence = f"inputs that are not contiguous give outputs that differ by {worst:.2g} (relative)"
+        hint = "memory is read as if its strides were those of a contiguous tensor: as_strided, set_ or a raw pointer"
+        return Finding("strides", "fail", worst, evidence, hint, "strides", condition="for inputs not contiguous")
+    if refused:
+        return Finding("strides", "warn", worst, refused, "use reshape instead of view, or contiguous() before it")
+    return Finding("strides", "pass", worst, "inputs that are not contiguous give the same outputs")
+
+
+def strided(x: Tensor) -> dict[str, Tensor]:
+    """The same values with other strides."""
+    views = {
+        "a transposed input": x.transpose(0, 1).contiguous().transpose(0, 1),
+        "a slice of a longer input": torch.cat((x, x), dim=1)[:, : x.shape[1]],
+    }
+    if x.ndim == 3:
+        views["every second feature of an input"] = x.repeat_interleave(2, dim=-1)[..., ::2]
+    return views
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether code refuses an input on purpose, by raise or assert, instead of failing in an operation."""
     return isinstance(error, ValueError | AssertionError | NotImplementedError)

@@ -49,7 +49,11 @@ def check_kind(influence: InfluenceMap, contract: Contract, samples: Sequence[In
             return [Finding("kind", "described", None, evidence)]
         hint = "a mask hides part of the sequence"
         return [judge("kind", float((~influence.reached).float().mean()), 0.0, evidence, hint, "window")]
-    long = [_check_sample(sample, found, contract, influence.sparse) for sample in samples if not sample.empty]
+    long = [
+        _check_sample(sample, found, contract, influence.sparse or influence.chosen)
+        for sample in samples
+        if not sample.empty
+    ]
     worst = next((finding for finding in long if finding.verdict == "fail"), None)
     if contract.kind is None:
         findings = [Finding("kind", "described", None, f"the influence map shows: {found}")]
@@ -61,7 +65,7 @@ def check_kind(influence: InfluenceMap, contract: Contract, samples: Sequence[In
         future = _check_future(influence, found)
         if future.verdict != "fail" and worst is not None and worst.check == "causal":
             future = worst
-        past = _check_past(influence, found)
+        past = _check_past(influence, found, contract)
         if past.verdict == "pass" and worst is not None and worst.check == "past reachable":
             past = worst
         return [future, past]
@@ -131,9 +135,23 @@ def _check_sample(sample: InfluenceMap, found: str, contract: Contract, sparse: 
             return Finding(name, "described", 1.0, f"{evidence}: a window of {width}")
         if _fades(sample, unseen):
             return Finding(name, "described", 0.0, f"{evidence}: the influence of a token fades with distance")
+        if contract.softmax is None and _is_sparse(sample.reached, allowed, sample.distances):
+            return Finding(name, "described", 1.0, f"{evidence}: the pattern is sparse")
     verdict = "described" if contract.kind is None else "fail"
     hint = "beyond this length a mask or a block hides part of the sequence"
     return Finding(name, verdict, 1.0, evidence, hint, "window")
+
+
+def _is_sparse(seen: Tensor, allowed: Tensor, distances: Tensor) -> bool:
+    """Whether a pattern of blocks or strides hides part of the past: every token sees itself, and most see tokens that
+    are older than the hidden ones. Only a promised softmax over all keys rules such a design out."""
+    hidden, seen = allowed & ~seen, allowed & seen
+    rows = hidden.any(1)
+    columns = torch.arange(hidden.shape[1])
+    oldest_seen = torch.where(seen, columns, hidden.shape[1]).amin(1)
+    newest_hidden = torch.where(hidden, columns, -1).amax(1)
+    sees_older = bool(rows.any()) and float((oldest_seen < newest_hidden)[rows].double().mean()) > 0.7
+    return sees_older and bool(seen[distances == 0].all()) and int(hidden.sum()) > 0.03 * int(allowed.sum())
 
 
 def _fades(sample: InfluenceMap, unseen: Tensor) -> bool:
@@ -151,12 +169,22 @@ def _long_leak(sample: InfluenceMap, evidence: str, contract: Contract, i: int, 
         return Finding("kind", "fail", 1.0, evidence, hint, "window")
     name = {"causal": "causal", "window": "kind"}.get(str(contract.kind), "kind (lengths)")
     words = "future tokens leak" if contract.kind else "future tokens leak, which they do not in a short sequence"
-    hint, family = "only longer sequences leak: look for blocks, cached masks and paths for long inputs", "leak"
+    hint, family = "sequences of other lengths leak: look for blocks, halves, cached masks and paths by length", "leak"
     later = sample.effects.masked_fill(sample.distances >= 0, 0.0)
+    if _wraps(later > sample.tolerance, sample.distances):
+        hint = WRAPPED
     ahead = {int(-sample.distances[place[0], place[1]]) for place in (later > sample.tolerance).nonzero().tolist()}
     if ahead == {1} and int((later > sample.tolerance).sum()) >= len(sample.columns or ()) - 1:
         hint, family = HINTS["sees one token ahead"]
     return Finding(name, "fail", 1.0, f"{evidence}: {words}", hint, family)
+
+
+WRAPPED = "the first tokens see the last ones: a roll, or a negative index, wraps around"
+
+
+def _wraps(leaks: Tensor, distances: Tensor) -> bool:
+    """Whether only tokens at the end come through, at outputs of the beginning."""
+    return bool(leaks.any()) and bool((-distances[leaks] > leaks.shape[0] // 2).all())
 
 
 def sample_maps(impl: Implementation, sweep: Sweep, contract: Contract, seed: int = 0) -> list[InfluenceMap]:
@@ -191,7 +219,7 @@ def _check_future(influence: InfluenceMap, found: str) -> Finding:
     return Finding("causal", "fail", score, evidence, hint, family)
 
 
-def _check_past(influence: InfluenceMap, found: str) -> Finding:
+def _check_past(influence: InfluenceMap, found: str, contract: Contract) -> Finding:
     """Every output changes when an earlier token, or its own, changes."""
     n = influence.effects.shape[0]
     seen = influence.visible if influence.tolerance > 1e-5 else influence.reached
@@ -200,7 +228,10 @@ def _check_past(influence: InfluenceMap, found: str) -> Finding:
         return Finding("past reachable", "pass", 0.0, "every output changes when a token up to its own changes")
     i, j = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
     evidence = f"output {i} does not change when token {j} changes ({int(unseen.sum())} such pairs)"
-    verdict = "described" if found.startswith("window") else "fail"
+    sparse = influence.chosen or (
+        contract.softmax is None and _is_sparse(seen, unseen | seen.tril(), influence.distances)
+    )
+    verdict = "described" if sparse or found.startswith("window") else "fail"
     hint, family = HINTS.get(found) or ("a mask hides part of the past: a window, a wrong alignment, blocks", "window")
     return Finding("past reachable", verdict, float(unseen.float().mean()), evidence, hint, family)
 
@@ -210,6 +241,8 @@ def _leak_hint(influence: InfluenceMap) -> tuple[str, str]:
     n = influence.effects.shape[0]
     later = torch.ones(n, n, dtype=torch.bool).triu(1)
     earlier = torch.ones(n, n, dtype=torch.bool).tril(-1)
+    if _wraps(influence.visible & later, influence.distances):
+        return WRAPPED, "leak"
     if not bool((influence.visible | ~later).all()):
         return "some later tokens come through: check how the mask is built and sliced", "leak"
     strength = float(influence.effects[later].mean() / influence.effects[earlier].mean().clamp(min=1e-12))

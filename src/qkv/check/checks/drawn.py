@@ -1,4 +1,4 @@
-"""Drawn shapes (`--thorough`): Hypothesis draws shapes and strides, and shrinks one that breaks a property.
+"""Drawn shapes (`--thorough`): Hypothesis draws shapes, and shrinks one that breaks a property.
 
 Axes: b batch · h heads · t queries · s keys · d head dim.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from qkv.check.checks.formula import Formula, compare_shape, fit_formula
 from qkv.check.contract import Contract
@@ -39,7 +38,7 @@ def check_drawn(impl: Implementation, contract: Contract, kind: str, sweep: Swee
     else:
         causal = contract.kind in ("causal", "window") or kind == "causal"
         tests = [lambda draw: _test_module(impl, sweep, causal and impl.aligned, draw)]
-    return [_run(test, options.seed, impl) for test in tests] + [_check_strides(impl, sweep)]
+    return [_run(test, options.seed, impl) for test in tests]
 
 
 def _run(test: Callable[[Any], None], seed: int, impl: Implementation) -> Finding:
@@ -94,36 +93,3 @@ def _test_module(impl: Implementation, sweep: Sweep, causal: bool, draw: Callabl
         )
     if begin is not None and (off := relative_difference(whole[:, :cut], begin)) > 10 * impl.tolerance:
         raise BrokenError(off, f"{t} tokens cut to {cut} differ by {off:.2g} (relative)")
-
-
-def _check_strides(impl: Implementation, sweep: Sweep) -> Finding:
-    """Inputs that are not contiguous give the same outputs."""
-    worst, refused = 0.0, ""
-    for length in sweep.only(17, 65):
-        x, expected = sweep.x[:, :length], sweep.outs[length]
-        for words, y in strided(x).items():
-            try:
-                off = relative_difference(expected, impl.run(y))
-            except Exception as error:
-                refused = f"{words} raises {type(error).__name__}"
-                continue
-            worst = max(worst, off)
-    if worst > 10 * impl.tolerance:
-        evidence = f"inputs that are not contiguous give outputs that differ by {worst:.2g} (relative)"
-        return Finding(
-            "strides", "fail", worst, evidence, "memory is read in another order: as_strided, data_ptr", "paths differ"
-        )
-    if refused:
-        return Finding("strides", "warn", worst, refused, "use reshape instead of view, or contiguous() before it")
-    return Finding("strides", "pass", worst, "inputs that are not contiguous give the same outputs")
-
-
-def strided(x: Tensor) -> dict[str, Tensor]:
-    """The same values with other strides."""
-    views = {
-        "a transposed input": x.transpose(0, 1).contiguous().transpose(0, 1),
-        "a slice of a longer input": torch.cat((x, x), dim=1)[:, : x.shape[1]],
-    }
-    if x.ndim == 3:
-        views["every second feature of an input"] = x.repeat_interleave(2, dim=-1)[..., ::2]
-    return views

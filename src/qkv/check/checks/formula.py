@@ -155,6 +155,7 @@ def _check_promise(impl: Implementation, contract: Contract, fitting: list[Formu
 def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shapes: tuple[Shape, ...]) -> Finding:
     """The formula holds at every shape, with its gradients."""
     worst, where, refused = 0.0, "", []
+    wrong, fine = set[Shape](), set[Shape]()
     for mode, forms in fitting.items():
         for shape in _shapes_for(forms, shapes):
             try:
@@ -162,6 +163,7 @@ def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shap
             except Exception as error:
                 refused.append(f"{_words(shape)} {type(error).__name__}")
                 continue
+            (fine if max(forward, backward / 100) <= _limit(impl) else wrong).add(shape)
             for score, what in ((forward, "output"), (backward / 100, "gradient")):
                 if score > max(worst, _limit(impl)):
                     worst, where = score, f"the {what} {'' if mode == 'plain' else f'({mode}) '}at {_words(shape)}"
@@ -171,7 +173,27 @@ def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shap
         return Finding(name, "pass", worst, f"outputs and gradients follow the formula at {len(shapes)} shapes{more}")
     evidence = f"{where} is off by {worst:.2g} (relative), though the formula holds at {_words(base_shape(impl))}"
     hint, family = _explain(impl, fitting)
-    return Finding(name, "fail", worst, evidence, hint, family)
+    return Finding(name, "fail", worst, evidence, hint, family, "", _condition(wrong, fine - wrong))
+
+
+def _condition(wrong: set[Shape], fine: set[Shape]) -> str:
+    """What the shapes at which it is wrong have in common, and the others have not."""
+    tests: dict[str, Callable[[Shape], bool]] = {
+        "for one query": lambda shape: shape[2] == 1,
+        "for one query on more keys": lambda shape: shape[2] == 1 < shape[3],
+        "with more keys than queries": lambda shape: shape[2] < shape[3],
+        "for as many keys as queries": lambda shape: shape[2] == shape[3],
+        "for a batch of more than one": lambda shape: shape[0] > 1,
+        "for a batch of one": lambda shape: shape[0] == 1,
+        "for an odd number of keys": lambda shape: shape[3] % 2 == 1,
+        "for an odd number of heads": lambda shape: shape[1] % 2 == 1,
+    }
+    for size in (2, 3, 8, 12, 16, 32, 64, 128):
+        tests[f"with more than {size} keys"] = lambda shape, size=size: shape[3] > size
+        tests[f"with more than {size} queries"] = lambda shape, size=size: shape[2] > size
+        tests[f"with a head dim above {size}"] = lambda shape, size=size: shape[4] > size
+    fits = (words for words, test in tests.items() if all(map(test, wrong)) and not any(map(test, fine)))
+    return next(fits, "") if fine else ""
 
 
 def _shapes_for(forms: list[Formula], shapes: tuple[Shape, ...]) -> list[Shape]:
@@ -223,6 +245,8 @@ def _explain(impl: Implementation, fitting: dict[Mode, list[Formula]]) -> tuple[
                     "the weights of a query no longer sum to 1: blocks are not rescaled or not divided",
                     "softmax replaced",
                 )
+            if mode == "mask" and any(relative_difference(form(q, k, v), out) <= 1e-9 for form in forms):
+                return "the mask is ignored at this shape", "mask dropped"
             if mode == "causal" and relative_difference(Formula(forms[0].scale, True, None)(q, k, v), out) <= 1e-9:
                 return "there is no causal mask at this shape", "no mask"
             return (
@@ -238,7 +262,13 @@ def _explain_gradients(impl: Implementation, fitting: dict[Mode, list[Formula]])
         return "the outputs are right, the gradients are not", "detached"
     mode: Mode = next(mode for mode, forms in fitting.items() if forms)
     forms = fitting[mode]
-    own, parts = ([part.requires_grad_() for part in random_parts(base_shape(impl))] for _ in range(2))
+    shape = base_shape(impl)
+    for other in _shapes_for(forms, tuple(_allowed_shape(impl, shape) for shape in SHAPES)):
+        try:
+            shape = other if compare_shape(impl, mode, forms, other)[1] > 1e-6 else shape
+        except Exception:  # refused at this shape
+            continue
+    own, parts = ([part.requires_grad_() for part in random_parts(shape)] for _ in range(2))
     with torch.enable_grad():
         expected, out = _expect(forms[0], mode, *own), _call(impl, mode, *(part * 1 for part in parts))
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(46), dtype=torch.float64).to(out)
@@ -266,7 +296,7 @@ def _check_dtypes(
     """In 32 and 16 bits a function errs at most three times as much as the formula in the same dtype."""
     form = next(iter(fitting["plain"] or next(found for found in fitting.values() if found)))
     mode: Mode = "plain" if fitting["plain"] else next(mode for mode, found in fitting.items() if found)
-    worst, words, refused = 0.0, [], []
+    worst, words, refused, where = 0.0, [], [], []
     for dtype in dtypes:
         for shape, size in (((2, 4, 32, 32, 8), 1.0), ((2, 4, 32, 32, 8), 30.0), ((1, 4, 257, 257, 64), 1.0)):
             q, k, v = (part.to(dtype) for part in random_parts(_allowed_shape(impl, shape)))
@@ -280,12 +310,14 @@ def _check_dtypes(
             naive = float((_expect(form, mode, q, k, v).double() - exact).abs().max())
             limit = 3 * naive + 4 * torch.finfo(dtype).eps * float(exact.abs().max())
             error = float((found - exact).abs().nan_to_num(nan=float("inf")).max())
+            if error > limit:
+                where.append(f"in {_name(dtype)}")
             if error / limit > worst:
                 worst = error / limit
                 words = [f"{_name(dtype)}, inputs × {size:g}: error {error:.2g}, that of the formula {naive:.2g}"]
     evidence = "; ".join([*words, *dict.fromkeys(refused)])
     hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
-    yield judge("dtype", worst, 1.0, evidence, hint, "low precision")
+    yield judge("dtype", worst, 1.0, evidence, hint, "low precision", " and ".join(dict.fromkeys(where)))
 
 
 # -- inputs and calls --------------------------------------------------------------------------------------------------

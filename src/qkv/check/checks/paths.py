@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.checks.state import dropout_rates
+from qkv.check.checks.state import dropout_rates, forward_as
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, describe_error, judge
 from qkv.check.shapes import Sweep
@@ -147,12 +147,8 @@ def _checkpointing_switches(module: nn.Module) -> list[tuple[nn.Module, str, boo
 def _returning_weights(module: nn.Module, flag: str) -> Iterator[None]:
     """With its flag for weights inverted."""
     default = inspect.signature(module.forward).parameters[flag].default
-    forward = module.forward
-    module.forward = partial(forward, **{flag: not default if isinstance(default, bool) else True})
-    try:
+    with forward_as(module, partial(module.forward, **{flag: not default if isinstance(default, bool) else True})):
         yield
-    finally:
-        del module.forward
 
 
 # -- context and returned weights --------------------------------------------------------------------------------------
@@ -177,18 +173,15 @@ def check_context(impl: Implementation, kind: str) -> list[Finding]:
     for length in (2, 7, 33):
         generator = torch.Generator().manual_seed(61 + length)
         x, context = (impl.random_input(2, n, generator) for n in (5, length))
-        forward = module.forward
-        module.forward = partial(forward, **{name: context})
         try:
-            whole = impl.run(x)
-            parts = [impl.run(part) for part in (x[:, :1], x[:, 1:3], x[:, 3:])]
-            control = impl.run(impl.change_token(x, 0, generator))[:, 1:]
+            with forward_as(module, partial(module.forward, **{name: context})):
+                whole = impl.run(x)
+                parts = [impl.run(part) for part in (x[:, :1], x[:, 1:3], x[:, 3:])]
+                control = impl.run(impl.change_token(x, 0, generator))[:, 1:]
         except Exception as error:  # a context of another width, or of the same length only
             return [
                 Finding(check, "n/a", None, f"with {name} of {length} tokens the call raises {type(error).__name__}")
             ]
-        finally:
-            del module.forward
         if relative_difference(whole[:, 1:], control) > impl.tolerance:
             return [Finding(check, "n/a", None, "queries see each other beside the context")]
         off = relative_difference(whole, torch.cat(parts, dim=1))

@@ -4,6 +4,8 @@ They say where in a module it happens. Promises of the contract are judged, the 
 """
 
 from qkv.check.contract import Contract
+from qkv.check.hypotheses.observe import measure_grouping
+from qkv.check.implementation import Implementation
 from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict, judge
 from qkv.check.tracing.heads import find_merge_bug, find_split_bug
 from qkv.check.tracing.readings import Reading
@@ -12,7 +14,7 @@ from qkv.check.tracing.scores import attended_pattern, describe_scale, find_soft
 
 
 def check_recorded(
-    readings: list[Reading], refused: str | None, contract: Contract, *, leaks: bool = False
+    impl: Implementation, readings: list[Reading], refused: str | None, contract: Contract, *, leaks: bool = False
 ) -> list[Finding]:
     """Layers, scale, softmax, heads and rotations of every attention recorded in a module.
 
@@ -25,6 +27,8 @@ def check_recorded(
         findings = [Finding("inside", "n/a", None, f"judged as a black box only: {why}")]
         if contract.textbook:
             findings.append(Finding("scale", "inconclusive", None, f"the scale could not be measured: {why}"))
+        if contract.grouped is not None:
+            findings.append(_check_grouped(impl, readings, contract))
         return findings
     return [
         _describe(readings),
@@ -32,7 +36,7 @@ def check_recorded(
         _check_scale(readings, contract),
         _check_softmax(readings, contract),
         _check_heads(readings, contract),
-        _check_grouped(readings, contract),
+        _check_grouped(impl, readings, contract),
         _check_rotary(readings, contract),
     ]
 
@@ -158,9 +162,11 @@ def _check_heads(readings: list[Reading], contract: Contract) -> Finding:
     return Finding("heads", verdict, 1.0, bugs[0].words, bugs[0].hint, bugs[0].family)
 
 
-def _check_grouped(readings: list[Reading], contract: Contract) -> Finding:
-    """How query heads share key heads (GQA)."""
+def _check_grouped(impl: Implementation, readings: list[Reading], contract: Contract) -> Finding:
+    """How query heads share key heads (GQA); where it is promised and cannot be read, what changing a key head does."""
     layouts = {layout for reading in readings if (layout := reading.grouped) is not None}
+    if contract.grouped is not None and layouts != {contract.grouped} and (measured := measure_grouping(impl)):
+        layouts = {measured}
     if not layouts:
         return Finding("grouped heads", "n/a", None, "each query head has its own keys")
     evidence = f"key heads are {', '.join(sorted(layouts))} over the query heads"

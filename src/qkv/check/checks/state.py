@@ -4,7 +4,7 @@ dropout rate may not matter in eval."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,11 +92,21 @@ def other_instance(module: nn.Module | None, other: nn.Module | None = None) -> 
     except Exception:  # it holds something that cannot be copied
         yield None
         return
-    module.forward = other.forward
-    try:
+    with forward_as(module, other.forward):
         yield other
+
+
+@contextmanager
+def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another function in the place of a module's forward for a while; the module may have one of its own."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
     finally:
         del module.forward
+        if own is not None:
+            module.forward = own
 
 
 def _check_instances(impl: Implementation, x: Tensor, expected: Tensor) -> list[Finding]:

@@ -44,7 +44,28 @@ REMEDIES = {
     "NotImplementedError": "this part is still to be written",
     "the file defines no": "use the name that the exercise asks for",
     "no file defines": "use the name that the exercise asks for",
+    "view size is not compatible": "after transpose or permute use .reshape(…), or .contiguous() before .view(…)",
+    "'Tensor' and 'tuple'": "a part returns a pair, as nn.MultiheadAttention does (output and weights): take [0] of it",
+    "'tuple' and 'Tensor'": "a part returns a pair, as nn.MultiheadAttention does (output and weights): take [0] of it",
+    "does not require grad and does not have a grad_fn": "the loss has no gradient: compute it outside "
+    "torch.no_grad(), and without detach() or item()",
+    "You can only torch.load from a file": "there may be no path: load only if it is not None",
+    "heads and tokens are swapped": "x is (batch, heads, tokens, dim): positions run along axis 2",
+    "expected two numbers: total and correct": "return (total, correct)",
+    "the return is missing": "return what the function computes",
+    "Resource temporarily unavailable": "it starts processes, which is not allowed here: leave that out",
+    "File too large": "it writes or prints too much: leave that out",
+    "NaN or infinite values": "a softmax over scores that are all −∞ gives NaN: a mask that hides every key of a "
+    "query, as an inverted one does; or a division by zero",
 }  # by what an error says
+SIZES = re.compile(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+CUTS = {
+    r"(mask|tril|bias)\b.*\[.*:": "the scores are longer than the mask: cut what gives them, too: w2[:, :T] and b2[:T]",
+    r"mask|tril|bias\b": "cut the mask to the length of the sequence: mask[:, :, :T, :T]",
+    r"w2|b2": "cut w2 and b2 to the length of the sequence: w2[:, :T] and b2[:T]",
+    r"pos": "there must be one position vector for each token, the class token too: num_patches + 1",
+    r"cache|cos|sin": "cut the cache to the length of the sequence: rope_cache[:T]",
+}  # by what the line with two sizes that do not fit is about
 PLACE = re.compile(r"\((?:(?P<file>[^()]+?\.\w+), )?(?:cell (?P<cell>\d+), )?line (?P<line>\d+)\)")
 Progress = Callable[["Grade", int, int], None]
 
@@ -253,11 +274,7 @@ def grade_file(
     properties = [replace(part, name=listed.name) for part, listed in zip(parts, rubric.properties, strict=True)]
     mistakes = [mistake for _, found in graded for mistake in found]
     if len(graded) > 1:
-        mistakes = [
-            replace(mistake, property=f"{exercise.name}: {mistake.property}")
-            for exercise, (_, found) in zip(rubric.exercises, graded, strict=True)
-            for mistake in found
-        ]
+        mistakes = _merge_exercises(rubric, [found for _, found in graded])
     return Grade(
         student=student,
         path=str(path),
@@ -268,6 +285,22 @@ def grade_file(
         notes=(*submission.notes, *sandbox.notes),
         seconds=round(time.monotonic() - started, 2),
     )
+
+
+def _merge_exercises(rubric: Rubric, found: Sequence[Sequence[Mistake]]) -> list[Mistake]:
+    """The mistakes of all exercises, by name; what stops several of them (a syntax error) is one entry."""
+    merged: list[Mistake] = []
+    for exercise, mistakes in zip(rubric.exercises, found, strict=True):
+        for mistake in mistakes:
+            same = [m for m in merged if m.check == mistake.check == "submission" and m.evidence == mistake.evidence]
+            if not same:
+                merged.append(replace(mistake, property=f"{exercise.name}: {mistake.property}"))
+                continue
+            names = f"{same[0].property.partition(': ')[0]}, {exercise.name}: {mistake.property}"
+            points = same[0].points + mistake.points
+            merged[merged.index(same[0])] = replace(same[0], property=names, points=points)
+    whole = len(merged) == 1 and merged[0].check == "submission" and merged[0].points == rubric.total
+    return [replace(merged[0], property="all properties")] if whole else merged
 
 
 def _with_stubs(submission: Submission, rubric: Rubric) -> Submission:
@@ -297,9 +330,8 @@ def _grade_exercise(
             raise
         found = Finding("submission", "fail", None, f"{STAGES['name']}: {error}")
     except SubmissionError as error:
-        evidence = f"{STAGES.get(error.stage, 'the call failed')}: {error}"
-        hint = next((words for part, words in REMEDIES.items() if part in evidence), None)
-        found = Finding("submission", "fail", None, evidence, hint)
+        stage = "call" if error.stage == "build" and exercise.interface.build is None else error.stage
+        found = Finding("submission", "fail", None, f"{STAGES.get(stage, 'the call failed')}: {error}")
     except Exception as error:
         found = Finding("submission", "fail", None, f"it cannot be graded: {_describe_error(error)}")
     parts = [_grade_property(part, found) for part in exercise.properties]
@@ -398,7 +430,7 @@ def _find_mistakes(
         fix = finding.hint or (BUG_FAMILIES.get(finding.family) if finding.family else None)
         from_source = _hint_from_source(finding, submission)
         where = where or (submission.find_line(name, (BATCH_FIRST,)) if from_source else None)
-        fix = from_source or fix or kind.fixes.get(finding.check)
+        fix = from_source or fix or _hint_from_error(finding.evidence, where) or kind.fixes.get(finding.check)
         evidence, fix = clean(finding.evidence, 600), clean(fix, 600) if fix else None
         known = bool(fix) and (fix.startswith(EXPLAINED) or fix == from_source)
         cause = fix if known else None
@@ -436,6 +468,13 @@ def _hint_from_source(finding: Finding, submission: Submission) -> str | None:
     return None
 
 
+def _hint_from_error(evidence: str, where: Line | None) -> str | None:
+    """What to do about an error, by what it says and the line that raises it."""
+    if SIZES.search(evidence) and where is not None:
+        return next((words for part, words in CUTS.items() if re.search(part, where.text)), None)
+    return next((words for part, words in REMEDIES.items() if part in evidence), None)
+
+
 def _place_of_error(evidence: str, submission: Submission) -> Line | None:
     """The place that an error message names, with the text of that line."""
     found = PLACE.search(evidence)
@@ -457,7 +496,7 @@ def _first_remark(mistakes: Sequence[Mistake], rubric: Rubric) -> str | None:
         return None
     first = mistakes[0]
     if first.check == "submission" and len(rubric.exercises) == 1:
-        return clean(first.evidence, 600)
+        return clean(f"{first.evidence}{f' ({first.fix})' if first.fix else ''}", 600)
     more = f"; {len(mistakes) - 1} more" if len(rubric.exercises) > 1 and len(mistakes) > 1 else ""
     return clean(f"{first.property}: {first.evidence}{f' ({first.fix})' if first.fix else ''}{more}", 600)
 

@@ -175,7 +175,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Design:
-    """Choices that are no bugs unless something else was promised: positions, head sharing, the mask and the scale."""
+    """Choices that are no bugs unless something else was promised: positions, head sharing, mask, scale and softcap."""
 
     rotary: Rotary = "none"
     base: float = 10_000.0
@@ -184,6 +184,7 @@ class Design:
     causal: bool = True
     window: int | None = None
     scale: float | None = None
+    cap: float | None = None
 
     @property
     def formula(self) -> Formula:
@@ -198,6 +199,8 @@ class Design:
             steps["share"] = tile_heads
         if self.scale is not None:
             steps["scale"] = lambda sizes: self.scale
+        if self.cap is not None:
+            steps["scores"] = lambda q, k, scale: self.cap * (q @ k.mT * scale / self.cap).tanh()
         return Formula(**steps)
 
 

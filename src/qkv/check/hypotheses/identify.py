@@ -8,22 +8,27 @@ with every bug.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from typing import Any
 
 import torch
 
+from qkv.check.calling.names import parameters_of
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.formula import Design, Observation
 from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
 from qkv.check.hypotheses.operators import BLOCKS, Hypothesis, fit_scale, hypotheses
 from qkv.check.hypotheses.position_operators import find_residual, position_hypotheses
 from qkv.check.implementation import Implementation
+from qkv.check.shapes import PROBES, describe_condition
 
 SMALL = (Case(7), Case(12), Case(8, batch=1), Case(5, batch=3, seed=1))
-CONFIRM = (Case(7), Case(12, seed=1), Case(13, batch=3), Case(33), Case(1), Case(6, batch=1, seed=2))
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 257)
+CONFIRM = (
+    Case(7), Case(12, seed=1), Case(13, batch=3), Case(33), Case(1), Case(6, batch=1, seed=2),
+    Case(9, heads=3, head_dim=20),
+)  # fmt: skip
 LONGEST = 300  # longer than the calls of any check
 
 
@@ -60,9 +65,10 @@ class Work:
     def done(self) -> bool:
         return self._left <= 0
 
-    def spend(self) -> bool:
-        """Count one formula; whether the budget is used up."""
-        self._left -= 1
+    def spend(self, seen: Observation) -> bool:
+        """Count one formula, or several for a long sequence; whether the budget is used up."""
+        sizes = seen.sizes
+        self._left -= 1 + sizes.batch * sizes.heads * sizes.queries * sizes.keys // 4000
         return self.done
 
 
@@ -145,7 +151,7 @@ def _find_right(
     small = observed.all(SMALL)
     if not small:
         return None
-    for design in find_designs(contract, small[0][1], rotary_bases(impl)):
+    for design in find_designs(contract, small[0][1], rotary_bases(impl), softcaps(impl)):
         formula = design.formula
         if any(seen.fits(formula(seen)) for _, seen in small):
             found = _find_condition(observed, design, impl, contract, failed)
@@ -160,7 +166,8 @@ def _search_bug(
     small = observed.all(SMALL)
     if len(small) < 2:
         return None
-    return _search(observed, list(find_designs(contract, small[0][1], rotary_bases(impl))), CONFIRM, work)
+    designs = list(find_designs(contract, small[0][1], rotary_bases(impl), softcaps(impl)))
+    return _search(observed, designs, CONFIRM, work)
 
 
 def rotary_bases(impl: Implementation) -> list[float]:
@@ -174,8 +181,25 @@ def rotary_bases(impl: Implementation) -> list[float]:
     return list(dict.fromkeys(found))[:4]
 
 
-def find_designs(contract: Contract, seen: Observation, bases: Sequence[float] = (500_000.0, 1e6)) -> Iterator[Design]:
-    """The designs that a contract allows; the plain ones first. bases: of RoPE, beside 10,000."""
+def softcaps(impl: Implementation) -> list[float]:
+    """Numbers that a module, its config or a default of a function calls a cap."""
+    holders: list[Any] = [] if impl.module is None else list(impl.module.modules())
+    holders += [config for part in holders if (config := getattr(part, "config", None)) is not None]
+    named = [pair for holder in holders if hasattr(holder, "__dict__") for pair in vars(holder).items()]
+    function = getattr(impl.attention, "function", None)
+    if function is not None:
+        named += [(name, p.default) for name, p in parameters_of(function).items()]
+    found = [float(value) for name, value in named if "cap" in name.lower() and type(value) in (int, float)]
+    return [cap for cap in dict.fromkeys(found) if 0 < cap < 1000][:2]
+
+
+def find_designs(
+    contract: Contract,
+    seen: Observation,
+    bases: Sequence[float] = (500_000.0, 1e6),
+    caps: Sequence[float] = (),
+) -> Iterator[Design]:
+    """The designs that a contract allows; the plain ones first. bases: of RoPE, beside 10,000. caps: of the scores."""
     causals = (True,) if contract.kind in ("causal", "window") else (False,)
     if contract.kind is None:
         causals = (False, True)
@@ -194,6 +218,7 @@ def find_designs(contract: Contract, seen: Observation, bases: Sequence[float] =
         positions = wanted
     elif contract.position == "none":
         positions = positions[:1]
+    positions = [replace(position, cap=cap) for cap in caps for position in positions[:3]] + positions
     for position in positions:
         for tiled in tilings:
             for scale in scales:
@@ -215,13 +240,13 @@ def _search(observed: Observed, designs: Sequence[Design], cases: Sequence[Case]
         return _with_gradients(observed, designs, added)
     for design in designs:
         for bug in _bugs(design, first):
-            if work.spend():
+            if work.spend(first):
                 return None
             if _fits_all(observed, bug, cases):
                 return _after_longer_call(observed, design, bug, len(observed.all(cases)))
     for design in designs[:2]:
         for bug in _pairs(design, first):
-            if work.spend():
+            if work.spend(first):
                 return None
             if _fits_all(observed, bug, cases):
                 return Identified(bug.family, bug.words, cases=len(observed.all(cases)))
@@ -316,7 +341,10 @@ def _find_condition(
         if not wrong or (wrong[0].training and observed.is_random(wrong[0])):
             continue
         fine = [case for case, right in judged if right]
-        condition = _describe_lengths(wrong, fine, is_right) if words == "length" else words
+        condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
+        if wrong[0].dtype != torch.float64:
+            low = [dtype for dtype in DTYPES if any(is_right(replace(case, dtype=dtype)) is False for case in wrong)]
+            condition = _in_dtypes(low)
         return _explain_condition(observed, design, wrong, fine, condition, contract)
     return None
 
@@ -329,9 +357,16 @@ def _fits_top_left(observed: Observed, design: Design, cases: Sequence[Case]) ->
     return all(seen is not None and seen.fits(formula(seen)) for seen in map(observed, cases))
 
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _in_dtypes(dtypes: Sequence[torch.dtype]) -> str:
+    return f"in {' and '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}"
+
+
 def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> Iterator[tuple[str, list[Case]]]:
     """Series of cases in which one thing varies, with the condition in words."""
-    yield "length", [Case(length) for length in LENGTHS]
+    yield "length", [Case(length) for length in PROBES]
     yield "for more than one row", [Case(length, batch=batch) for length in (7, 12) for batch in (2, 3, 5)]
     yield "for a single row", [Case(length, batch=1) for length in (7, 12, 33)]
     if impl.attention is not None:
@@ -347,9 +382,8 @@ def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> It
     if impl.takes_padding and any("padding" in name or "padded" in name for name in failed):
         sides = ("holes", "left", "right")
         yield "with padding", [Case(length, padding=side) for length in (12, 13) for side in sides]
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        yield f"in {name}", [Case(length, dtype=dtype) for length in (7, 12, 33)]
+    for dtype in DTYPES:
+        yield _in_dtypes([dtype]), [Case(length, dtype=dtype) for length in (7, 12, 33)]
     if impl.attention is not None:
         yield "with gradients", [Case(length, gradients=True) for length in (7, 12)]
     else:
@@ -418,30 +452,3 @@ def _spread(cases: list[Case]) -> list[Case]:
     if len(cases) <= 4:
         return cases
     return [cases[0], cases[len(cases) // 3], cases[2 * len(cases) // 3], cases[-1]]
-
-
-def _describe_lengths(wrong: list[Case], fine: list[Case], is_right: Callable[[Case], bool | None]) -> str:
-    """For which lengths it is wrong, in words."""
-    bad, good = sorted(case.length for case in wrong), sorted(case.length for case in fine)
-    if not good:
-        return ""
-    if bad == [1]:
-        return "for a single token"
-    first = min(bad)
-    below = [length for length in good if length < first]
-    if all(length < first for length in good):
-        low, high = max(below), first
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if is_right(Case(middle)) else (low, middle)
-        return f"from {high} tokens on"
-    if max(bad) < min(good):
-        return f"up to {max(bad)} tokens"
-    from_there = f" from {first} tokens on" if max(below, default=0) > 8 else ""
-    above = [length for length in good if length > first] if from_there else [n for n in good if n > 1]
-    for size in (128, 64, 32, 16, 8, 4, 3, 2):
-        if all(n % size for n in bad) and not any(n % size for n in above if n > size):
-            return ("for odd lengths" if size == 2 else f"for lengths that are not multiples of {size}") + from_there
-        if not any(n % size for n in bad) and all(n % size for n in above):
-            return ("for even lengths" if size == 2 else f"for lengths that are multiples of {size}") + from_there
-    return f"for lengths such as {', '.join(map(str, bad[:4]))}, not for {', '.join(map(str, good[-3:]))}"

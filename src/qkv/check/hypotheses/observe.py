@@ -201,6 +201,47 @@ def _observe(impl: Implementation, layout: Layout, case: Case) -> Observation | 
     return Observation(q, k, v, merged, sizes, padding_tokens(case), max(tolerance, TOLERANCES[impl.dtype]))
 
 
+def measure_grouping(impl: Implementation) -> str | None:
+    """Which query heads use the first key head, as "repeated" or "tiled", by changing what its projection gives.
+
+    None if no projection of fewer key heads is found, or if other heads change.
+    """
+    for layout in (layout for group in observe_module(impl) for layout, _ in group if impl.module is not None):
+        before = _observe(impl, layout, Case(7))
+        if layout.kv_heads == layout.heads or before is None or impl.module is None or not layout.names[1]:
+            continue
+        place, how = layout.parts[1]
+        recording, _ = _record(impl, Case(7))
+        assert recording is not None
+        made = recording.projections[place]
+        batch, length = before.k.shape[0], before.k.shape[1]
+        numbers = torch.arange(made.output.shape[-1]).expand(batch, length, -1)
+        features = _features(replace(made, output=numbers), how, layout, (batch, length, False))
+        assert features is not None
+        first = features[0, 0, : layout.head_dim]
+
+        def change(part: nn.Module, inputs: Any, out: Tensor, first: Tensor = first) -> Tensor:
+            out = out.clone()
+            out[..., first] = out[..., first].flip(-1) + 0.5
+            return out
+
+        hook = impl.module.get_submodule(layout.names[1]).register_forward_hook(change)
+        try:
+            after = _observe(impl, layout, Case(7))
+        finally:
+            hook.remove()
+        if after is None:
+            continue
+        changed = (after.out - before.out).abs().unflatten(-1, (layout.heads, -1)).amax((0, 1, 3)) > 1e-9
+        users = changed.nonzero()[:, 0].tolist()
+        rate = layout.heads // layout.kv_heads
+        if users == list(range(rate)):
+            return "repeated"
+        if users == list(range(0, layout.heads, layout.kv_heads)):
+            return "tiled"
+    return None
+
+
 def _sequence(x: Tensor, batch: int, length: int, sequence_first: bool) -> Tensor | None:
     n = x.shape[-1]
     if x.numel() != batch * length * n:

@@ -96,6 +96,9 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
         right.but(core=lambda scores, mask, v: scores.softmax(-1).masked_fill(~mask, 0.0) @ v),
     )
     soft = "mask not −∞"
+    if design.cap is not None:
+        words = f"the soft cap is applied after the mask: masked scores are −{design.cap:g}, not −∞"
+        yield Hypothesis(soft, words, right.but(core=partial(_filled, value=-design.cap)))
     for number in FILLS:
         for value in (-number, number):
             yield Hypothesis(
@@ -143,6 +146,13 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
             )
             mask = partial(_tile_mask, rows=rows, columns=columns, first=which == "first")
             yield Hypothesis("leak", words, right.but(mask=mask))
+    for rows, columns in (*TILES, *((size, size) for size in (8, 16, 32, 64, 128)), *((c, r) for r, c in TILES)):
+        for words, mask in {
+            "that begin after the first query of a query block": _late_tiles_skipped,
+            "that end after the first query of a query block": _open_tiles_skipped,
+        }.items():
+            words = f"key blocks ({columns}) {words} ({rows}) are skipped, although its later queries see them"
+            yield Hypothesis("block", words, right.but(mask=partial(mask, rows=rows, columns=columns)))
 
 
 def _filled(scores: Tensor, mask: Tensor, v: Tensor, value: float) -> Tensor:
@@ -207,6 +217,16 @@ def _tile_mask(sizes: Sizes, rows: int, columns: int, first: bool) -> Tensor:
     return (j < end) & ((j <= i) | (j // columns != masked))
 
 
+def _late_tiles_skipped(sizes: Sizes, rows: int, columns: int) -> Tensor:
+    i, j = _positions(sizes)
+    return (j <= i) & (j // columns * columns <= (i - sizes.offset) // rows * rows + sizes.offset)
+
+
+def _open_tiles_skipped(sizes: Sizes, rows: int, columns: int) -> Tensor:
+    i, j = _positions(sizes)
+    return (j <= i) & (j // columns * columns + columns - 1 <= (i - sizes.offset) // rows * rows + sizes.offset)
+
+
 # -- scale and scores --------------------------------------------------------------------------------------------------
 
 
@@ -229,8 +249,13 @@ def _scale_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
         ),
         "d^-¼: the scale is applied to one of q and k only": lambda s: s.head_dim**-0.25,
     }
+    names: dict[float, list[str]] = {}
     for words, scale in scales.items():
-        yield Hypothesis("scale", f"the scale is {words}", right.but(scale=scale))
+        if not words.startswith(("1/√(number of", "1/√(batch")) or "heads" in words:  # those vary from call to call
+            names.setdefault(round(scale(seen.sizes), 12), []).append(words)
+    for words, scale in scales.items():
+        same = names.get(round(scale(seen.sizes), 12), [])  # at these sizes two may be one number
+        yield Hypothesis("scale", f"the scale is {', or '.join(dict.fromkeys((words, *same)))}", right.but(scale=scale))
     measured = measure_scale(seen, right)
     if measured is not None and abs(measured / head_scale(seen.sizes) - 1) > 1e-4:
         words = f"the scale is {measured:.4g}, 1/√d is {head_scale(seen.sizes):.4g}"
@@ -583,6 +608,8 @@ def _block_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequen
     """Bugs of blockwise (flash-style) attention and of tables with a fixed size."""
     name = "block"
     for size in sizes:
+        zeros = f"the zeros that fill the last block of {size} keys take part in the softmax"
+        yield Hypothesis(name, zeros, right.but(core=partial(_zero_filled, size=size)))
         if size >= seen.sizes.keys and not (design.causal and seen.sizes.offset):
             continue
         for which, words in {
@@ -590,6 +617,7 @@ def _block_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequen
             "sum": "the running output is not rescaled when the running maximum grows",
             "out": "the running sum is not rescaled when the running maximum grows",
             "inverse": "the running output and sum are rescaled by the inverse factor",
+            "last": "the running sum is overwritten by that of the last block, not accumulated",
         }.items():
             core = partial(_online, size=size, rescale=which)
             yield Hypothesis(name, f"online softmax in blocks of {size}: {words}", right.but(core=core))
@@ -601,8 +629,9 @@ def _block_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequen
         yield Hypothesis(name, total, right.but(core=partial(_separate, size=size, average_blocks=False)))
         last = f"the last, partial block of keys is dropped (blocks of {size})"
         yield Hypothesis(name, last, right.but(mask=partial(_dropped, right=right, size=size)))
-        zeros = f"the zeros that fill the last block of {size} keys take part in the softmax"
-        yield Hypothesis(name, zeros, right.but(core=partial(_zero_filled, size=size)))
+        paged = f"keys and values are read across blocks of {size}, not block by block: two axes are swapped"
+        swap = partial(_interleaved, size=size)
+        yield Hypothesis("cache order", paged, right.but(inputs=lambda q, k, v, swap=swap: (q, swap(k), swap(v))))
         inside = f"queries see their own block of {size} keys only"
         yield Hypothesis(name, inside, right.but(mask=partial(_own_block, right=right, size=size)))
         early = f"keys after the first {size} are ignored"
@@ -628,8 +657,9 @@ def _online(scores: Tensor, mask: Tensor, v: Tensor, size: int, rescale: str) ->
         powers = (part - new).exp().nan_to_num(0.0)
         if rescale == "inverse":
             factor = torch.where(factor > 0, 1 / factor.clamp(min=1e-300), factor)
-        total = total * (factor if rescale in ("sum", "inverse") else 1.0) + powers.sum(-1, keepdim=True)
-        out = out * (factor if rescale in ("out", "inverse") else 1.0) + powers @ values
+        kept = 0.0 if rescale == "last" else factor if rescale in ("sum", "inverse") else 1.0
+        total = total * kept + powers.sum(-1, keepdim=True)
+        out = out * (factor if rescale in ("out", "inverse", "last") else 1.0) + powers @ values
         largest = new
     return out / total
 
@@ -655,6 +685,12 @@ def _zero_filled(scores: Tensor, mask: Tensor, v: Tensor, size: int) -> Tensor:
     return average(
         F.pad(scores, (0, extra)), F.pad(mask.expand_as(scores), (0, extra), value=True), F.pad(v, (0, 0, 0, extra))
     )
+
+
+def _interleaved(x: Tensor, size: int) -> Tensor:
+    """(b, h, s, d) in blocks along s, with the axes of blocks and of places in a block swapped."""
+    blocks = F.pad(x, (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
+    return blocks.transpose(2, 3).flatten(2, 3)[:, :, : x.shape[2]]
 
 
 def _dropped(sizes: Sizes, right: Formula, size: int) -> Tensor:

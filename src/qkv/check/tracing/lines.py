@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -131,12 +132,13 @@ _LIBRARIES = (
 )
 
 
-def trace_calls(impl: Implementation) -> list[Call]:
+def trace_calls(impl: Implementation, length: int = LENGTH) -> list[Call]:
     """The operations of one run that the user's code calls."""
-    x = impl.random_input(2, LENGTH, torch.Generator().manual_seed(24))
+    length = impl.nearest_length(length)
+    x = impl.random_input(2, length, torch.Generator().manual_seed(24))
     tokens = None
-    if impl.takes_padding:
-        tokens = torch.ones(2, LENGTH, dtype=torch.bool)
+    if impl.takes_padding and length > 2:
+        tokens = torch.ones(2, length, dtype=torch.bool)
         tokens[0, -2:] = False
     with CallTrace([x], set(_own_files(impl))) as trace:
         impl.run(x, tokens)
@@ -161,7 +163,7 @@ def find_line(impl: Implementation, contract: Contract, cause: Diagnosis) -> str
     if wanted is None and cause.family != "input changed":
         return ""
     try:
-        calls = trace_calls(impl)
+        calls = trace_calls(impl, _length_of(cause.condition))
     except Exception:  # no line is better than an error on top of the findings
         return ""
     if cause.family == "input changed":
@@ -179,6 +181,14 @@ def find_line(impl: Implementation, contract: Contract, cause: Diagnosis) -> str
         if found:
             return _describe(found[0])
     return ""
+
+
+def _length_of(condition: str) -> int:
+    """A length at which a bug acts."""
+    if "single token" in condition:
+        return 1
+    found = re.search(r"from (\d+) tokens on", condition)
+    return int(found.group(1)) + 1 if found else LENGTH
 
 
 def _describe(call: Call) -> str:

@@ -26,7 +26,7 @@ from qkv.check.tracing.heads import (
 )
 from qkv.check.tracing.recorder import AttentionRecord, Recording, record_attention
 from qkv.check.tracing.rotary import MeasuredRotation, find_rotary_bugs, measure_rotation
-from qkv.check.tracing.scores import describe_scale, find_mask_bug, find_softmax_bug, measure_slope
+from qkv.check.tracing.scores import STRAIGHT, describe_scale, find_mask_bug, find_softmax_bug, measure_slope
 
 OPERANDS = ("queries", "keys", "values")
 
@@ -56,7 +56,7 @@ class Reading:
     def scale(self) -> float | None:
         """The factor on q·k of the projections in all, before and after the product; None if unknown."""
         queries, keys = (self.matches[name] or self.rows[name] for name in ("queries", "keys"))
-        if self.slope is None or self.slope[1] > 1e-5 or queries is None or keys is None:
+        if self.slope is None or self.slope[1] > STRAIGHT or queries is None or keys is None:
             return None
         return self.slope[0] * queries.factor * keys.factor
 
@@ -68,7 +68,7 @@ class Reading:
         queries and keys as they are, of mean square 1, or of length 1. Norms with a gain are recognized before any
         rotation, at the first position, and only the factor on what they give is known.
         """
-        if self.slope is None or self.slope[1] > 1e-5 or self.scale is not None:
+        if self.slope is None or self.slope[1] > STRAIGHT or self.scale is not None:
             return ()
         slope, sizes = self.slope[0], []
         for operand in (self.attention.queries, self.attention.keys):
@@ -155,7 +155,10 @@ def read_attentions(impl: Implementation, seed: int = 21) -> tuple[list[Reading]
     recording = record_run(impl, impl.random_input(6, length, generator))
     if recording.attentions:
         most = max(attention.head_dim / _key_heads(attention) for attention in recording.attentions)
-        if 6 < 1.2 * most + 2 <= 80:
+        slopes = [measure_slope(attention) for attention in recording.attentions]
+        if any(slope is not None and slope[1] > STRAIGHT for slope in slopes):  # biases that depend on the content?
+            most = max(2 * attention.head_dim + 5 for attention in recording.attentions)
+        if 6 < 1.2 * most + 2 <= 180:
             recording = record_run(impl, impl.random_input(int(1.2 * most) + 3, length, generator))
     return [Reading(attention, recording) for attention in recording.attentions], recording.refused
 

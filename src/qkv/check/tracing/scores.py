@@ -5,6 +5,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -15,23 +16,77 @@ from qkv.check.influence import name_pattern
 from qkv.check.report import Diagnosis
 from qkv.check.tracing.recorder import AttentionRecord, masked_below
 
+STRAIGHT = 1e-5  # scores are a straight line of q·k if they are off by no more
+
 
 def measure_slope(attention: AttentionRecord) -> tuple[float, float] | None:
     """The slope of the scores against q·k, and how far from a straight line they are; None if it cannot be measured.
 
-    Rows of the batch are compared with each other, so that masks and biases, which are the same for all, cancel.
+    Rows of the batch are compared with each other, so that masks and biases, which are the same for all, cancel. Scores
+    with a softcap, and with biases that depend on the query or on the key (relative positions), have a slope, too.
     """
     scores = attention.scores if attention.scores is not None else _log_weights(attention.weights)
     if scores is None or scores.shape[0] < 2 or scores.shape != attention.product.shape:
         return None
-    found = _fit_slope(scores, attention.product, centered=attention.scores is None)
-    if attention.scores is None and found is not None and found[1] > 1e-5:
-        # several query heads in one product: its rows and those of the weights may be in another order
-        for product in _row_orders(attention.product):
-            other = _fit_slope(scores, product, centered=True)
-            if other is not None and other[1] <= 1e-5:
-                return other
-    return found
+    centered = attention.scores is None
+    found = fit_slope(scores, attention.product, centered=centered)
+    if found is None or found[1] <= STRAIGHT:
+        return found
+    # several query heads in one product: its rows and those of the weights may be in another order
+    products = _row_orders(attention.product) if centered else ()
+    others = [fit_slope(scores, product, centered=True) for product in products]
+    others += [fit_softcap(scores, attention.product, found[0], centered=centered)]
+    others += [] if centered else [_fit_beside_biases(attention, scores)]
+    return next((other for other in others if other is not None and other[1] <= STRAIGHT), found)
+
+
+def fit_softcap(scores: Tensor, product: Tensor, slope: float, *, centered: bool) -> tuple[float, float] | None:
+    """The slope at 0 of scores that are cap · tanh(slope · q·k / cap), and how far they are from that.
+
+    Gauss–Newton steps from a straight line. centered: scores are known up to a number for each query.
+    """
+    use = (scores > masked_below(product)).to(product)
+    y = scores.masked_fill(use == 0, 0.0)
+    largest = float((use * product).abs().max())
+    cap = 2 * abs(slope) * largest
+    if float(use.sum()) < 8 or cap == 0:
+        return None
+
+    def center(x: Tensor) -> Tensor:
+        return use * (_center(x, use) if centered else x)
+
+    rest = y
+    for _ in range(60):
+        z = slope * product / cap
+        bend = 1 - z.tanh() ** 2
+        rest = center(y - cap * z.tanh())
+        columns = torch.stack([center(product * bend).flatten(), center(z.tanh() - z * bend).flatten()], dim=1)
+        step = torch.linalg.lstsq(columns, rest.flatten()[:, None]).solution[:, 0]
+        new = float(step[0]) + slope, max(float(step[1]) + cap, 0.5 * cap)
+        if not all(map(math.isfinite, new)) or new[0] == 0:
+            return None
+        slope, cap = new[0], min(new[1], 2 * cap)
+    return slope, float(rest.abs().max() / center(y).abs().max().clamp(min=1e-300))
+
+
+def _fit_beside_biases(attention: AttentionRecord, scores: Tensor) -> tuple[float, float] | None:
+    """The slope of scores that are slope · q·k + q·a + k·b + c, with other a, b and c for each pair of positions.
+
+    Such are the relative positions of Shaw et al., Transformer-XL and DeBERTa. It takes a batch of more than 2 d rows.
+    """
+    q, k = attention.queries, attention.keys
+    batch, d = q.shape[0], q.shape[-1]
+    visible = (scores > masked_below(attention.product)).all(0)
+    pairs = visible.nonzero()[:: max(int(visible.sum()) // 24, 1)]
+    if k.shape[:2] != q.shape[:2] or batch < 2 * d + 6 or not len(pairs):
+        return None
+    h, i, j = pairs.T
+    product, y = attention.product[:, h, i, j].T[..., None], scores[:, h, i, j].T[..., None]  # pairs, b, 1
+    columns = torch.cat((product, q[:, h, i].transpose(0, 1), k[:, h, j].transpose(0, 1), torch.ones_like(y)), -1)
+    solved = torch.linalg.lstsq(columns, y).solution
+    slopes, rest = solved[:, 0, 0], (columns @ solved - y).abs().max()
+    spread = float((slopes - slopes[0]).abs().max() / slopes.abs().max().clamp(min=1e-300))
+    return float(slopes[0]), max(spread, float(rest / y.abs().max().clamp(min=1e-300)))
 
 
 def _row_orders(product: Tensor) -> Iterator[Tensor]:
@@ -42,7 +97,8 @@ def _row_orders(product: Tensor) -> Iterator[Tensor]:
             yield product.unflatten(2, (size, rows // size)).transpose(2, 3).flatten(2, 3)
 
 
-def _fit_slope(scores: Tensor, product: Tensor, *, centered: bool) -> tuple[float, float] | None:
+def fit_slope(scores: Tensor, product: Tensor, *, centered: bool) -> tuple[float, float] | None:
+    """The slope of scores (b, h, t, s) against q·k, and how far from a straight line they are."""
     visible = scores > masked_below(product)
     difference = (scores[:1] - scores[1:]).nan_to_num(0.0, 0.0, 0.0)
     change = product[:1] - product[1:]

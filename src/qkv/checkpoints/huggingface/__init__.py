@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints. To add a family, write a file like llama.py and list it in folder.FAMILIES."""
+"""Hugging Face checkpoints. To add a family, see CONTRIBUTING.md."""

@@ -1,6 +1,6 @@
 """What defines a Hugging Face family: how its config maps to ours, and a table that maps its tensors to ours.
 
-To add a family, write a file like gpt2.py and list it in `folder.FAMILIES`. A rule of the table names a module or a
+To add a family, see CONTRIBUTING.md. A rule of the table names a module or a
 tensor on each side; `*` stands for the number of a layer, and a rule for a module covers its weight and its bias. The
 rules are used in both directions.
 """

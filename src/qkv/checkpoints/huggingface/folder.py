@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qkv._files import atomic_folder, read_json, read_limited, write_json
 from qkv.checkpoints.huggingface.bart import BART
 from qkv.checkpoints.huggingface.bert import BERT
 from qkv.checkpoints.huggingface.config_reader import ConfigReader
+from qkv.checkpoints.huggingface.distilbert import DISTILBERT
 from qkv.checkpoints.huggingface.family import Family, TensorPair, match_tensors
 from qkv.checkpoints.huggingface.gpt2 import GPT2
 from qkv.checkpoints.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -37,9 +37,10 @@ from qkv.models.folder import (
     read_extra_files,
     read_tensors,
     write_extra_files,
+    write_tensors,
 )
 
-FAMILIES = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, VIT, BART)}
+FAMILIES = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, DISTILBERT, VIT, BART)}
 WEIGHTS_INDEX = "model.safetensors.index.json"
 HF_CONFIG, LEFT_OUT = "huggingface.json", "left_out.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -77,7 +78,7 @@ def save_hf(model: Model, target: str | Path) -> None:
     found |= left_out_tensors(model)
     config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     with atomic_folder(target, (CONFIG, WEIGHTS, *EXTRA_FILES)) as scratch:
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, scratch / WEIGHTS, {"format": "pt"})
+        write_tensors(scratch / WEIGHTS, found, {"format": "pt"})
         write_json(scratch / CONFIG, config)
         write_extra_files(_without_hf_files(model.extra_files), scratch)
 

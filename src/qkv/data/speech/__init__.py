@@ -3,7 +3,7 @@
 from qkv.data.speech.augmentation import SpeechAugment
 from qkv.data.speech.digit_strings import DigitStringBatches
 from qkv.data.speech.mel import FeatureNormalization, Mel
-from qkv.data.speech.recordings import load_spoken_digits, load_synthetic_voices, make_tone_digits
+from qkv.data.speech.recordings import load_spoken_digits, load_voices
 from qkv.data.speech.resampling import resample
 from qkv.data.speech.wav import Audio, read_audio, write_wav
 
@@ -14,8 +14,7 @@ __all__ = [
     "Mel",
     "SpeechAugment",
     "load_spoken_digits",
-    "load_synthetic_voices",
-    "make_tone_digits",
+    "load_voices",
     "read_audio",
     "resample",
     "write_wav",

@@ -66,9 +66,8 @@ class SpeechAugment:
     def augment_string(self, samples: Float[Tensor, " n"], generator: torch.Generator) -> Float[Tensor, " n"]:
         """Add noise to a string, then change its gain as a whole."""
         if self.noise:
-            rms = float(samples.square().mean().sqrt())
-            level = self.noise * uniform(0.0, 1.0, generator) ** 2
-            samples = samples + level * rms * torch.randn(len(samples), generator=generator)
+            level = self.noise * root_mean_square(samples) * uniform(0.0, 1.0, generator) ** 2
+            samples = samples + level * torch.randn(len(samples), generator=generator)
         if self.gain != (0.0, 0.0):
             samples = samples * 10 ** (uniform(*self.gain, generator) / 20)
         return samples
@@ -129,6 +128,11 @@ def random_range(size: int, longest: int, generator: torch.Generator) -> range:
     length = int(torch.randint(0, longest + 1, (), generator=generator))
     start = int(torch.randint(0, size - length + 1, (), generator=generator))
     return range(start, start + length)
+
+
+def root_mean_square(samples: Tensor) -> float:
+    """The square root of the mean of the squares."""
+    return float(samples.square().mean().sqrt())
 
 
 def uniform(low: float, high: float, generator: torch.Generator) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batches import Batch, generator_for, randint_inclusive
-from qkv.data.speech.augmentation import SpeechAugment, uniform
+from qkv.data.speech.augmentation import SpeechAugment, root_mean_square, uniform
 from qkv.data.speech.mel import FeatureNormalization, Mel, mel_filterbank
 from qkv.data.speech.recordings import DigitRecording
 
@@ -36,12 +36,10 @@ class DigitStringBatches:
     Args:
         normalization: of the features; computed from the first training strings if not given.
         num_strings: strings per epoch. digits: fewest and most in a string. pause: shortest and longest, in seconds.
-        noise: the loudest white noise, as a fraction of full scale; each string has its own level.
+        noise: the loudest white noise, relative to the string's root mean square; each string has its own level.
         resample: draw new strings every epoch; False, for validation, repeats those of epoch 0.
         equal_lengths: give the strings of a batch equally many digits, so that there is little padding.
         augment: for training only.
-        extra_recordings: more recordings, for a fraction `extra_fraction` of the strings. A string may mix recordings
-            with the same speaker name.
     """
 
     def __init__(
@@ -59,8 +57,6 @@ class DigitStringBatches:
         resample: bool = True,
         equal_lengths: bool = False,
         augment: SpeechAugment | None = None,
-        extra_recordings: Sequence[DigitRecording] = (),
-        extra_fraction: float = 0.0,
     ) -> None:
         if not recordings or batch_size < 1 or num_strings < 1:
             raise ValueError(
@@ -71,17 +67,11 @@ class DigitStringBatches:
             raise ValueError(
                 f"digits and pause must be (low, high) and noise at least 0, got {digits}, {pause} and {noise}"
             )
-        if not 0 <= extra_fraction <= 1 or (extra_fraction and not extra_recordings):
-            raise ValueError(
-                f"extra_fraction must be in [0, 1], and above 0 it needs extra_recordings, got {extra_fraction} and "
-                f"{len(extra_recordings)} recordings"
-            )
         self.mel, self.batch_size, self.num_strings, self.seed = mel, batch_size, num_strings, seed
         self.digits, self.pause, self.noise = digits, pause, noise
         self.resample, self.equal_lengths = resample, equal_lengths
         self.augment = augment or SpeechAugment()
-        self.voices, self.extra_voices = _group_by_speaker(recordings), _group_by_speaker(extra_recordings)
-        self.extra_fraction = extra_fraction
+        self.voices = _group_by_speaker(recordings)
         if normalization is None:
             first = range(min(num_strings, NORMALIZATION_STRINGS))
             normalization = FeatureNormalization.from_features(
@@ -135,9 +125,7 @@ class DigitStringBatches:
         """The string of that number."""
         epoch = epoch if self.resample else 0
         generator = generator_for(self.seed, STRING_STREAM, epoch, number)
-        extra = self.extra_fraction and uniform(0.0, 1.0, generator) < self.extra_fraction
-        voices = self.extra_voices if extra else self.voices
-        voice = voices[randint_inclusive(0, len(voices) - 1, generator)]
+        voice = self.voices[randint_inclusive(0, len(self.voices) - 1, generator)]
         count_generator = generator
         if self.equal_lengths:
             count_generator = generator_for(self.seed, COUNT_STREAM, epoch, number // self.batch_size)
@@ -149,7 +137,7 @@ class DigitStringBatches:
             samples = self.augment.augment_recording(recording.samples, generator)
             pieces += [samples, torch.zeros(randint_inclusive(shortest, longest, generator))]
         samples = self.augment.augment_string(torch.cat(pieces), generator)
-        level = self.noise * float(torch.rand((), generator=generator))
+        level = self.noise * root_mean_square(samples) * uniform(0.0, 1.0, generator)
         samples = samples + level * torch.randn(len(samples), generator=generator)
         missing = max(self.mel.window_size - len(samples), 0)  # to fill at least one frame
         digits = [recording.digit for recording in chosen]

@@ -30,7 +30,7 @@ class Mel:
     hop: float = 0.010
     floor: float = 1e-5
     peak_decay: float | None = None
-    min_peak: float = 0.005
+    min_peak: float = 1e-6
 
     def __post_init__(self) -> None:
         if self.sample_rate < 1 or self.n_mels < 1:

@@ -1,4 +1,4 @@
-"""Recordings of spoken digits: a folder of WAV files, the bundled synthetic voices, or tones; split by speaker."""
+"""Recordings of spoken digits: a folder of WAV files or the bundled voices, split by speaker."""
 
 import hashlib
 import io
@@ -17,20 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.data.batches import generator_for
 from qkv.data.files import BadItemLog, BadItems, describe_error
-from qkv.data.speech.augmentation import change_speed
 from qkv.data.speech.transform_codec import BLOCK, decode
 from qkv.data.speech.wav import read_audio
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 FILE_NAME = re.compile(r"(\d)_([A-Za-z][\w-]*?)_(\d+)\.wav")
-SAMPLE_RATE = 8000  # of synthetic voices and tones
+SAMPLE_RATE = 8000  # of the bundled voices
 MIN_SPEAKERS_TO_SPLIT = 16  # with fewer, too few would be left to train on
 PART_NAMES = {"train": "training", "validation": "validation", "seen": "test"}
-TONE_STREAM = 12  # of randomness
-TONE_SPEAKERS = ("ada", "bo", "cy", "dot", "eve")
-TONE_PITCHES = (300, 420, 590, 830, 1160, 1620)
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,12 @@ class Speaker:
 
     gender: str = ""
     accent: str = ""
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, object]) -> "Speaker":
+        """Read `{"gender": …, "accent": …}`, however it is capitalized."""
+        gender, accent = (str(about.get(key, "")).strip().capitalize() for key in ("gender", "accent"))
+        return cls(gender.lower(), accent)
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,7 @@ def read_speakers(folders: Iterable[Path], names: Sequence[str]) -> dict[str, Sp
             continue
         try:
             table = json.loads(file.read_text(encoding="utf-8"))
-            for name, about in table.items():
-                if name in speakers:
-                    gender, accent = (str(about.get(key, "")).strip().capitalize() for key in ("gender", "accent"))
-                    speakers[name] = Speaker(gender.lower(), accent)
+            speakers |= {name: Speaker.from_json(about) for name, about in table.items() if name in speakers}
         except (ValueError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f'{file}: expected {{"speaker": {{"gender": …, "accent": …}}}}, got {describe_error(error)}'
@@ -231,63 +229,25 @@ def split_by_take(
     )
 
 
-def load_synthetic_voices(sample_rate: int = SAMPLE_RATE) -> list[DigitRecording]:
-    """The bundled digits of 144 speech-synthesizer voices (`synthetic_voices/README.md`).
+def load_voices() -> SpokenDigitSplits:
+    """The bundled recordings of 16 people, from AudioMNIST (`voices/README.md`).
 
-    `speaker` is a group of voices, `take` counts the voices of a group.
-
-    >>> voices = load_synthetic_voices()
-    >>> len(voices), sorted({recording.speaker for recording in voices})
-    (1440, ['espeak', 'espeak-accents', 'flite', 'pico'])
+    >>> parts = load_voices()
+    >>> [len(part) for part in (parts.train, parts.validation, parts.seen, parts.unseen)]
+    [160, 90, 80, 150]
     """
-    voices = _read_synthetic_voices()
-    takes: dict[tuple[str, int], int] = {}
-    found = []
-    for samples, digit, speaker in voices:
-        take = takes[speaker, digit] = takes.get((speaker, digit), -1) + 1
-        if sample_rate != SAMPLE_RATE:
-            samples = change_speed(samples, SAMPLE_RATE / sample_rate)
-        found.append(DigitRecording(samples, digit, speaker, take))
-    return found
-
-
-@cache
-def _read_synthetic_voices() -> list[tuple[Tensor, int, str]]:
-    """Samples, digit and speaker of each piece."""
-    packed = files("qkv.data.speech").joinpath("synthetic_voices", "voices.npz.xz").read_bytes()
-    arrays = np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False)
+    arrays = _read_voices()
     codes = torch.from_numpy(np.ascontiguousarray(arrays["codes"].T))
     lengths = arrays["lengths"].tolist()
     blocks = [math.ceil(length / BLOCK) + 1 for length in lengths]
-    pieces = [decode(part, length) for part, length in zip(codes.split(blocks), lengths, strict=True)]
-    return list(zip(pieces, arrays["digits"].tolist(), arrays["speakers"].tolist(), strict=True))
+    samples = [decode(part, length) for part, length in zip(codes.split(blocks), lengths, strict=True)]
+    labels = (arrays[name].tolist() for name in ("digits", "speakers", "takes"))
+    recordings = [DigitRecording(*parts) for parts in zip(samples, *labels, strict=True)]
+    people = json.loads(str(arrays["people"]))
+    return split_speakers(recordings, {name: Speaker.from_json(about) for name, about in people.items()}, SAMPLE_RATE)
 
 
-def make_tone_digits(*, takes: int = 20, held_out_speaker: str = "eve", seed: int = 0) -> SpokenDigitSplits:
-    """Digits as three tones each, at a speaker's pitch and pace, where there are no recordings.
-
-    >>> parts = make_tone_digits(takes=12)
-    >>> len(parts.train), len(parts.validation), len(parts.seen), len(parts.unseen)
-    (80, 200, 200, 120)
-    """
-    recordings = [
-        DigitRecording(_make_tones(digit, number, take, seed), digit, speaker, take)
-        for number, speaker in enumerate(TONE_SPEAKERS)
-        for digit in range(10)
-        for take in range(takes)
-    ]
-    return split_by_take(recordings, (held_out_speaker,), SAMPLE_RATE)
-
-
-def _make_tones(digit: int, speaker: int, take: int, seed: int) -> Tensor:
-    """Three tones chosen by the digit, at the speaker's pitch and pace, with a little randomness for the take."""
-    generator = generator_for(seed, TONE_STREAM, digit, speaker, take)
-    random = torch.rand(4, generator=generator)
-    pitch = 0.85 + 0.08 * speaker + 0.04 * float(random[0] - 0.5)
-    length = round(SAMPLE_RATE * (0.09 + 0.01 * speaker) * (0.85 + 0.3 * float(random[1])))
-    time = torch.arange(length) / SAMPLE_RATE
-    envelope = torch.hann_window(length, periodic=False).sqrt()
-    chosen = (digit % 6, (digit * 5 + 2) % 6, (digit * 2 + digit // 6 + 1) % 6)
-    pieces = [envelope * torch.sin(2 * torch.pi * TONE_PITCHES[tone] * pitch * time) for tone in chosen]
-    samples = 0.3 * torch.cat(pieces)
-    return samples + 0.01 * torch.randn(len(samples), generator=generator)
+@cache
+def _read_voices() -> dict[str, np.ndarray]:
+    packed = files("qkv.data.speech").joinpath("voices", "voices.npz.xz").read_bytes()
+    return dict(np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False))

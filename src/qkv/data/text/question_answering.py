@@ -26,7 +26,7 @@ from torch import Tensor
 from qkv.data.batches import generator_for, randint_inclusive
 from qkv.data.files import read_table
 from qkv.data.text.sequence_batches import Example, FixedExamples
-from qkv.data.text.span_corruption import MASK_CHAR
+from qkv.data.text.span_corruption import MASK_CHAR, Span
 from qkv.data.text.tokenizers import encode
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 SWAP_STREAM = 11  # of randomness
 CAPITALIZED = re.compile(r"[^\W\d_a-z][\w'’-]+(?: [^\W\d_a-z][\w'’-]+){0,2}")
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+PLACE_PATTERNS = tuple(  # tried in this order
+    re.compile(rf"{before}(?!{MONTHS})({CAPITALIZED.pattern})")
+    for before in (r"[Bb]orn\b.*?\b(?:in|at|near|of) (?:the )?", r"\d{4},? (?:in )?", r"\b(?:in|from|at) (?:the )?")
+)
 ABBREVIATIONS = ("Jr", "Sr", "St", "Dr")
 
 
@@ -137,6 +142,16 @@ def document_subject(document: str) -> str:
     return document.partition(". ")[0]
 
 
+def find_birthplace(document: str, patterns: Sequence[re.Pattern[str]] = PLACE_PATTERNS) -> str:
+    """The place that the first matching pattern finds in a document: a control for reading comprehension.
+
+    >>> find_birthplace("Eduard Ender. Eduard Ender (3 March 1822 Rome -- 28 December 1883 London) was a painter .")
+    'Rome'
+    """
+    text = document[len(document_subject(document)) :]
+    return next((match[1] for pattern in patterns if (match := pattern.search(text))), "")
+
+
 def find_capitalized(documents: Sequence[str]) -> list[str]:
     """The runs of capitalized words in documents, without duplicates, sorted: possible names of places.
 
@@ -144,6 +159,21 @@ def find_capitalized(documents: Sequence[str]) -> list[str]:
     ['Ada Lovelace', 'London']
     """
     return sorted({found.group() for document in documents for found in CAPITALIZED.finditer(document)})
+
+
+def find_names(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[Span]]:
+    """The token spans of the capitalized words in each document that do not begin a sentence: mostly names and places.
+
+    Span corruption that often removes these asks for facts.
+    """
+    encodings = tokenizer.encode_batch(list(documents), add_special_tokens=False)
+    found = []
+    for document, encoding in zip(documents, encodings, strict=True):
+        inside = [match.span() for match in CAPITALIZED.finditer(document) if document[: match.start()].rstrip(" (\"'")]
+        spans = [span for span in inside if not document[: span[0]].rstrip().endswith(".")]
+        tokens = [(encoding.char_to_token(begin), encoding.char_to_token(end - 1)) for begin, end in spans]
+        found.append([(first, last + 1) for first, last in tokens if first is not None and last is not None])
+    return found
 
 
 @dataclass(frozen=True)

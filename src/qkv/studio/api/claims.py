@@ -32,7 +32,7 @@ BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
     "perturb-query": (("m", 1, "a single key has all the weight for every query"),),
     "scale-key": (("alpha", 0.5, "a factor below 1 shrinks the key"),),
     "calm-head": (("alpha", 1e-6, "a hundred times the variance"),),
-    "one-head-variance": (("alpha", 1.0, "α is no longer small"),),
+    "one-head-variance": (("alpha", 1.0, "α is no longer small"), ("beta", 1.5, "below 2 the weight has one peak")),
     "two-heads": (("beta", 1.0, "too soft for a head to choose"),),
     "two-heads-wrong": (("beta", 1.0, "too soft for the counter-example"),),
     "values-only": (("beta", 0.1, "too soft to choose a value"),),

@@ -11,8 +11,9 @@ and the true answers. A model that does not learn reading comprehension can use 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +25,16 @@ from qkv._files import read_json
 from qkv.data.batches import Batches, MixedBatches, split_indices
 from qkv.data.files import read_lines
 from qkv.data.text.biographies import make_biographies
-from qkv.data.text.question_answering import QuestionAnswer, infer_template, question_examples, read_questions
+from qkv.data.text.question_answering import (
+    PLACE_PATTERNS,
+    QuestionAnswer,
+    document_subject,
+    find_birthplace,
+    find_names,
+    infer_template,
+    question_examples,
+    read_questions,
+)
 from qkv.data.text.sequence_batches import Layout, SequenceBatches
 from qkv.data.text.span_corruption import MASK_CHAR, PAD_CHAR, SpanCorruption, SpanCorruptionExamples
 from qkv.data.text.tokenizers import bpe_tokenizer, character_tokenizer, encode_all, serialize_tokenizer
@@ -165,10 +175,7 @@ class BirthplacesTask:
         finetune = Stage("finetune", self.question_batches(self.train), self.objective, validate)
         if not data.pretrain:
             return (finetune,)
-        texts = SpanCorruptionExamples(
-            encode_all(self.tokenizer, self.facts.documents), self.mask_id, data.corruption, seed=self.seed
-        )
-        documents = self.sequence_batches(texts, data.batch_size, data.layout)
+        documents = self.corrupted_documents()
         if not data.self_training:
             return Stage("pretrain", documents, self.objective), finetune
         held_out = {question.question for question in self.validation}
@@ -204,6 +211,18 @@ class BirthplacesTask:
                 prepared=batches_with_labels,
             ),
         )
+
+    def corrupted_documents(self) -> SequenceBatches:
+        """Make batches of documents with span corruption."""
+        data, documents = self.data, self.facts.documents
+        texts = SpanCorruptionExamples(
+            encode_all(self.tokenizer, documents),
+            self.mask_id,
+            data.corruption,
+            salient=find_names(self.tokenizer, documents) if data.corruption.salient_prob else None,
+            seed=self.seed,
+        )
+        return self.sequence_batches(texts, data.batch_size, data.layout)
 
     def sequence_batches(self, examples: Any, batch_size: int, layout: Layout = "by-length") -> SequenceBatches:
         """Make training batches of examples."""
@@ -247,13 +266,24 @@ class BirthplacesTask:
         return validate
 
     def test(self, model: nn.Module) -> dict[str, Any]:
-        """Exact match on the dev questions, and that of the most common training answer for all of them (London)."""
+        """Exact match on the dev questions, and that of controls: the most common training answer for all of them
+        (London), and regular expressions on the right document ("born in", and all of `PLACE_PATTERNS`).
+        """
         dev = self.dev
         common, _ = Counter(question.answer for question in self.facts.train).most_common(1)[0]
+        template = infer_template(self.facts.train)
+        documents = {document_subject(document): document for document in reversed(self.facts.documents)}
+        about = [documents.get(template.extract_name(question.question), "") for question in dev]
+
+        def read(patterns: Sequence[re.Pattern[str]]) -> list[Answer]:
+            return [Answer(find_birthplace(document, patterns), 1.0) for document in about]
+
         return {
             "exact": exact_match(self.answer(model, dev), dev),
             "exact_of_commonest": exact_match([Answer(str(common), 1.0)] * len(dev), dev),
             "commonest": common,
+            "exact_of_born_in": exact_match(read(PLACE_PATTERNS[:1]), dev),
+            "exact_of_patterns": exact_match(read(PLACE_PATTERNS), dev),
         }
 
     def samples(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -412,6 +442,19 @@ _CS224N_A5_CONTROL: dict[str, Any] = {  # its control without pretraining
     "data.pretrain": False,
     **_dotted("finetune", _a5_stage(A5_QUESTIONS, 256, 75, 6e-4)),
 }
+# CS224N A5's two stages with our optimizer: span corruption, then the training questions only; no pseudo-labels
+_COURSE_PROTOCOL: dict[str, Any] = {
+    "data.self_training": False,
+    "data.max_length": 80,
+    "data.batch_size": 64,
+    "data.corruption": {"max_length": 70, "salient_prob": 0.5},
+    "pretrain.steps": 4_000,
+    "pretrain.schedule": {"warmup_steps": 100},
+    "finetune.steps": 400,
+    "finetune.optimizer": {"lr": 1e-3, "muon_lr": 5e-3},
+    "finetune.schedule": {"warmup_steps": 20},
+    "finetune.checkpoint": {"evaluate_every": 50, "checkpoint_every": 200},
+}
 _LONG: dict[str, Any] = {
     "model.dim": 192,
     "model.layers": 3,
@@ -437,6 +480,7 @@ BIRTHPLACES = RecipeDefinition(
     presets={
         "cs224n-a5": _CS224N_A5,
         "cs224n-a5-no-pretraining": _CS224N_A5_CONTROL,
+        "course-protocol": _COURSE_PROTOCOL,
         "long": _LONG,
     },
     model_overrides={

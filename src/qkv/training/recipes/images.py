@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from qkv._config import to_dict
 from qkv.data.images.augmentation import ImageAugment
 from qkv.data.images.cifar_mnist import CIFAR100_CLASSES
-from qkv.data.images.dataset import ImageBatches, Images, ImageSplits, Normalization
+from qkv.data.images.dataset import ImageBatches, Images, ImageSplits, Normalization, PatchDropout
 from qkv.data.images.load import load_digits, load_images
 from qkv.models import PRESETS, CNNConfig, MLPConfig, ViTConfig
 from qkv.training.config import CheckpointConfig, TrainConfig
@@ -46,6 +46,8 @@ class ImageData:
     drop_last: leave out the last batch of an epoch if it is smaller.
     validation_fraction: share of the training images that is held out, where the data has no validation split. With 0
         all are trained on, the test set is evaluated during training, and the best epoch is picked on it.
+    patch_dropout: share of an image's patches that a ViT does not see in training, in a share
+        `patch_dropout_batches` of the batches; see `PatchDropout`.
     class_names: names of the classes, where the data only has numbers.
     skip_bad_items: leave out images that cannot be read, with a note, instead of failing.
     """
@@ -55,6 +57,8 @@ class ImageData:
     drop_last: bool = True
     validation_fraction: float = 0.1
     label_smoothing: float = 0.0
+    patch_dropout: float = 0.0
+    patch_dropout_batches: float = 0.75
     class_names: tuple[str, ...] = ()
     skip_bad_items: bool = False
     augment: ImageAugment = field(default_factory=ImageAugment)
@@ -85,6 +89,8 @@ def build(config: RecipeConfig, limit: int | None = None) -> Task:
         augment=data.augment,
         drop_last=data.drop_last,
     )
+    if isinstance(config.model, ViTConfig) and data.patch_dropout:
+        train = PatchDropout(train, config.model.num_patches, data.patch_dropout, data.patch_dropout_batches)
     validation = in_order(splits.validation)
     test = None if splits.test is None else in_order(splits.test)
     cross_entropy = classification()
@@ -195,12 +201,14 @@ DIGITS = RecipeDefinition(
 _NYU_VIT: dict[str, Any] = to_dict(PRESETS["nyu-hw4-vit"])
 _NYU_VIT_IN_STEPS = {  # the model and training of NYU Deep Learning homework 4, with a validation split
     "data.batch_size": 256,
+    "data.label_smoothing": 0.0,
+    "data.patch_dropout": 0.0,
     "data.augment": {"crop": 4, "flip": True, "mix": "either"},
     "train.steps": 17_600,  # 100 epochs of 45,000 images
     "train.grad_clip": "none",
     # the homework's Adam adds the decay to the gradient; here it is decoupled
     "train.optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4},
-    "train.schedule": {"warmup_steps": 0},
+    "train.schedule": {"kind": "cosine", "warmup_steps": 0, "decay_steps": "none"},
     "train.checkpoint": {"evaluate_every": 1760, "checkpoint_every": 1760},
     **{f"model.{name}": value for name, value in _NYU_VIT.items() if name not in _DATA_FIELDS},
 }
@@ -211,50 +219,70 @@ _NYU_HW4 = {  # NYU Deep Learning, homework 4, as published: all images, the bes
     "data.drop_last": False,
     "train.steps": NYU_EPOCHS * _NYU_EPOCH_STEPS,
     "train.optimizer": {"name": "adam", "lr": 1e-3, "weight_decay": 1e-4},
-    "train.schedule": {"warmup_steps": 0, "total_steps": NYU_EPOCHS * _NYU_EPOCH_STEPS},
+    "train.schedule": {
+        **_NYU_VIT_IN_STEPS["train.schedule"],
+        "total_steps": NYU_EPOCHS * _NYU_EPOCH_STEPS,
+    },
     "train.checkpoint": {"evaluate_every": _NYU_EPOCH_STEPS, "checkpoint_every": _NYU_EPOCH_STEPS},
 }
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
+_SMALL_VIT = ViTConfig(image_size=32, patch_size=4, dim=128, layers=4, heads=4, mlp_dim=256, pooling="mean")
+
+
 def _cifar(
-    num_classes: int, summary: str, class_names: tuple[str, ...], nyu_hw4: Mapping[str, Any]
+    vit: ViTConfig, data: ImageData, train: TrainConfig, presets: Mapping[str, Mapping[str, Any]], summary: str
 ) -> RecipeDefinition:
-    augment = ImageAugment(crop=4, flip=True)
+    num_classes = len(data.class_names)
     return RecipeDefinition(
         name=f"vit-cifar{num_classes}",
         summary=summary,
-        data=ImageData(path=f"cifar{num_classes}", class_names=class_names, augment=augment),
+        data=replace(data, path=f"cifar{num_classes}"),
         models={
-            "vit": ViTConfig(
-                image_size=32,
-                patch_size=4,
-                num_classes=num_classes,
-                dim=128,
-                layers=4,
-                heads=4,
-                mlp_dim=256,
-                pooling="mean",
-            ),
+            "vit": replace(vit, num_classes=num_classes),
             "cnn": CNNConfig(image_size=32, num_classes=num_classes),
             "mlp": MLPConfig(image_size=32, num_classes=num_classes, hidden_sizes=(1024, 1024), dropout=0.1),
         },
-        stages={"train": _train_config(7_000, warmup_steps=200)},
-        presets={"nyu-hw4": nyu_hw4},
+        stages={"train": train},
+        presets=presets,
         build=build,
         data_fields=_DATA_FIELDS,
     )
 
 
+_GRID = {  # a deeper ViT that starts local and mostly sees half of the patches; not compared with the default yet
+    "model.dim": 160,
+    "model.layers": 6,
+    "model.heads": 5,
+    "model.mlp_dim": 320,
+    "model.position": "grid",
+    "data.label_smoothing": 0.1,
+    "data.patch_dropout": 0.5,
+    "train.steps": 5_700,
+    "train.schedule": {"kind": "wsd", "warmup_steps": 200, "decay_steps": 5_500},
+    "train.checkpoint": {"evaluate_every": 570, "checkpoint_every": 570},
+}
+_LONG = _GRID | {  # 60 epochs of a larger one with stronger augmentation: a third of the operations of nyu-hw4
+    "model.dim": 256,
+    "model.heads": 8,
+    "model.mlp_dim": 512,
+    "data.augment": {"crop": 4, "flip": True, "rand_augment": 1, "mix": "either"},
+    "train.steps": 21_000,
+    "train.schedule": {"kind": "wsd", "warmup_steps": 500, "decay_steps": 20_500},
+    "train.checkpoint": {"evaluate_every": 1050, "checkpoint_every": 350},
+}
 CIFAR10 = _cifar(
-    10,
+    _SMALL_VIT,
+    ImageData(class_names=_CIFAR10_CLASSES, augment=ImageAugment(crop=4, flip=True)),
+    _train_config(7_000, warmup_steps=200),
+    {"nyu-hw4": _NYU_VIT_IN_STEPS},
     "A ViT on CIFAR-10; --data says where it is (an .npz file, or CIFAR's .bin files).",
-    _CIFAR10_CLASSES,
-    _NYU_VIT_IN_STEPS,
 )
 CIFAR100 = _cifar(
-    100,
+    _SMALL_VIT,
+    ImageData(class_names=CIFAR100_CLASSES, augment=ImageAugment(crop=4, flip=True)),
+    _train_config(7_000, warmup_steps=200),
+    {"nyu-hw4": _NYU_HW4, "grid": _GRID, "long": _LONG},
     "A ViT on CIFAR-100; --preset nyu-hw4 is the model and training of NYU Deep Learning homework 4.",
-    CIFAR100_CLASSES,
-    _NYU_HW4,
 )

@@ -16,15 +16,14 @@ from torch import nn
 from qkv._config import to_dict
 from qkv.data.speech.augmentation import SpeechAugment
 from qkv.data.speech.digit_strings import DigitStringBatches
-from qkv.data.speech.mel import Mel
+from qkv.data.speech.mel import FeatureNormalization, Mel
 from qkv.data.speech.recordings import (
     WORDS,
     DigitRecording,
     Speaker,
     SpokenDigitSplits,
     load_spoken_digits,
-    load_synthetic_voices,
-    make_tone_digits,
+    load_voices,
 )
 from qkv.models import TranscriberConfig
 from qkv.models.transcriber import ctc_greedy_decode
@@ -42,7 +41,6 @@ AUGMENT = SpeechAugment(
     speed=(0.85, 1.15),
     tempo=(0.8, 1.3),
     vtlp=(0.85, 1.18),
-    gain=(-28.0, 2.0),
     gain_jitter=3.0,
     equalizer=6.0,
     noise=0.1,
@@ -55,72 +53,53 @@ AUGMENT = SpeechAugment(
 class SpeechData:
     """Where recordings come from, and how they are joined to strings of digits.
 
-    path: a folder of digit_speaker_number.wav, or a folder of such folders; "tones" are generated digits.
+    path: a folder of digit_speaker_number.wav, or a folder of such folders; "voices" are the bundled ones of 16 people.
     held_out_speakers: speakers for the test; see `load_spoken_digits` for who is if none is given.
     min_digits, max_digits: digits in a string. num_strings: strings per epoch. eval_strings: strings in validation;
     test_strings: in each part of the test.
     n_mels, floor, peak_decay: log-mel features (see `Mel`).
-    noise: loudest noise in every string, as a share of full volume.
+    noise: the loudest noise in every string, relative to its root mean square.
     equal_lengths: whether the strings of a training batch have equally many digits.
     augment: speech augmentation in training (SpecAugment, VTLP, speed, noise).
-    synthetic_share: share of training strings spoken by synthetic voices, in English (see `load_synthetic_voices`); use
-        0 for recordings in another language. Tones have none.
     """
 
-    path: str = "tones"
+    path: str = "voices"
     held_out_speakers: tuple[str, ...] = ()
     min_digits: int = 1
     max_digits: int = 7
     num_strings: int = 1000
     eval_strings: int = 200
-    test_strings: int = 200
+    test_strings: int = 1000
     batch_size: int = 16
     n_mels: int = 40
     floor: float = 0.03
     peak_decay: float | None = 1.0
-    noise: float = 0.003
+    noise: float = 0.05
     equal_lengths: bool = True
     augment: SpeechAugment = field(default_factory=lambda: AUGMENT)
-    synthetic_share: float = 0.5
     skip_bad_items: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.synthetic_share <= 1:
-            raise ValueError(f"data.synthetic_share must be in [0, 1], got {self.synthetic_share}")
 
 
 def build(config: RecipeConfig, limit: int | None = None) -> Task:
     """Load the recordings and build the model for their features."""
     data: SpeechData = config.data
     splits = load_recordings(data)
-    mel = Mel(sample_rate=splits.sample_rate, n_mels=data.n_mels, floor=data.floor, peak_decay=data.peak_decay)
-    digits = (data.min_digits, data.max_digits)
-    voices = load_matching_voices(data, splits)
+    mel = make_mel(data, splits.sample_rate)
     train = DigitStringBatches(
         splits.train,
         mel,
         data.batch_size,
         num_strings=data.num_strings,
-        digits=digits,
+        digits=(data.min_digits, data.max_digits),
         noise=data.noise,
         equal_lengths=data.equal_lengths,
         augment=data.augment,
-        extra_recordings=voices,
-        extra_fraction=data.synthetic_share if voices else 0.0,
         seed=config.seed,
     )
 
     def make_eval_batches(recordings: list[DigitRecording], count: int) -> DigitStringBatches:
-        return DigitStringBatches(
-            recordings,
-            mel,
-            EVAL_BATCH_SIZE,
-            num_strings=count if limit is None else min(count, limit),
-            digits=digits,
-            noise=data.noise,
-            normalization=train.normalization,
-            resample=False,
-            seed=EVAL_SEED,
+        return make_eval_strings(
+            data, recordings, mel, train.normalization, count if limit is None else min(count, limit)
         )
 
     validation = make_eval_batches(splits.validation, data.eval_strings)
@@ -164,26 +143,34 @@ def build(config: RecipeConfig, limit: int | None = None) -> Task:
     )
 
 
+def make_mel(data: SpeechData, sample_rate: int) -> Mel:
+    """The features of a data config."""
+    return Mel(sample_rate=sample_rate, n_mels=data.n_mels, floor=data.floor, peak_decay=data.peak_decay)
+
+
+def make_eval_strings(
+    data: SpeechData, recordings: list[DigitRecording], mel: Mel, normalization: FeatureNormalization | None, count: int
+) -> DigitStringBatches:
+    """The strings of validation or test: the same in every run, without augmentation."""
+    return DigitStringBatches(
+        recordings,
+        mel,
+        EVAL_BATCH_SIZE,
+        num_strings=count,
+        digits=(data.min_digits, data.max_digits),
+        noise=data.noise,
+        normalization=normalization,
+        resample=False,
+        seed=EVAL_SEED,
+    )
+
+
 def load_recordings(data: SpeechData) -> SpokenDigitSplits:
     """Load the recordings of a data config."""
-    if data.path == "tones":
-        return make_tone_digits()
+    if data.path == "voices":
+        return load_voices()
     bad_items: Literal["error", "skip"] = "skip" if data.skip_bad_items else "error"
     return load_spoken_digits(data.path, held_out_speakers=data.held_out_speakers, bad_items=bad_items)
-
-
-def load_matching_voices(data: SpeechData, splits: SpokenDigitSplits) -> list[DigitRecording]:
-    """Load the synthetic voices for training, on average as loud as the recordings; none for tones."""
-    if not data.synthetic_share or data.path == "tones":
-        return []
-    voices = load_synthetic_voices(splits.sample_rate)
-    ratio = mean_loudness(splits.train) / mean_loudness(voices)
-    return [replace(recording, samples=ratio * recording.samples) for recording in voices]
-
-
-def mean_loudness(recordings: Sequence[DigitRecording]) -> float:
-    """Compute the root mean square of each recording's samples, averaged over recordings."""
-    return sum(float(recording.samples.square().mean().sqrt()) for recording in recordings) / len(recordings)
 
 
 class TranscribedString(NamedTuple):
@@ -278,7 +265,7 @@ _SIZES: dict[str, Any] = {
 }
 SPEECH = RecipeDefinition(
     name="speech",
-    summary="Transcribe digit strings while they are spoken (--data FOLDER of wav files; without it, generated tones).",
+    summary="Transcribe digit strings while they are spoken (--data FOLDER of wav files; without it, bundled voices).",
     data=SpeechData(),
     models={
         "streaming": TranscriberConfig(**_SIZES, chunk_size=8, left_chunks=8, lookahead_chunks=1),

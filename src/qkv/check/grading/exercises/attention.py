@@ -9,6 +9,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from qkv.check.grading.exercises.common import (
 from qkv.check.grading.exercises.projections import Layout, explain_attention, layouts, named_layout
 from qkv.check.grading.proxy import call_remote, check_shape, load_parameters
 from qkv.check.implementation import Implementation
-from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding
+from qkv.check.report import BUG_FAMILIES, Finding
 
 if TYPE_CHECKING:
     from qkv.check.grading.rubric import GradedExercise
@@ -61,8 +62,18 @@ BREAKS = {
     "scores changed": (),
     "heads mixed": ("head independence", *NO_FUTURE),
     "inputs swapped": (),
+    "mask inverted": (*NO_FUTURE, "past reachable"),
+    "no projection": (),
 }  # which checks a mistake breaks by itself, besides the formula
 MAX_LAYOUTS = 500
+WRONG_MASKS = (
+    ("mask off by one", "a query does not see itself; the first one sees nothing, so its softmax is over all tokens",
+     lambda ones: ones.triu(0), BUG_FAMILIES["mask off by one"]),
+    ("mask inverted", "the mask is inverted: it hides the past and shows the future", lambda ones: ones.tril(0),
+     "hide what the mask excludes: masked_fill(mask == 0, −∞) where the mask is 1 for key ≤ query"),
+    ("mask inverted", "the mask is inverted: it hides the past and shows the future and the token itself",
+     lambda ones: ones.tril(-1), "hide key > query: where a mask is True for these, fill where it is True"),
+)  # masks that hide with a large number, not −∞: the family, the mistake, what is hidden, the fix  # fmt: skip
 
 
 class GradedAttention(GradedLayer):
@@ -208,35 +219,40 @@ def check_formula(layer: GradedAttention) -> list[Finding]:
     limit = tolerance(layer)
     hint = family = None
     if error > limit:
-        cause = explain_function(layer.as_function, layer.contract)
         hint = "its weights are used differently: q·k/√d, a causal mask, a softmax over keys, weights · v, projection"
-        if cause is None and _sees_not_itself(layer):
-            words = "a query does not see itself; the first one sees nothing, so its softmax is over all tokens"
-            cause = Diagnosis("mask off by one", words, exact=True)
+        cause = _explain_output(layer)
+        if cause is None and (found := explain_function(layer.as_function, layer.contract)):
+            cause = found.family, found.mistake, BUG_FAMILIES[found.family]
         if cause:
-            hint = f"{EXPLAINED}{cause.mistake}{FIX}{BUG_FAMILIES[cause.family]}"
-            family = cause.family
+            family, hint = cause[0], f"{EXPLAINED}{cause[1]}{FIX}{cause[2]}"
     evidence = "with the same weights its output differs from the formula's"
     return [replace(finding, family=family) for finding in compare("formula", error, limit, evidence, hint)]
 
 
-def _sees_not_itself(layer: GradedAttention) -> bool:
-    """Whether the mask hides the diagonal with a large number, not −∞: then the first query attends to all alike."""
-    if layer.contract.kind != "causal":
-        return False
-    for length in (5, layer.implementation.length):
-        x = layer.implementation.random_input(2, length, torch.Generator().manual_seed(48))
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(0)
-        if relative_error(layer.implementation.run(x), _expected_output(layer, x, hidden)) > tolerance(layer):
-            return False
-    return True
+def _explain_output(layer: GradedAttention) -> tuple[str, str, str] | None:
+    """The family, the mistake and the fix of what its outputs show: a wrong mask, or no output projection."""
+    inputs = [layer.implementation.random_input(2, length, torch.Generator().manual_seed(48)) for length in (5, 7)]
+    outputs = [layer.implementation.run(x) for x in inputs]
+
+    def explains(hidden: Callable[[Tensor], Tensor] | None, *, project: bool = True) -> bool:
+        masks = [hidden(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)) if hidden else None for x in inputs]
+        expected = [_expected_output(layer, x, mask, project=project) for x, mask in zip(inputs, masks, strict=True)]
+        errors = [relative_error(out, each) for out, each in zip(outputs, expected, strict=True)]
+        return max(errors) <= tolerance(layer)
+
+    if "output" in layer.layout and explains(None, project=False):
+        return "no projection", "the output projection is never applied", "return the projection of the merged heads"
+    masks = WRONG_MASKS if layer.contract.kind == "causal" else ()
+    return next(((family, words, fix) for family, words, hidden, fix in masks if explains(hidden)), None)
 
 
 def tolerance(layer: GradedAttention) -> float:
     return 1e-6 if layer.implementation.dtype == torch.float64 else 1e-3
 
 
-def _expected_output(layer: GradedAttention, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+def _expected_output(
+    layer: GradedAttention, x: Tensor, hidden: Tensor | None = None, *, project: bool = True
+) -> Tensor:
     """softmax(q·kᵀ/√d) v, head by head, projected. hidden: the keys that a wrong mask gives a very low score."""
     q, k, v = (layer.project(part, x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for part in PARTS[:3])
     scores = q @ k.mT * _promised_scale(layer.contract)
@@ -245,7 +261,7 @@ def _expected_output(layer: GradedAttention, x: Tensor, hidden: Tensor | None = 
     elif layer.contract.kind == "causal":
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    return layer.project("output", out) if "output" in layer.layout else out
+    return layer.project("output", out) if project and "output" in layer.layout else out
 
 
 def _promised_scale(contract: Contract) -> float:

@@ -114,6 +114,9 @@ def check_vocabulary(dataset: CorruptionDataset) -> list[Finding]:
             Finding("vocabulary", "fail", None, f"the vocabulary begins with {letters[:2]}, expected □ and ⁇", hint)
         ]
     if letters not in expected:
+        if sorted(map(str, letters[2:])) in (characters, [each for each in characters if each != "\n"]):
+            evidence = f"after □ and ⁇ the characters are not sorted: they begin with {letters[2:8]}"
+            return [Finding("vocabulary", "fail", None, evidence, hint, "sorted")]
         wrong = next((i for i, pair in enumerate(zip(letters, expected[0], strict=False)) if pair[0] != pair[1]), None)
         evidence = f"it has {len(letters)} characters, expected {len(expected[0])}; the first that differs is {wrong}"
         return [Finding("vocabulary", "fail", None, evidence, hint)]
@@ -127,20 +130,26 @@ def check_items(dataset: CorruptionDataset) -> list[Finding]:
     block_size, documents = dataset.results[0].block_size, len(dataset.results)
     types = dataset.values.get("types")
     wrong_types = [each for each in types if each != ["torch.int64"] * 2] if isinstance(types, list) else [types]
-    lengths = {(len(x), len(y)) for x, y in dataset.pairs}
+    texts = [*(result.text for result in dataset.results), *dataset.repeated]
+    lengths = {
+        (len(x), len(y))
+        for (x, y), text in zip(dataset.pairs, texts, strict=True)
+        if not (len(x) == len(y) >= block_size and PAD not in text)  # a document that is too long: judged by the cut
+    }
     allowed = {(size, size) for size in (block_size, block_size - 1)}
     hint = f"pad with □ to two Long tensors of {block_size - 1} (or {block_size}) entries each"
     if wrong_types:
         items = Finding("items", "fail", None, f"x and y are {wrong_types[0]}, expected torch.int64", hint)
     elif not lengths <= allowed or len(lengths) > 1:
-        items = Finding(
-            "items", "fail", None, f"x and y have {sorted(lengths)[0]} entries with block_size {block_size}", hint
-        )
+        worst = max(lengths, key=lambda pair: abs(pair[0] - block_size) + abs(pair[1] - block_size))
+        evidence = f"x and y have {worst} entries in one of the items, with block_size {block_size}"
+        items = Finding("items", "fail", None, evidence, hint)
     elif dataset.values.get("length") != documents:
         evidence = f"its length is {dataset.values.get('length')}; the data has {documents} documents"
         items = Finding("items", "fail", None, evidence, "there is one item for each line of the data")
     else:
-        items = Finding("items", "pass", 0.0, f"Long tensors of {sorted(lengths)[0][0]} entries")
+        sizes = ", ".join(str(pair[0]) for pair in sorted(lengths))
+        items = Finding("items", "pass", 0.0, f"Long tensors of {sizes} entries")
     shifted = [len(x) == len(y) and torch.equal(x[1:], y[:-1]) for x, y in dataset.pairs]
     if all(shifted):
         return [items, Finding("shift", "pass", 0.0, "y is x shifted by one, in every item")]
@@ -184,6 +193,8 @@ CHAR_CORRUPTION = Exercise(
     require_response_of_dataset,
     lines={
         "vocabulary": (r"insert\(|(PAD|MASK)_CHAR\s*,\s*(self\.)?(PAD|MASK)_CHAR", r"(stoi|itos)\s*=", r"stoi|itos"),
+        "sorted": (r"sorted|set\(|unique", r"(stoi|itos)\s*="),
+        "padding": (r"(?#last)PAD_?CHAR\s*\*|\*\s*(self\.)?(PAD|MASK)|MASK_?CHAR\s*\*|[lr]just|pad\(", r"PAD|MASK"),
         "items": (r"tensor\(|Tensor\(", r"return "),
         "shift": (r"\[1:\]|\[:-1\]", r"return "),
         "form": FORM_LINES,

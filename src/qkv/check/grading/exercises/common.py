@@ -106,6 +106,7 @@ class Exercise:
         return tuple(name for check in self.checks for name in check.names)
 
 
+DETACHED = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it: remove that"
 RANDOM = (
     "random numbers are drawn in forward (torch.randn, torch.rand), or layers are kept in a Python list: then their "
     "weights are not registered, saved or trained, and each start draws new ones (use nn.ModuleList)"
@@ -242,7 +243,8 @@ def check_cut(layer: GradedLayer) -> list[Finding]:
 
 def check_input_gradient(layer: GradedLayer) -> list[Finding]:
     """The gradient of the input equals the difference quotient; those of parameters have a check of their own."""
-    return [check_directional_derivative(replace(layer.implementation, module=None), layer.sweep)]
+    finding = check_directional_derivative(replace(layer.implementation, module=None), layer.sweep)
+    return [finding if finding.verdict != "fail" else replace(finding, hint=DETACHED, family=None)]
 
 
 def check_parameter_gradients(layer: GradedLayer) -> list[Finding]:
@@ -291,8 +293,7 @@ def _worst_gradient(rows: list[tuple[str, float, float]], limit: float) -> Findi
     )
     if score <= limit:
         return Finding("gradients of parameters", "pass", score, evidence)
-    hint = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it"
-    return Finding("gradients of parameters", "fail", score, evidence, hint)
+    return Finding("gradients of parameters", "fail", score, evidence, DETACHED)
 
 
 DETERMINISM = GradedCheck(("deterministic in eval",), no_grad(lambda layer: [check_determinism(layer.implementation)]))

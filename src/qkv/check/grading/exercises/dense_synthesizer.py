@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.check.calling.functions import HEAD_DIM, HEADS
@@ -42,6 +43,15 @@ VARIANTS = {  # the words of each mistake, its family and the fix
     "ReLU of the scores": ("the ReLU is applied to the scores, too", "relu", "apply it to the hidden vectors only"),
     "ReLU of the scores only": (
         "the ReLU is applied to the scores, not to the hidden vectors", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "GELU": ("the activation of the hidden vectors is GELU, not ReLU", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "tanh": ("the activation of the hidden vectors is tanh, not ReLU", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "sigmoid": ("the activation of the hidden vectors is sigmoid, no ReLU", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "SiLU": ("the activation of the hidden vectors is SiLU, not ReLU", "relu", "scores are ReLU(w1(x)) @ w2 + b2"),
+    "no projection": ("the output projection is never applied", "no projection", "return proj of the merged heads"),
+    "no softmax": ("there is no softmax: the scores are used as weights", "softmax replaced",
+                   "fill the scores of later tokens with −∞ and take the softmax over the last axis"),
+    "inverted": ("the mask is inverted: it hides the past and shows the future", "mask inverted",
+                 "hide what the mask excludes: masked_fill(mask == 0, −∞) where the mask is 1 for key ≤ query"),
     "no offset": ("the offset b2 is never added", "offset", "scores are ReLU(w1(x)) @ w2 + b2"),
     "last columns": ("the last columns of w2 are used", "columns", "use the first ones: w2[:, :T] and b2[:T]"),
     "scaled": ("scores are divided by √d", "scaled", "a synthesizer has no scale: leave it out"),
@@ -52,6 +62,10 @@ VARIANTS = {  # the words of each mistake, its family and the fix
     "zero": ("masked scores are 0, not −∞", "mask not −∞", "fill them with −∞: a score of 0 counts like any other"),
     "over queries": ("the softmax is over the queries", "softmax axis", "take it over the last axis, dim=-1"),
     "over heads": ("the softmax is over the heads", "softmax axis", "take it over the last axis, dim=-1"),
+}  # fmt: skip
+ACTIVATIONS = {
+    "no ReLU": lambda hidden: hidden, "ReLU of the scores only": lambda hidden: hidden, "GELU": F.gelu,
+    "tanh": torch.tanh, "sigmoid": torch.sigmoid, "SiLU": F.silu,
 }  # fmt: skip
 SHIFTS = {"next": 2, "past": 0}  # where the diagonal of a wrong mask begins
 
@@ -98,7 +112,8 @@ class Synthesizer(GradedAttention):
 
     def expected_output(self, x: Tensor, variant: str = "") -> Tensor:
         v = self.project("value", x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-        return self.project("output", (self.expected_weights(x, variant) @ v).transpose(1, 2).flatten(2))
+        merged = (self.expected_weights(x, variant) @ v).transpose(1, 2).flatten(2)
+        return merged if variant == "no projection" else self.project("output", merged)
 
     def set_linear(self, name: str, matrix: Tensor) -> dict[str, Tensor]:
         """Weights of a linear layer: this matrix, and a bias of zero."""
@@ -133,8 +148,7 @@ class Synthesizer(GradedAttention):
             raise SubmissionError(f"it has no parameter of {HEAD_DIM} × length that gives the scores; it has {names}")
         table = table if table.shape[0] == HEAD_DIM else table.mT
         t = x.shape[1]
-        hidden = self.project("hidden", x)
-        hidden = hidden if variant in ("no ReLU", "ReLU of the scores only") else hidden.relu()
+        hidden = ACTIVATIONS.get(variant, torch.relu)(self.project("hidden", x))
         scores = hidden.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) @ table
         scores = scores if offset is None or variant == "no offset" else scores + offset
         scores = scores[..., -t:] if variant == "last columns" else scores[..., :t]
@@ -143,6 +157,10 @@ class Synthesizer(GradedAttention):
         future = torch.ones(t, t, dtype=torch.bool).triu(SHIFTS.get(variant, 1))
         if variant == "after":
             return scores.softmax(-1).masked_fill(future, 0.0)
+        if variant == "no softmax":
+            return scores.masked_fill(future, 0.0)
+        if variant == "inverted":
+            return scores.masked_fill(~future, -1e30).softmax(-1)
         if variant != "no mask":
             scores = scores.masked_fill(future, 0.0 if variant == "zero" else float("-inf"))
         return scores.softmax({"over queries": -2, "over heads": 1}.get(variant, -1)).nan_to_num()
@@ -227,7 +245,7 @@ DENSE_SYNTHESIZER = Exercise(
     ),
     validate,
     lines={
-        "relu": (r"relu|ReLU|gelu|GELU", r"w1\b|w1\("),
+        "relu": (r"relu|ReLU|gelu|GELU|tanh|sigmoid|silu|SiLU", r"w1\b|w1\("),
         "offset": (r"w2|@|matmul|einsum",),
         "columns": (r"w2.*\[|\[.*:\s*\]", r"w2|@|matmul"),
         "scaled": (r"sqrt|\*\*", r"w2|@"),

@@ -71,6 +71,15 @@ class GradedBlock(GradedLayer):
         )
         super().__init__(implementation, Contract(kind="bidirectional"), parameters)
         self._order: str | None = None
+        self.asked_mlp_dim = self.mlp_dim
+        if not any(self.mlp_dim in value.shape for value in self.weights.values()):
+            self.mlp_dim = self._other_mlp_dim() or self.mlp_dim
+
+    def _other_mlp_dim(self) -> int | None:
+        """The size of a hidden layer that is not the one asked for: there are weights (size, dim) and (dim, size)."""
+        shapes = [tuple(value.shape) for value in self.weights.values()]
+        others = [a for a, *b in shapes if b == [self.dim] and a != self.dim and (self.dim, a) in shapes]
+        return others[0] if others else None
 
     def run(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor:
         return check_shape(call_remote(self.sandbox, [x], {}, self.weights), tuple(x.shape))
@@ -230,6 +239,9 @@ def check_norms(block: GradedBlock) -> list[Finding]:
 
 def check_mlp(block: GradedBlock) -> list[Finding]:
     """There is an MLP of the asked size, it changes the output, and it is not linear."""
+    if block.mlp_dim != block.asked_mlp_dim:
+        evidence = f"the hidden layer has {block.mlp_dim} features, expected mlp_dim = {block.asked_mlp_dim}"
+        return [Finding("mlp", "fail", None, evidence, "nn.Linear(embed_dim, mlp_dim): use the argument", "size")]
     x, off = block.draw(134), block.mlp
     rest = block.run_with(x, off)
     full = block.run_with(x, {}) - rest

@@ -42,6 +42,12 @@ class Finetuning:
             raise SubmissionError(str(errors.get(name) if isinstance(errors, dict) else "nothing was returned"))
         return found
 
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The calls of finetune that did not fail; an error costs what it is about. Both, if both failed."""
+        found = tuple(name for name in ("without", "with") if isinstance(self.values.get(name), dict))
+        return found or ("without", "with")
+
     def hyperparameters(self, name: str) -> dict[str, Any]:
         found = self.of(name).get("hyperparameters")
         if not isinstance(found, dict):
@@ -66,8 +72,11 @@ def require_response_of_finetuning(finetuning: Finetuning) -> None:
 
 
 def check_returns(finetuning: Finetuning) -> list[Finding]:
-    for name in ("without", "with"):
+    for name in finetuning.finished:
         about = finetuning.of(name)
+        if about.get("nothing"):
+            evidence = "finetune returns nothing"
+            return [Finding("returns", "fail", None, evidence, "return tconf, trainer_obj", "nothing")]
         if not about.get("trainer") or not about.get("config"):
             evidence = f"finetune ({name} pretrained parameters) returned no pair of a TrainerConfig and a Trainer"
             return [Finding("returns", "fail", None, evidence, "return tconf, trainer_obj")]
@@ -77,6 +86,9 @@ def check_returns(finetuning: Finetuning) -> list[Finding]:
         if not about.get("same config"):
             evidence = "the trainer was made with another config than the one that is returned"
             return [Finding("returns", "fail", None, evidence, "pass tconf to Trainer and return it")]
+        if about.get("same model") is False:
+            evidence = "the trainer trains another model than the one that finetune is given, which stays untrained"
+            return [Finding("returns", "fail", None, evidence, "pass model itself to Trainer, no copy", "model")]
     return [Finding("returns", "pass", 0.0, "a TrainerConfig and the Trainer made with it")]
 
 
@@ -99,7 +111,7 @@ def check_loads(finetuning: Finetuning) -> list[Finding]:
 
 
 def check_data(finetuning: Finetuning) -> list[Finding]:
-    for name in ("without", "with"):
+    for name in finetuning.finished:
         about = finetuning.of(name)
         hint = "train on NameDataset with the text of finetune_corpus_path and pretrain_dataset"
         if about.get("is pretraining"):
@@ -116,14 +128,15 @@ def check_data(finetuning: Finetuning) -> list[Finding]:
 
 
 def check_epochs(finetuning: Finetuning) -> list[Finding]:
-    found = {name: finetuning.hyperparameters(name).get("max_epochs") for name in ("without", "with")}
-    evidence = f"max_epochs is {found['without']} without and {found['with']} with pretrained parameters"
-    right = found == {"without": 75, "with": 10}
-    return [Finding("epochs", "pass" if right else "fail", None, evidence, None if right else "expected 75 and 10")]
+    found = {name: finetuning.hyperparameters(name).get("max_epochs") for name in finetuning.finished}
+    words = " and ".join(f"{number} {name}" for name, number in found.items())
+    right = all(number == {"without": 75, "with": 10}[name] for name, number in found.items())
+    hint = None if right else "expected 75 without and 10 with pretrained parameters"
+    return [Finding("epochs", "pass" if right else "fail", None, f"max_epochs is {words} pretrained parameters", hint)]
 
 
 def check_hyperparameters(finetuning: Finetuning) -> list[Finding]:
-    for name in ("without", "with"):
+    for name in finetuning.finished:
         wrong = _first_difference(finetuning.hyperparameters(name), FINETUNE)
         if wrong:
             evidence = f"{name} pretrained parameters, {wrong}"
@@ -189,6 +202,8 @@ FINETUNING = Exercise(
     stubs=STUBS,
     lines={
         "returns": (r"return ",),
+        "nothing": (r"Trainer\(",),
+        "model": (r"copy\(|Trainer\(",),
         "loads": (r"load_state_dict|torch\.load", r"reading_params_path"),
         "data": (r"NameDataset\(", r"Trainer\("),
         "epochs": (r"max_epochs",),

@@ -29,6 +29,14 @@ class Questions:
     block_size: int
     values: dict[str, Any]
     items: tuple[tuple[str, str], ...]
+    unknown: int | None = None  # the first entry of a y that is no index of the vocabulary
+
+    def follows(self, index: int) -> bool:
+        """Whether y is right for the x of this item, which is itself wrong: x costs its own points."""
+        x, y = self.items[index]
+        length = x.find(MASK)
+        whole = x.ljust(2 * self.block_size, PAD)
+        return x != self.expected(index, len(x))[0] and y == (PAD * (length - 1) + whole[length:])[: len(y)]
 
     def expected(self, index: int, length: int) -> tuple[str, str]:
         """x is question ⁇ answer ⁇ □…; y is x shifted by one, with □ for the question."""
@@ -63,7 +71,9 @@ def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Questions:
         if x is None or y is None:
             raise SubmissionError("an item must be two tensors, x and y")
         items.append((decode(x), decode(y)))
-    return Questions(questions, block_size, values, tuple(items))
+    entries = [i for n in range(NUM_QUESTIONS) for i in tensors[f"y{n}"].flatten().tolist()]
+    unknown = next((int(i) for i in entries if not 0 <= i < len(letters)), None)
+    return Questions(questions, block_size, values, tuple(items), unknown)
 
 
 def require_response_of_questions(dataset: Questions) -> None:
@@ -105,11 +115,22 @@ def check_inputs(dataset: Questions) -> list[Finding]:
         return [Finding("x", "pass", 0.0, f"question ⁇ answer ⁇ in all {len(dataset.items)} items")]
     found, expected = wrong[0]
     evidence = f"x is {found[:50]!r}…, expected {expected[:50]!r}…"
-    return [
-        Finding(
-            "x", "fail", None, evidence, "x is question + ⁇ + answer + ⁇, then □, encoded with pretraining_dataset.stoi"
-        )
-    ]
+    hint = "x is question + ⁇ + answer + ⁇, then □, encoded with pretraining_dataset.stoi"
+    return [Finding("x", "fail", None, evidence, *_explain_x(dataset, found, expected) or (hint, None))]
+
+
+def _explain_x(dataset: Questions, found: str, expected: str) -> tuple[str, str] | None:
+    """What is wrong with a text, and the kind of line that it is about."""
+    pieces, wanted = (text.rstrip(PAD).split(MASK) for text in (found, expected))
+    if "\t" in found:
+        return "the line is not split at the tab: question, answer = line.split('\\t')", "split"
+    if sorted(pieces) == sorted(wanted) and pieces != wanted:
+        return "the answer comes before the question: x is question + ⁇ + answer + ⁇", "order"
+    if found.replace(PAD, "") == expected.replace(PAD, "").replace(MASK, ""):
+        return "□ stands where ⁇ must be: x is question + ⁇ + answer + ⁇, then □", "order"
+    if len(found.rstrip(PAD)) == len(expected.rstrip(PAD)) and len(pieces) == len(wanted):
+        return "the characters have other indices: use the given vocabulary, pretraining_dataset.stoi", "vocabulary"
+    return None
 
 
 def check_targets(dataset: Questions) -> list[Finding]:
@@ -122,6 +143,8 @@ def check_targets(dataset: Questions) -> list[Finding]:
         question = dataset.questions[index][0]
         expected = dataset.expected(index, len(y))[1]
         start = len(question) - 1
+        if dataset.follows(index):
+            continue
         if y[:start] != expected[:start]:
             unscored.append((y[:start], expected[:start]))
         if y[start:] not in (expected[start:], (x[1:] + PAD)[start:]):
@@ -130,6 +153,8 @@ def check_targets(dataset: Questions) -> list[Finding]:
     first = Finding("question unscored", "pass", 0.0, f"□ for the question in all {count} items")
     if unscored:
         evidence = f"in {len(unscored)} of {count} items the question is in y: {unscored[0][0][-30:]!r}, expected □"
+        if UNKNOWN in unscored[0][0] and dataset.unknown is not None:
+            evidence = f"y has {dataset.unknown} for the question, expected the index of □, which the loss ignores here"
         first = Finding(
             "question unscored", "fail", None, evidence, "y is □ · (len(question) − 1), then x[len(question):]"
         )
@@ -162,6 +187,9 @@ NAME_DATASET = Exercise(
     lines={
         "length": (r"def __len__", r"return len"),
         "items": (r"float|zeros\(|empty\(|full\(|ones\(", r"tensor\(|Tensor\(", r"return "),
+        "split": (r"split|partition",),
+        "order": (r"\bx\s*=.*\+.*(MASK|PAD|mask|pad)", r"\+.*(MASK|PAD|mask|pad)"),
+        "vocabulary": (r"stoi\s*=", r"stoi"),
         "x": (r"(?#last)\bx\s*=.*MASK", r"MASK", r"\bx\s*=", r"stoi"),
         "question unscored": (r"\by\s*=",),
         "answer aligned": (r"\by\s*=",),

@@ -58,6 +58,8 @@ LINES_OF_CAUSES = {
     **dict.fromkeys(("no mask", "mask not −∞", "mask after softmax", "leak"), MASK),
     **dict.fromkeys(("mask off by one", "mask transposed", "window"), (r"tril|triu", *MASK)),
     **dict.fromkeys(("softmax axis", "softmax replaced"), (r"softmax|exp\(",)),
+    "mask inverted": MASK,
+    "no projection": (r"return ",),
     "scores changed": SCORES,
     "inputs swapped": SCORES,
     "heads mixed": SPLIT,

@@ -119,6 +119,10 @@ class Perceiver:
         return found
 
 
+DOWN = "keys and values come from x_input, queries from C, and the result is added to C"
+UP = "keys and values come from y, queries from x_input, and the result is added to x_input, not to y"
+
+
 def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Perceiver:
     settings, build = rubric.interface.settings, dict(rubric.interface.build or {})
     down = Block(sandbox, sandbox.name, sandbox.file, build)
@@ -341,10 +345,8 @@ PERCEIVER = Exercise(
     also=("UpProjectBlock",),
     stubs=STUBS,
     fixes={
-        **dict.fromkeys(
-            [n for n in CHECKS if n.startswith("down")], "keys and values come from x_input, queries from C"
-        ),
-        **dict.fromkeys([n for n in CHECKS if n.startswith("up")], "keys and values come from y, queries from x_input"),
+        **dict.fromkeys([n for n in CHECKS if n.startswith("down")], DOWN),
+        **dict.fromkeys([n for n in CHECKS if n.startswith("up")], UP),
         "down: basis": "self.C = nn.Parameter(…) of shape (1, bottleneck_dim, n_embd)",
     },
     lines={

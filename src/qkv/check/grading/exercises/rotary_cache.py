@@ -32,6 +32,7 @@ APPLIED = ("position 0", "norms preserved", "relative positions")
 LIMIT = 1e-4  # tables in float32 are fine
 SHIFT = 5
 A, B = "x_2i", "x_2i+1"
+SWAPPED = ": heads and tokens are swapped"
 NOT_ROTATED = "multiply each pair of features by cos and sin of the cache"
 
 
@@ -60,8 +61,12 @@ class GradedRotary:
 
     def out(self, name: str) -> Tensor:
         out, x = self._found("out", name), self.cases[name].x
+        if out.shape == (*x.shape[:-1], x.shape[-1] // 2, 2):  # not flattened: judged by the shape
+            return out.flatten(-2).double()
         if out.shape != x.shape:
-            raise SubmissionError(f"apply_rotary_emb gives shape {tuple(out.shape)} for x {tuple(x.shape)}")
+            words = f"apply_rotary_emb gives shape {tuple(out.shape)} for x {tuple(x.shape)}"
+            swapped = out.shape == x.transpose(1, 2).shape
+            raise SubmissionError(f"{words}{SWAPPED if swapped else ''}")
         return out.double()
 
     def _found(self, kind: str, name: str) -> Tensor:
@@ -174,6 +179,10 @@ def _explain_cache(found: Tensor, case: Case) -> str | None:
         "explained exactly: every pair has the same frequency": cache_of(dim, positions, exponent=0.0),
         "explained exactly: the exponent counts i from 1; expected from 0": _from_one(dim, positions),
     }
+    angle = float(torch.atan2(found[1, 1, 1], found[1, 1, 0]))  # of position 1 and pair 1: base^(−2/dim)
+    if 0 < angle < 1:
+        base = angle ** (-dim / 2)
+        guesses[f"explained exactly: the base is {base:.4g}; expected 10000"] = cache_of(dim, positions, base)
     return next((words for words, guess in guesses.items() if relative_error(found, guess) <= LIMIT), None)
 
 
@@ -186,18 +195,23 @@ def _from_one(dim: int, positions: int) -> Tensor:
 def check_output_shape(rotary: GradedRotary) -> list[Finding]:
     for name in ("whole", "dim"):
         rotary.out(name)
+        shape, x = tuple(rotary.tensors[f"out{list(rotary.cases).index(name)}"].shape), rotary.cases[name].x
+        if shape != tuple(x.shape):
+            evidence = f"apply_rotary_emb gives shape {shape} for x {tuple(x.shape)}"
+            hint = "put the pairs back into one axis: .flatten(-2) after torch.stack((first, second), dim=-1)"
+            return [Finding("shape", "fail", None, evidence, hint, "order")]
     return [Finding("shape", "pass", 0.0, "the shape of x is kept")]
 
 
 def check_shorter(rotary: GradedRotary) -> list[Finding]:
     """A sequence shorter than the cache uses the beginning of the cache."""
+    whole = rotary.out("whole")
     out, x = rotary.out("shorter"), rotary.cases["shorter"].x
     if relative_error(out, rotate(x)) <= LIMIT:
         return [Finding("shorter sequences", "pass", 0.0, "6 tokens with a cache of 20 positions use the first 6")]
     if relative_error(out, rotate(x, start=14)) <= LIMIT:
         evidence = "6 tokens with a cache of 20 positions use the last 6 positions"
         return [Finding("shorter sequences", "fail", None, evidence, "cut the cache: rope_cache[:T]")]
-    whole = rotary.out("whole")
     if relative_error(whole, rotate(rotary.cases["whole"].x)) > LIMIT:  # wrong in itself: judged by the formula
         return [Finding("shorter sequences", "pass", None, "6 tokens with a cache of 20 positions give the shape of x")]
     evidence = "6 tokens with a cache of 20 positions are rotated by other angles than the first 6"
@@ -272,6 +286,11 @@ def _guesses(x: Tensor) -> dict[tuple[str, str, str], Tensor]:
     cos, sin, a, b = cache[..., 0], cache[..., 1], x[..., 0::2], x[..., 1::2]
     terms = {f"{A} cos": a * cos, f"{A} sin": a * sin, f"{B} cos": b * cos, f"{B} sin": b * sin}
     first, second = a * cos - b * sin, b * cos + a * sin
+    copy = "compute both features from the ones before the rotation: keep copies of them (.clone())"
+    late = {"second": (first, b * cos + first * sin), "first": (a * cos - second * sin, second)}
+    for number, pair in late.items():
+        cause = f"the {number} feature of a pair is computed from the other one after its rotation"
+        guesses[(f"rotation, {number}", cause, copy)] = torch.stack(pair, dim=-1).flatten(-2)
     for (one, left), (two, added) in permutations(terms.items(), 2):
         for sign, words in ((1.0, "+"), (-1.0, "−")):
             value, text = left + sign * added, f"{one} {words} {two}"
@@ -310,7 +329,7 @@ ROTARY_CACHE = Exercise(
     also=("precompute_rotary_emb",),
     lines={
         "cache shape": (r"stack|cat\(|polar|zeros\(",),
-        "cache values": (r"10000|1e4|10_000", r"arange", r"cos"),
+        "cache values": (r"\b10*(\.0*)?\s*(\*\*|,)|10000|1e4|10_000", r"arange", r"cos"),
         "cache positions": (r"arange\(\s*1|\+\s*1\b|range\(\s*1", r"arange|linspace|range\(", r"cos"),
         "cache order": (r"sin\b.*cos|cos.*sin", r"cos"),
         "shorter sequences": (r"rope_cache\[|cache\[", r"rope_cache|cache"),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qkv.check.grading.client import Call, Sandbox, SubmissionError
@@ -53,25 +53,55 @@ class GradedSpans:
         if self.ends_with_mask is None and text.count(self.mask) == 3:
             text = text.removesuffix(self.mask)
         pieces = text.split(self.mask)
-        return None if len(pieces) != 3 or self.pad in "".join(pieces) else (pieces[0], pieces[1], pieces[2])
+        if len(pieces) != 3 or self.pad in "".join(pieces):
+            return None
+        prefix, suffix, masked = pieces
+        if (
+            not masked
+            and not result.document.startswith(prefix + suffix)
+            and self._without_first_sign(prefix, suffix, result.document)
+        ):
+            return None  # what looks like prefix ⁇ suffix ⁇ is all the rest ⁇ masked ⁇
+        return prefix, suffix, masked
+
+    def without_padding(self, text: str) -> str:
+        """The text without what pads it, on the wrong side too, or with mask signs; ⁇⁇ at the end is padding."""
+        text = text.strip(self.pad)
+        end = text.rstrip(self.mask)
+        return f"{end}{self.mask}" if len(text) - len(end) > 2 else text
 
     def find_parts(self, result: Corrupted) -> tuple[str, str, str] | None:
         """Prefix, suffix and masked span, also of a text of another form if the document tells them apart.
 
         A wrong form is judged by itself; lengths and positions are measured all the same.
         """
-        return self.split(result) or self.rejoin(result) or self._fill_in(result)
+        return self.parts_in_text(result) or self._fill_in(self.plain(result))
+
+    def plain(self, result: Corrupted) -> Corrupted:
+        return replace(result, text=self.without_padding(result.text))
+
+    def parts_in_text(self, result: Corrupted) -> tuple[str, str, str] | None:
+        """Prefix, suffix and masked span, if the text has all of them."""
+        plain = self.plain(result)
+        return self.split(result) or self.split(plain) or self.rejoin(plain)
 
     def rejoin(self, result: Corrupted) -> tuple[str, str, str] | None:
         """The parts of a text that has them all, but with mask signs missing or added."""
         text = result.text.rstrip(self.pad)
         prefix, _, rest = text.partition(self.mask)
         rest = rest.replace(self.mask, "")
-        if not rest or len(prefix) + len(rest) > len(result.document):
+        if self.mask not in text or len(prefix) + len(rest) > len(result.document):
             return None
         for cut in range(len(rest) + 1):
             if result.document.startswith(prefix + rest[cut:] + rest[:cut]):
                 return prefix, rest[:cut], rest[cut:]
+        return self._without_first_sign(prefix, rest, result.document)
+
+    def _without_first_sign(self, text: str, masked: str, document: str) -> tuple[str, str, str] | None:
+        """The parts where only one sign is left, before the masked span: the document tells where it was."""
+        for start in range(len(text) + 1):
+            if document.startswith(text[:start] + masked + text[start:]):
+                return text[:start], text[start:], masked
         return None
 
     def _fill_in(self, result: Corrupted) -> tuple[str, str, str] | None:
@@ -157,22 +187,71 @@ def check_form(spans: GradedSpans) -> list[Finding]:
     def describe(result: Corrupted) -> str:
         return f"{result.text.count(spans.mask)} mask characters in {_shorten(result)}"
 
-    return [_count_wrong("form", spans, wrong, describe, hint)]
+    cause, family = (_explain_form(spans, wrong) if wrong else None) or (hint, None)
+    return [replace(_count_wrong("form", spans, wrong, describe, cause), family=family if wrong else None)]
+
+
+def _explain_form(spans: GradedSpans, wrong: list[Corrupted]) -> tuple[str, str] | None:
+    """What is wrong with the form of most texts, and the kind of line that it is about."""
+    mask, pad = spans.mask, spans.pad
+    texts = [result.text for result in wrong]
+
+    def most(found: Iterable[bool]) -> bool:
+        return sum(found) > 0.5 * len(wrong)
+
+    if most(text.startswith(pad) for text in texts):
+        return f"the padding comes before the text: put {pad} after it", "padding"
+    if most(text.endswith(mask * 4) for text in texts):
+        return f"the text is padded with {mask}: pad it with {pad}", "padding"
+    if most(spans.plain(result).text.count(mask) < 3 and spans.rejoin(spans.plain(result)) is not None
+            for result in wrong) and not any(spans.split(spans.plain(result)) for result in wrong):  # fmt: skip
+        words = f"a {mask} is missing, so prefix and suffix, or suffix and span, cannot be told apart"
+        return f"{words}: prefix {mask} suffix {mask} masked", "form"
+    return None
 
 
 def check_content(spans: GradedSpans) -> list[Finding]:
     """prefix + masked + suffix is the beginning of the document."""
-    wrong = []
-    for result in spans.results:
-        parts = spans.split(result) or spans.rejoin(result)
-        if parts is None or not result.document.startswith(parts[0] + parts[2] + parts[1]):
-            wrong.append(result)
+    wrong = _wrong_content(spans)
     hint = "prefix + masked + suffix must be the beginning of the document"
 
     def describe(result: Corrupted) -> str:
         return f"{_shorten(result)} does not contain its document in order"
 
-    return [_count_wrong("content", spans, wrong, describe, hint)]
+    words = [words for result in wrong if (words := _explain_content(spans, result)) is not None]
+    common = max(set(words), key=words.count) if words else hint
+    return [_count_wrong("content", spans, wrong, describe, common if 2 * len(words) > len(wrong) else hint)]
+
+
+def _wrong_content(spans: GradedSpans) -> list[Corrupted]:
+    """Texts whose prefix + masked + suffix is not the beginning of the document."""
+    wrong = []
+    for result in spans.results:
+        parts = spans.parts_in_text(result)
+        if parts is None or not result.document.startswith(parts[0] + parts[2] + parts[1]):
+            wrong.append(result)
+    return wrong
+
+
+def _explain_content(spans: GradedSpans, result: Corrupted) -> str | None:
+    """Where the parts of a text stand in its document."""
+    parts = spans.parts_in_text(result)
+    if parts is None:
+        return None
+    prefix, second, last = parts
+    document, sign = result.document, spans.mask
+    if document.startswith(prefix + second + last):
+        return f"the masked span is between the two {sign}; it must come last: prefix {sign} suffix {sign} masked"
+    if document.startswith(prefix + last[::-1] + second):
+        return "the masked span is reversed: keep its characters in order"
+    for place, words in ((len(prefix), "before"), (len(prefix) + len(last), "after")):
+        for count in (1, 2):
+            size = f"{count} character{'s' * (count > 1)} {words} the masked span"
+            if (document[:place] + document[place + count :]).startswith(prefix + last + second):
+                return f"lost: {size}. Prefix, span and suffix must meet without a gap"
+            if place >= count and (document[:place] + document[place - count :]).startswith(prefix + last + second):
+                return f"twice in the text: {size}. Prefix, span and suffix must meet without an overlap"
+    return None
 
 
 def check_cut(spans: GradedSpans) -> list[Finding]:
@@ -190,7 +269,8 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
         f"long documents are cut at {least} to {most} characters, {different} different lengths in {len(lengths)}"
     )
     longest = int(spans.max_length * block_size)
-    in_range = least >= spans.min_length and most <= longest
+    lost = 2 if len(_wrong_content(spans)) > len(spans.results) / 2 else 0  # characters, which is judged by the content
+    in_range = least >= spans.min_length - lost and most <= longest
     ends = block_size // 16
     seen = 1 - ends / (longest - spans.min_length + 1)
     if in_range and seen ** len(lengths) < RARE:  # enough documents to see both ends of the range
@@ -198,6 +278,8 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
     if in_range and different >= 5 and most - least >= block_size / 4:
         return [Finding("cut", "pass", None, evidence)]
     hint = f"cut at a random length: every length from {spans.min_length} to {longest} characters must be possible"
+    if least > block_size:
+        evidence = f"long documents are not cut: texts have {least} to {most} characters with block_size {block_size}"
     return [Finding("cut", "fail", None, evidence, hint)]
 
 

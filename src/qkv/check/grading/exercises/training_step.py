@@ -29,14 +29,17 @@ MISTAKES = {
     "softmax first": "the loss is taken of probabilities: nn.CrossEntropyLoss applies the softmax itself",
     "sum": "the step is that of the sum of the losses of a batch; expected their mean",
     "first batch only": "only the first batch is used",
-    "last batch only": "only the last batch is used, or all batches make one step with the last one's loss",
+    "last batch only": "only the last batch is used",
     "ascent": "the loss grows: the sign of the loss is wrong",
     "one step": "all batches make one step together: step after each batch",
     "divided by the batch size": "the loss, a mean already, is divided by the batch size: the step is too small",
     "divided by the batches": "the loss is divided by the number of batches: the step is too small",
     "divided by the images": "the loss is divided by the number of images: the step is too small",
     "two steps": "there are two steps for each batch",
+    "read twice": "the data is read twice: each batch makes two steps",
+    "own labels": "the loss is that of the model's own predictions: the labels of the batch are not used",
 }
+ELSEWHERE = ("first batch only", "last batch only", "one step", "read twice")  # charged as "every batch"
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,13 @@ class Trained:
         weight, bias = self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_()
         losses, kept = [], [torch.zeros_like(weight), torch.zeros_like(bias)]
         batches = list(self.batches)
-        batches = (
-            batches[:1] if mistake == "first batch only" else batches[1:] if mistake == "last batch only" else batches
-        )
+        chosen = {"first batch only": batches[:1], "last batch only": batches[1:], "read twice": batches * 2}
+        batches = chosen.get(mistake, batches)
         with torch.enable_grad():
             for x, y in batches:
                 logits = x.flatten(1) @ weight.mT + bias
                 logits = logits.softmax(-1) if mistake == "softmax first" else logits
+                y = logits.argmax(-1) if mistake == "own labels" else y
                 loss = F.cross_entropy(logits, y, reduction="sum" if mistake == "sum" else "mean")
                 loss = loss / DIVISORS.get(mistake, 1)
                 losses.append(float(loss.detach()))
@@ -130,15 +133,30 @@ def check_step(trained: Trained) -> list[Finding]:
             Finding("step", "fail", None, evidence, "take the model, the data, the optimizer and the loss function")
         ]
     error, cause = relative_error(trained.final, trained.simulate("")[0]), trained.explain()
-    few_steps = ("first batch only", "last batch only", "one step")
-    if cause == "no zero_grad" or (cause in few_steps and check_batches(trained)[0].verdict == "fail"):  # judged there
+    if cause == "no zero_grad" or (cause in ELSEWHERE and check_batches(trained)[0].verdict == "fail"):  # judged there
         return [Finding("step", "pass", 0.0, "the first batch makes the right step")]
     hint = "loss = criterion(model(images), labels); optimizer.zero_grad(); loss.backward(); optimizer.step()"
     if cause not in MISTAKES and trained.values.get("same images") is False:
         hint = "the model gets other images than those of the batch: if they are mixed, mix the labels in the same way"
-    hint = f"{EXPLAINED}{MISTAKES[cause]}" if cause in MISTAKES else hint
+    words = MISTAKES.get(cause)
+    if cause == "no update":
+        cause, words = _explain_no_update(trained)
+    hint = f"{EXPLAINED}{words}" if words else hint
     evidence = "after two batches the parameters differ from those of SGD on the mean cross-entropy"
     return [replace(finding, family=cause) for finding in compare("step", error, LIMIT, evidence, hint)]
+
+
+def _explain_no_update(trained: Trained) -> tuple[str, str]:
+    """Why no parameter changes, by the order of the calls: its family and words."""
+    events = [str(each) for each in trained.values.get("events", [])]
+    if "backward" not in events:
+        return "no backward", "the parameters do not change: loss.backward() is never called, so there are no gradients"
+    if "step" not in events:
+        return "no step", "the parameters do not change: optimizer.step() is never called"
+    if events.index("step") < events.index("backward"):
+        return "step first", "optimizer.step() comes before loss.backward(), when there are no gradients: call it after"
+    words = "the gradients are cleared between loss.backward() and optimizer.step(): clear them before backward()"
+    return "no update", words
 
 
 def check_zero_grad(trained: Trained) -> list[Finding]:
@@ -158,9 +176,12 @@ def check_batches(trained: Trained) -> list[Finding]:
     steps, calls = trained.values.get("num_steps"), len(trained.values.get("modes", []))
     if calls >= 2 and (steps == 2 or (steps == 0 and trained.explain() == "no update")):
         return [Finding("every batch", "pass", 0.0, "two batches make two steps")]
+    if calls >= 2 and trained.explain() == "two steps":
+        return [Finding("every batch", "pass", 0.0, "every batch is used; that it makes two steps is judged elsewhere")]
     evidence = f"two batches make {steps} steps of the optimizer and {calls} calls of the model"
     hint, cause = "loop over the whole loader and step once for each batch; return after the loop", trained.explain()
-    if cause in ("first batch only", "last batch only", "one step"):
+    if cause in ELSEWHERE:
+        cause = "one step" if cause == "last batch only" and calls > 1 else cause
         return [Finding("every batch", "fail", None, evidence, f"{EXPLAINED}{MISTAKES[cause]}{FIX}{hint}", cause)]
     return [Finding("every batch", "fail", None, evidence, hint)]
 
@@ -188,10 +209,12 @@ def check_loss(trained: Trained) -> list[Finding]:
         sum(losses) / len(losses),
         sum(losses) / 2,
     )  # the latter if batches are left out, which is judged elsewhere
-    accepted = (*means, *losses, sum(first) / 2)
+    accepted = (*means, sum(first) / 2)
     if cause == "?" and any(value > 0 for value in returned):
         return [Finding("loss", "pass", None, "it returns a number; what its own step makes of the loss is not known")]
-    if any(abs(value - each) <= 1e-3 * max(1.0, abs(each)) for value in returned for each in accepted):
+    if any(_close(value, each) for value in returned for each in accepted) or all(
+        any(_close(value, each) for value in returned) for each in losses
+    ):
         return [Finding("loss", "pass", 0.0, f"it returns the loss, {accepted[0]:.4g} on average")]
     shown = ", ".join(f"{value:.4g}" for value in returned[:4]) or "nothing"
     evidence = f"it returns {shown}; the losses of the batches are {', '.join(f'{each:.4g}' for each in losses)}"
@@ -199,7 +222,15 @@ def check_loss(trained: Trained) -> list[Finding]:
         abs(value - sum(losses) * factor) <= 1e-3 * sum(losses) * factor for value in returned for factor in (1, BATCH)
     ):
         evidence += ": it is their sum"
+    elif any(_close(value, losses[-1]) for value in returned):
+        evidence += ": it is that of the last batch"
+    elif any(_close(value, losses[0]) for value in returned):
+        evidence += ": it is that of the first batch"
     return [Finding("loss", "fail", None, evidence, "return the mean of loss.item() over the batches")]
+
+
+def _close(value: float, expected: float) -> bool:
+    return abs(value - expected) <= 1e-3 * max(1.0, abs(expected))
 
 
 def validate(rubric: GradedExercise, where: str) -> None:
@@ -220,8 +251,13 @@ TRAINING_STEP = Exercise(
     require_response_of_training,
     lines={
         "step": (r"opt\w*\.step\(|scaler\.step\(", r"backward", r"criterion|cross_entropy|loss"),
-        **dict.fromkeys(("softmax first", "sum", "ascent"), (r"softmax", r"loss\s*=|criterion\(|cross_entropy\(")),
+        **dict.fromkeys(("softmax first", "sum", "ascent"), (r"softmax", r"\bloss\s*=|criterion\(|cross_entropy\(")),
         **dict.fromkeys(DIVISORS, (r"loss\w*\s*=.*/|/=|loss.*/", r"loss\s*=|backward")),
+        "own labels": (r"\bloss\s*=|criterion\(|cross_entropy\(",),
+        "no backward": (r"\bloss\s*=|criterion\(|cross_entropy\(",),
+        "no step": (r"backward",),
+        "step first": (r"opt\w*\.step\(|scaler\.step\(",),
+        "read twice": (r"\bfor\b",),
         "no update": (r"zero_grad|opt\w*\.step\(", r"backward"),
         "first batch only": (r"return|break", r"\bfor\b"),
         "last batch only": (r"opt\w*\.step\(|scaler\.step\(",),

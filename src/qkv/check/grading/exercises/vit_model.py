@@ -13,6 +13,7 @@ from qkv.check.grading.client import Sandbox, SubmissionError
 from qkv.check.grading.exercises.attention import parameter_seed
 from qkv.check.grading.exercises.common import (
     BATCH_INDEPENDENCE,
+    DETACHED,
     DETERMINISM,
     INPUT_GRADIENT,
     Exercise,
@@ -58,6 +59,13 @@ class GradedViT(GradedLayer):
         self.found_shape = tuple(out.shape)
         if out.ndim == 2 and len(out) == len(x) and out.numel():
             return out  # a wrong number of classes is judged by its shape, and then the rest
+        patches = self.per_side**2
+        if out.ndim == 2 and len(out) in (patches, patches + 1):
+            raise SubmissionError(
+                f"its output has shape {tuple(out.shape)}, expected {(len(x), self.classes)}: a row for each token, "
+                "not for each image. The first axis is the batch: the class token is x[:, 0], not x[0], and "
+                "the mean over tokens is mean(dim=1), not mean(dim=0)"
+            )
         return check_shape(out, (x.shape[0], self.classes))
 
     @cached_property
@@ -118,6 +126,8 @@ def check_logits(vit: GradedViT) -> list[Finding]:
         return [Finding("logits", "fail", None, "its outputs are probabilities: they sum to 1", hint)]
     if float(out.logsumexp(-1).abs().max()) < 1e-3:
         return [Finding("logits", "fail", None, "its outputs are log-probabilities", hint)]
+    if bool((out >= 0).all()) and bool((out == 0).any()):
+        return [Finding("logits", "fail", None, "no output is negative, and some are 0: a ReLU is applied", hint)]
     return [Finding("logits", "pass", 0.0, "its outputs are not normalized")]
 
 
@@ -151,7 +161,10 @@ def check_positions(vit: GradedViT) -> list[Finding]:
     effect = float((vit.run(other) - vit.run(x)).abs().max())
     if effect > 1e-7:
         return [Finding("positions", "pass", effect, "with two patches swapped the logits differ")]
-    hint = "add position embeddings to the tokens before the first block: x = x + self.pos_embedding"
+    hint = (
+        "before the first block add a position embedding to the tokens, with a vector of its own for each: "
+        "x = x + self.pos_embedding, of shape (1, tokens, dim)"
+    )
     return [Finding("positions", "fail", effect, "with two patches swapped the logits stay the same", hint)]
 
 
@@ -216,8 +229,7 @@ def check_gradients(vit: GradedViT) -> list[Finding]:
     evidence = f"the gradient along a direction is {slope:.4g}, the difference quotient {quotient:.4g}"
     if error <= (1e-2 if size == 1e-6 else 0.1):
         return [Finding("gradients of parameters", "pass", error, evidence)]
-    hint = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it"
-    return [Finding("gradients of parameters", "fail", error, evidence, hint)]
+    return [Finding("gradients of parameters", "fail", error, evidence, DETACHED)]
 
 
 def _changes_output(vit: GradedViT, x: Tensor, name: str) -> bool:
@@ -252,7 +264,7 @@ VIT_MODEL = Exercise(
     validate,
     lines={
         "shape": (r"return ", r"head|classifier|fc"),
-        "logits": (r"softmax", r"return "),
+        "logits": (r"softmax", r"(?#last)relu\(|ReLU\(", r"return "),
         "every patch": (r"patch|unfold|rearrange|Conv2d", r"\[:, *0"),
         "positions": (r"\bpos|_pos|position", r"def forward"),
         "depth": (r"\brange\(|ModuleList|\]\s*\*", r"depth|layers"),

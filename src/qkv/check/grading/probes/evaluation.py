@@ -38,7 +38,10 @@ def probe(target, tensors, arguments, tools):
         with open(path, "w", encoding="utf-8") as file:
             file.write(case["text"])
         try:
-            total, correct = target(path, case["predicted"])
+            returned = target(path, case["predicted"])
+            if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+                raise TypeError(f"it returned {returned!r:.40}, expected two numbers: total and correct")
+            total, correct = returned
             result[f"case{number}"] = [float(total), float(correct)]
         except Exception as error:
             result["errors"][f"case{number}"] = tools["describe"](error)

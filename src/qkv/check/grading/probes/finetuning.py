@@ -24,9 +24,12 @@ class TrainerConfig:
 class Trainer:
     """Trains by adding one to every parameter."""
 
+    last = None  # the one that was made last
+
     def __init__(self, model=None, train_dataset=None, test_dataset=None, config=None, *args, **kwargs):
         self.model, self.train_dataset, self.test_dataset, self.config = model, train_dataset, test_dataset, config
         self.num_trained = 0
+        Trainer.last = self
 
     def train(self, *args, **kwargs):
         self.num_trained += 1
@@ -83,6 +86,10 @@ def describe(result, text, pretraining):
     trainer = next((part for part in parts if isinstance(part, Trainer)), None)
     config = next((part for part in parts if isinstance(part, TrainerConfig)), getattr(trainer, "config", None))
     about: dict = {"trainer": trainer is not None, "config": isinstance(config, TrainerConfig), "pair": len(parts) == 2}
+    if result is None:  # what it does is judged all the same
+        trainer = Trainer.last
+        config = getattr(trainer, "config", None)
+        about["nothing"] = True
     about["in order"] = trainer is None or not isinstance(parts[0], Trainer) or len(parts) == 1
     if config is not None:
         names = ("max_epochs", "batch_size", "learning_rate", "lr_decay", "warmup_tokens", "final_tokens")
@@ -112,8 +119,11 @@ def probe(target, tensors, arguments, tools):
             function = tools["find"](arguments["finetune"])
             use_stand_ins(function)
             model, pretraining = small_model(0.5), Pretraining(block_size)
+            Trainer.last = None
             found = function(path, corpus, pretraining, block_size, model)
             result[name] = describe(found, text, pretraining)
+            trained = Trainer.last.model if Trainer.last is not None else model
+            result[name]["same model"] = trained is model or not isinstance(trained, type(model))
             result[f"{name} weights"] = torch.cat([part.detach().flatten() for part in model.parameters()])
         except Exception as error:
             result["errors"][name] = tools["describe"](error)

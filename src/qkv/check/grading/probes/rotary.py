@@ -15,6 +15,9 @@ def probe(target, tensors, arguments, tools):
         if precompute is not None:
             try:
                 cache = precompute(case["dim"], case["positions"])
+                if not isinstance(cache, torch.Tensor):
+                    what = "nothing: the return is missing" if cache is None else f"{type(cache).__name__}, no tensor"
+                    raise TypeError(f"{arguments['precompute']} returned {what}")
                 shown = torch.view_as_real(cache) if torch.is_complex(cache) else cache
                 result[f"made{number}"] = shown.detach()
                 result[f"complex{number}"] = torch.is_complex(cache)

@@ -7,6 +7,7 @@ themselves (__MACOSX, .DS_Store, __pycache__, checkpoints, environments) is left
 from __future__ import annotations
 
 import io
+import re
 import stat
 import zipfile
 import zlib
@@ -123,10 +124,13 @@ def _is_left_out(path: PurePosixPath) -> bool:
 
 
 def _without_common_folder(files: list[SourceFile]) -> list[SourceFile]:
-    """The files with paths relative to the folder that holds them all."""
+    """The files with paths relative to the folder that holds them all; a folder that they import by name is kept."""
     parts = [PurePosixPath(file.path).parts[:-1] for file in files]
+    text = "\n".join(cell.source for file in files for cell in file.cells)
     depth = 0
     while all(len(part) > depth for part in parts) and len({part[depth] for part in parts}) == 1:
+        if re.search(rf"^\s*(from|import)\s+{re.escape(parts[0][depth])}[\s.]", text, re.MULTILINE):
+            break
         depth += 1
     return [
         SourceFile("/".join(PurePosixPath(file.path).parts[depth:]), file.cells, file.is_notebook, file.lenient)

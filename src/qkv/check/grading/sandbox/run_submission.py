@@ -207,10 +207,10 @@ def call_with(target: Any, values: dict[str, Any], synonyms: list[list[str]]) ->
     for parameter in parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if parameter.name in roles:
-            value = flat[roles[parameter.name]]
-        elif parameter.name.lower() in CONFIG_NAMES:
+        if _takes_config(parameter, parameters, values, roles):
             value = Config({**every_name, **flat})
+        elif parameter.name in roles:
+            value = flat[roles[parameter.name]]
         elif parameter.default is not parameter.empty:
             continue
         else:
@@ -222,6 +222,19 @@ def call_with(target: Any, values: dict[str, Any], synonyms: list[list[str]]) ->
         else:
             kwargs[parameter.name] = value
     return _call_with_sizes(target, args, kwargs, roles)
+
+
+def _takes_config(parameter: Any, parameters: Any, values: dict[str, Any], roles: dict[str, str]) -> bool:
+    """Whether a parameter is the config: by its name, or as the only required one whose name means no setting.
+
+    A single letter, such as c, means a setting only beside others.
+    """
+    required = [
+        name for name, each in parameters.items() if each.default is each.empty and each.kind.value in (0, 1, 3)
+    ]
+    alone = required == [parameter.name] and any(isinstance(value, dict) for value in values.values())
+    known = parameter.name in roles and len(parameter.name) > 1
+    return (alone and not known) or (parameter.name.lower() in CONFIG_NAMES and parameter.name not in roles)
 
 
 def _call_with_sizes(target: Any, args: list[Any], kwargs: dict[str, Any], roles: dict[str, str]) -> Any:
