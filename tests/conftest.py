@@ -7,10 +7,13 @@ import jaxtyping
 import pytest
 import torch
 
+from qkv._onednn import avoid_broken_amx
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell starts background jobs with SIGINT ignored, and child processes inherit that: tests of Ctrl-C need it back
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+avoid_broken_amx()
 torch.set_num_threads(1)  # tensors here are tiny: threads would only wait for one another
 
 

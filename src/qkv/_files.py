@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,17 @@ FILE_KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
 )
+
+
+def cache_folder() -> Path:
+    """The folder for downloads and compiled code: QKV_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("QKV_CACHE"):
+        return Path(chosen).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "qkv"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "qkv"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv"
 
 
 def fsync(path: Path) -> None:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from qkv._onednn import avoid_broken_amx
+
 ROUNDS, FASTER = 5, 1.2
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -61,6 +63,7 @@ class Machine:
 
 def measure_machine(device: torch.device, on_note: Callable[[str], None] = lambda _: None) -> Machine:
     """Describe the machine and measure its speed; `on_note` gets a line about what is being measured."""
+    avoid_broken_amx()
     rounds: dict[str, list[MatrixSpeed]] = {}
     for index in range(ROUNDS):
         for name in DTYPES:

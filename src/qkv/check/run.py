@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv._onednn import avoid_broken_amx
 from qkv.check.calling import TargetLoader, make_implementation, target_name
 from qkv.check.calling.building import build, fewer_key_heads
 from qkv.check.calling.hugging_face import family_contract
@@ -66,6 +67,7 @@ def run(
     >>> run(qkv.MultiHeadAttention(32, 4), causal=True, padding=True).kind
     'causal'
     """
+    avoid_broken_amx()  # bfloat16 is among the dtypes
     promised = make_contract(contract, **promises)
     options = make_options(thorough, seed, dtype, device)
     if isinstance(target, str) and target.startswith("hf:") and not isinstance(contract, Contract):

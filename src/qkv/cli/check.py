@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json as json_library
-import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from qkv._files import cache_folder
 from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def _check_all(
 
 def default_results_folder() -> Path:
     """The folder that keeps the results of hf:all by default."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv" / "check"
+    return cache_folder() / "check"
 
 
 def _show_sweep(found: SweepResult) -> None:

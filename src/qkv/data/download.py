@@ -5,28 +5,17 @@ An interrupted download continues where it stopped if the server supports ranges
 
 import hashlib
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from qkv._files import cache_folder
 from qkv.data.files import describe_error
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = 30  # seconds without an answer
 Progress = Callable[[int, int | None], None]  # called with the bytes so far and, where known, the total
-
-
-def cache_folder() -> Path:
-    """The folder for downloads: QKV_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("QKV_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "qkv"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "qkv"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv"
 
 
 def download(url: str, checksum: str, target: Path | None = None, *, progress: Progress | None = None) -> Path:

@@ -1,8 +1,8 @@
 """Compile a C file of this package at first use, and load it.
 
-The library is kept in ~/.cache/qkv/kernels under a name made of its source, the compiler, its options and the
-processor, so that each of them is compiled for once. Where there is no
-compiler, or QKV_NO_COMPILE=1 is set, there is no library.
+The library is kept in the cache folder (kernels/) under a name made of its source, the compiler, its options and the
+processor's features (a home directory may be shared by different machines), so that each is compiled for once. Where
+there is no compiler, or QKV_NO_COMPILE=1 is set, there is no library.
 """
 
 import ctypes
@@ -10,11 +10,13 @@ import functools
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from qkv._files import cache_folder
+from qkv._onednn import processor_flags
 
 LOG = logging.getLogger("qkv")
 COMPILERS = ("cc", "gcc", "clang")
@@ -44,7 +46,7 @@ def load_kernel(source: Path) -> ctypes.CDLL | None:
 def _compile(source: Path, compiler: str) -> Path:
     """The path of the library, which is compiled if it is not in the cache."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
-    key = hashlib.sha256(source.read_bytes() + version + repr((COMMON, OPTIONS)).encode() + _processor().encode())
+    key = hashlib.sha256(source.read_bytes() + version + repr((COMMON, OPTIONS)).encode() + processor_flags().encode())
     name = f"{source.stem}-{key.hexdigest()[:16]}.so"
     folder = kernel_folder()
     if not (folder / name).is_file():
@@ -67,17 +69,8 @@ def _try_options(source: Path, compiler: str, target: Path) -> None:
 
 def kernel_folder() -> Path:
     """The folder of compiled libraries; the user's alone, because what it holds is run."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qkv" / "kernels"
+    folder = cache_folder() / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if hasattr(os, "getuid") and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
         raise OSError(f"others can write to {folder}")
     return folder
-
-
-def _processor() -> str:
-    """What -march=native depends on: a home directory may be shared by different machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return f"{platform.machine()} {platform.processor()}"

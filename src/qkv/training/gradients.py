@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from qkv._onednn import avoid_broken_amx
 from qkv.data.batches import Batch
 from qkv.nn import Block
 from qkv.training.distributed import World
@@ -96,6 +97,7 @@ class GradientComputer:
 def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
     """Return the dtype for autocast; None multiplies in the dtype of the parameters."""
     if name == "bfloat16":
+        avoid_broken_amx()
         return torch.bfloat16
     if name == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16

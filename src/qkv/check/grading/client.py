@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
+from qkv._onednn import avoid_broken_amx
 from qkv.check.grading.reading import Submission
 from qkv.check.grading.sandbox import memory_group, messages, seccomp
 
@@ -394,7 +395,10 @@ def _anonymous_file() -> int:
 
 def _environment() -> dict[str, str]:
     """The environment of the sandbox: only what libraries need to be found, and one thread."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    avoid_broken_amx()
+    kept = {
+        name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT", "ONEDNN_MAX_CPU_ISA") if name in os.environ
+    }
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     folders = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), "/scratch")
     fixed = {"PATH": "/nowhere", "LANG": "C.UTF-8", "USER": "student", "PYTHONHASHSEED": "0"}
