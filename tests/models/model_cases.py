@@ -112,7 +112,6 @@ VITS = {
 }
 IMAGE_MODELS = {
     **VITS,
-    "vit, grid": ViTConfig(**IMAGE, patch_size=2, dim=8, layers=2, heads=2, pooling="mean", position="grid"),
     "vit, post-norm": ViTConfig(
         **IMAGE, patch_size=4, dim=6, layers=1, heads=1, norm_order="post", norm="rms", bias=False
     ),

@@ -168,13 +168,9 @@ def test_vit_in_training_equals_vit_that_computes_every_token(order: str):
         assert torch.allclose(short, whole, atol=1e-12)
 
 
-@pytest.mark.parametrize("position", ["learned", "learned-2d", "grid"])
+@pytest.mark.parametrize("position", ["learned", "learned-2d"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_vit_sees_only_the_patches_that_are_kept(position, pooling):
-    if (position, pooling) == ("grid", "cls"):
-        with pytest.raises(ValueError, match="position='grid' needs pooling='mean'"):
-            ViTConfig(position=position, pooling=pooling)
-        return
     config = ViTConfig(image_size=8, patch_size=2, dim=8, layers=2, heads=2, position=position, pooling=pooling)
     model = make_random_model(config, torch.device("cpu"))
     images, kept = torch.randn(3, 3, 8, 8, dtype=torch.float64), torch.tensor([1, 6, 11, 12])
@@ -186,12 +182,3 @@ def test_vit_sees_only_the_patches_that_are_kept(position, pooling):
     assert_close(model(images, torch.arange(16)), model(images))
     order = torch.tensor([2, 0, 3, 1])  # the order in which patches are named does not matter
     assert_close(model(images, kept[order]), model(images, kept))
-
-
-def test_a_grid_vit_starts_with_heads_that_prefer_their_neighbor():
-    model = ViT(ViTConfig(image_size=32, patch_size=4, dim=32, layers=1, heads=4, pooling="mean", position="grid"))
-    x = model.patches(torch.randn(2, 3, 32, 32))
-    _, weights = model.blocks[0].attention(model.blocks[0].attention_norm(x), return_weights=True)
-    place = 3 * 8 + 4  # row 3, column 4
-    best = weights[:, :, place].argmax(-1)
-    assert best.tolist() == [[place + 1, place - 1, place + 8, place - 8]] * 2

@@ -102,7 +102,7 @@ IMPOSSIBLE = [
     (ViTConfig, {"image_size": 0}, "image_size=0"),
     (ViTConfig, {"layers": -1}, "layers must be 0 or more, got 10 and -1"),
     (ViTConfig, {"pooling": "max"}, "pooling must be 'cls' or 'mean', got 'max'"),
-    (ViTConfig, {"position": "rope"}, "learned, learned-2d, sinusoidal, none or grid, got 'rope'"),
+    (ViTConfig, {"position": "rope"}, "learned, learned-2d, sinusoidal or none, got 'rope'"),
     (ViTConfig, {"num_classes": -1}, "num_classes .0: no head. and layers must be 0 or more, got -1"),
     (ViTConfig, {"channels": 0}, "at least 1, got 0"),
     (CNNConfig, {"kernel_size": 4}, "kernel_size must be odd.*got 4"),

@@ -3,7 +3,7 @@
 Axes: b batch · t patches (and a class token) · c model dim.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,7 +16,6 @@ from qkv.nn.dropout import Dropout
 from qkv.nn.embeddings import LearnedPositions2D, PatchEmbedding, make_position_table
 from qkv.nn.feed_forward import Activation
 from qkv.nn.norms import NormKind
-from qkv.nn.positions import GridBias, Positions
 from qkv.nn.shapes import divisors
 
 
@@ -28,8 +27,7 @@ class ViTConfig:
         image_size, patch_size: sides of the square images and patches, in pixels.
         num_classes: 0 leaves the head out; the call then returns the pooled features (b, dim).
         pooling: what the head reads: "cls", a class token, or "mean", the mean of all patches.
-        position: "learned" per patch, "learned-2d" per row and column, "sinusoidal", "none", or "grid": a learned bias
-            of the attention scores that begins local, see `GridBias`; it needs pooling="mean".
+        position: "learned" per patch, "learned-2d" per row and column, "sinusoidal" or "none".
         final_norm: norm after the last block; by default only for pre-norm blocks.
         unfold: cut patches and multiply instead of a convolution; the same numbers.
     """
@@ -47,7 +45,7 @@ class ViTConfig:
     norm_order: NormOrder = "pre"
     norm_eps: float = 1e-5
     pooling: Literal["cls", "mean"] = "cls"
-    position: Literal["learned", "learned-2d", "sinusoidal", "none", "grid"] = "learned"
+    position: Literal["learned", "learned-2d", "sinusoidal", "none"] = "learned"
     final_norm: bool | None = None
     dropout: float = 0.0
     bias: bool = True
@@ -61,10 +59,8 @@ class ViTConfig:
             )
         if self.pooling not in ("cls", "mean"):
             raise ValueError(f"pooling must be 'cls' or 'mean', got {self.pooling!r}")
-        if self.position not in ("learned", "learned-2d", "sinusoidal", "none", "grid"):
-            raise ValueError(f"position must be learned, learned-2d, sinusoidal, none or grid, got {self.position!r}")
-        if self.position == "grid" and self.pooling != "mean":
-            raise ValueError("position='grid' needs pooling='mean': a class token is at no place of the grid")
+        if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
+            raise ValueError(f"position must be learned, learned-2d, sinusoidal or none, got {self.position!r}")
         if self.num_classes < 0 or self.layers < 0:
             raise ValueError(
                 f"num_classes (0: no head) and layers must be 0 or more, got {self.num_classes} and {self.layers}"
@@ -81,8 +77,7 @@ class ViTConfig:
 
     @property
     def block(self) -> BlockConfig:
-        scheme = GridBias(self.side) if self.position == "grid" else None
-        return replace(BlockConfig.from_model_config(self), position=scheme)
+        return BlockConfig.from_model_config(self)
 
 
 class ViT(Model):
@@ -103,8 +98,7 @@ class ViT(Model):
         if config.position == "learned-2d":
             self.positions = LearnedPositions2D(config.side, config.side, config.dim)
         else:
-            table = "none" if config.position == "grid" else config.position  # a grid is known to attention alone
-            self.positions = make_position_table(table, config.num_patches + class_tokens, config.dim)
+            self.positions = make_position_table(config.position, config.num_patches + class_tokens, config.dim)
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
         self.norm = config.block.make_final_norm(config.final_norm)
@@ -149,9 +143,6 @@ class ViT(Model):
             tokens = x.shape[1] - self.config.num_patches  # the class token
             x = torch.cat((x[:, :tokens], x[:, tokens:].index_select(1, patches)), dim=1)
         x = self.dropout(x)
-        places = None
-        if self.config.position == "grid":
-            places = Positions(torch.arange(x.shape[1], device=x.device) if patches is None else patches)
         for number, block in enumerate(self.blocks, start=1):
-            x = block(x, positions=places, num_outputs=num_outputs if number == len(self.blocks) else None)
+            x = block(x, num_outputs=num_outputs if number == len(self.blocks) else None)
         return self.norm(x)

@@ -48,7 +48,7 @@ class MultiHeadAttention(nn.Module):
             by a group of query heads; 1 is multi-query attention.
         head_dim: default dim / heads.
         score: Dot, Additive, LocationAware, DenseSynthesizer or RandomSynthesizer.
-        position: position encoding inside attention: Rope, Alibi, T5Bias, Shaw, GridBias, or None.
+        position: position encoding inside attention: Rope, Alibi, T5Bias, Shaw, or None.
         dropout: probability with which an attention weight is dropped in training.
         bias: whether the projections have biases; "qkv": those of queries, keys and values have, the output has none.
 

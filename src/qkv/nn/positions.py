@@ -1,5 +1,4 @@
-"""Position encodings: sinusoids, ALiBi, T5's relative bias, Shaw's relative keys, a bias on a grid of image patches.
-(RoPE is in rope.py.)
+"""Position encodings: sinusoids, ALiBi, T5's relative bias, Shaw's relative keys. (RoPE is in rope.py.)
 
 Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 """
@@ -97,8 +96,8 @@ class PositionScheme:
 
     def bias(
         self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0
-    ) -> DistanceBias | Tensor | None:
-        """The bias added to the scores: lazy, or a tensor (h, t, s) or (b, h, t, s).
+    ) -> DistanceBias | None:
+        """The bias added to the scores.
 
         Args:
             queries, keys: positions (t,) and (s,), or (b, t) and (b, s).
@@ -280,51 +279,3 @@ class ShawTable(nn.Module, PositionScheme):
             return scores[..., rows.start : rows.stop, :].gather(-1, index)
 
         return DistanceBias(of, queries, keys)
-
-
-# Grid.
-
-NEIGHBORS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1), (0, 0))  # (rows, columns) away
-
-
-@variant
-@dataclass(frozen=True)
-class GridBias(PositionScheme):
-    """A learned bias for distances on a grid of image patches: rows[key row − query row] + columns[likewise], per head.
-
-    It begins as in ConViT (d'Ascoli et al., 2021): head by head, a query prefers one of its neighbors or itself, with
-    −locality/2 · (distance from that neighbor)², at least −8. Attention thus starts like a convolution and need not
-    learn what is near.
-
-    Args:
-        side: rows and columns of the grid; the patch at position p is at row p // side, column p % side.
-    """
-
-    side: int
-    locality: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.side < 1 or self.locality < 0:
-            raise ValueError(f"GridBias needs side ≥ 1 and locality ≥ 0, got {self.side} and {self.locality}")
-
-    def build(self, heads: int, head_dim: int) -> PositionScheme:
-        return GridBiasTable(self, heads)
-
-
-class GridBiasTable(nn.Module, PositionScheme):
-    """The parameters of a GridBias: for each head a number for each distance in rows, and in columns."""
-
-    def __init__(self, scheme: GridBias, heads: int) -> None:
-        super().__init__()
-        self.scheme = scheme
-        distance = torch.arange(1 - scheme.side, scheme.side)
-        preferred = torch.tensor([NEIGHBORS[head % len(NEIGHBORS)] for head in range(heads)])
-        start = -scheme.locality / 2 * (distance - preferred[..., None]).square()  # (h, 2, distances)
-        self.rows, self.columns = (nn.Parameter(part) for part in start.clamp(min=-8.0).unbind(1))
-
-    def bias(self, q: Float[Tensor, "b h t d"], queries: Tensor, keys: Tensor, *, scale: float = 1.0) -> Tensor:
-        side = self.scheme.side
-        rows = keys[..., None, :] // side - queries[..., None] // side
-        columns = keys[..., None, :] % side - queries[..., None] % side
-        found = self.rows[:, rows + side - 1] + self.columns[:, columns + side - 1]  # (h, …, t, s)
-        return found.movedim(0, -3)
