@@ -2,8 +2,8 @@
 
 Those of docs/tutorials come from markdown pages: prose becomes markdown cells, a command after `$ ` a call of `shell`,
 and Python after `>>>` its source; outputs are left out. docs/courses/nyu-hw4.ipynb comes from a script whose cells
-begin with `# %%`. If the run that the script saves is beside it (nyu-hw4-run.json), its cells are run to show it; else
-they have no outputs.
+begin with `# %%`. Its cells are run: they show the run that the script saves, if it is beside it (nyu-hw4-run.json),
+and else no epochs.
 """
 
 import base64
@@ -71,14 +71,14 @@ def notebook_of_script(script: str) -> str:
 
 
 def with_outputs(notebook: str, record: Path) -> str:
-    """The notebook with the outputs of a saved run: what its cells print, and the figure."""
+    """The notebook with what its cells print, and the figure: of a saved run, or of no epochs if there is none."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot
 
     made, here = json.loads(notebook), {"__name__": "__main__"}
-    done = len(json.loads(record.read_text(encoding="utf-8"))["epochs"])
+    done = len(json.loads(record.read_text(encoding="utf-8"))["epochs"]) if record.exists() else 0
     os.environ.update(RUN=str(record), EPOCHS=str(done))
     code = (cell for cell in made["cells"] if cell["cell_type"] == "code")
     for count, cell in enumerate(code, 1):
@@ -154,7 +154,7 @@ def main() -> None:
     for script, name in SCRIPTS.items():
         made = notebook_of_script((COURSES / script).read_text(encoding="utf-8"))
         record = COURSES / f"{Path(name).stem}-run.json"
-        (COURSES / name).write_text(with_outputs(made, record) if record.exists() else made, encoding="utf-8")
+        (COURSES / name).write_text(with_outputs(made, record), encoding="utf-8")
 
 
 if __name__ == "__main__":

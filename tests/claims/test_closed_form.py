@@ -38,6 +38,8 @@ def test_a_closed_form_claim_has_its_verdict_for_every_seed(name, seed):
         ("two-heads", "share of draws with q·k_a < 0", 0.0786, 0.006),
         ("two-heads", "variance ratio, all draws", 0.051, 0.006),
         ("two-heads", "variance ratio where q·k_a > 0", 0.0095, 0.0015),
+        ("two-heads", "variance ratio, all draws, by quadrature for α → 0", 0.0512, 0.00005),
+        ("two-heads", "the same where q·k_a > 0", 0.0094, 0.00005),
         ("two-heads-wrong", "weight of v_a, calm keys", 0.7498, 0.001),
         ("two-heads-wrong", "weight of v_b, calm keys", 0.2500, 0.001),
         ("worked-example", "weight of token 1 on itself, unscaled", 1.5e-3, 0.02e-3),

@@ -67,14 +67,22 @@ def notebook_cells() -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+def printed_by(cells: list[dict]) -> list[str]:
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return ["".join(output["text"]) for output in outputs if output["output_type"] == "stream"]
+
+
 @pytest.mark.parametrize("script", make_notebooks.SCRIPTS)
 def test_the_notebook_of_a_course_is_made_from_its_script(script):
     notebook = json.loads((COURSES / make_notebooks.SCRIPTS[script]).read_text(encoding="utf-8"))
     made = json.loads(make_notebooks.notebook_of_script((COURSES / script).read_text(encoding="utf-8")))
     sources = [[cell["source"] for cell in found["cells"]] for found in (notebook, made)]
     assert sources[0] == sources[1], "python docs/make_notebooks.py"
+    printed = "".join(printed_by(notebook["cells"]))
+    assert "3,217,764 parameters" in printed and "convolution equals matrix times patches: True" in printed
     has_run = (COURSES / "nyu-hw4-run.json").exists()
-    assert any(cell.get("outputs") for cell in notebook["cells"]) == has_run
+    assert ("no epoch was run: there is no accuracy of our own" in printed) != has_run
+    assert ("best accuracy" in printed) == has_run
 
 
 @pytest.fixture
@@ -113,6 +121,7 @@ def test_the_vit_notebook_trains_saves_and_resumes_with_the_same_numbers(tiny_vi
     whole = tiny_vit_run(3, "whole.json")
     assert len(re.findall(r"^epoch +\d+  loss \d+\.\d+  accuracy \d+\.\d+ %$", whole, re.MULTILINE)) == 3
     assert re.search(r"best accuracy \d+\.\d+ % after epoch [123] \(picked on the test set\)", whole)
+    assert re.search(r"^ +1 +16\.06 +\d+\.\d+$", whole, re.MULTILINE)  # beside the published one
     tiny_vit_run(1, "parts.json")
     assert tiny_vit_run(3, "parts.json") == whole
     assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
@@ -125,9 +134,19 @@ def test_with_outputs_shows_a_saved_run_in_the_notebook(tiny_vit_run, tmp_path):
     printed = tiny_vit_run(2, "run.json")
     made = make_notebooks.notebook_of_script((COURSES / "vit_cifar100.py").read_text(encoding="utf-8"))
     cells = json.loads(make_notebooks.with_outputs(made, tmp_path / "run.json"))["cells"]
-    shown = [output for cell in cells for output in cell.get("outputs", [])]
-    assert "".join(shown[0]["text"]) == printed
-    assert shown[1]["data"]["image/png"].startswith("iVBOR")
+    assert "".join(printed_by(cells)) == printed
+    assert cells[-1]["outputs"][-1]["data"]["image/png"].startswith("iVBOR")
+
+
+def test_with_outputs_shows_the_published_figures_and_no_others_if_nothing_was_run(tiny_vit_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("EPOCHS", "")  # with_outputs sets both
+    monkeypatch.setenv("RUN", "")
+    made = make_notebooks.notebook_of_script((COURSES / "vit_cifar100.py").read_text(encoding="utf-8"))
+    cells = json.loads(make_notebooks.with_outputs(made, tmp_path / "none.json"))["cells"]
+    rows = [line.split() for line in printed_by(cells)[-1].splitlines()]
+    published = {"1": "16.06", "10": "39.91", "20": "50.86", "50": "62.34", "90": "67.96"}
+    assert rows[-5:] == [[epoch, accuracy, "–"] for epoch, accuracy in published.items()]
+    assert not (tmp_path / "none.json").exists()
 
 
 def test_the_vit_notebook_refuses_a_run_with_other_settings(tiny_vit_run, monkeypatch):

@@ -217,7 +217,7 @@ QUESTIONS = (
         "Why warm up the learning rate?",
         "warm-up",
         "a deep post-norm stack hardly leaves the loss of a guess at a rate at which it learns after a warm-up; "
-        "pre-norm needs none",
+        "pre-norm learns at that rate without",
         '"warm-up is always needed": it depends on depth, rate and the place of the norm',
     ),
     CourseQuestion(

@@ -163,7 +163,7 @@ CLAIMS = (
         "warm-up",
         FAMILY,
         "A deep post-norm transformer learns after a warm-up of the learning rate, and hardly leaves the loss of a "
-        "guess at the same rate without; pre-norm needs no warm-up.",
+        "guess at the same rate without; pre-norm learns at that rate without.",
         "holds-if",
         "the stack is deep",
         warm_up,
