@@ -323,7 +323,14 @@ main.main()
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
-    [(["loading"], "loading PyTorch …\n"), ([], "computing …\n"), (["early"], ""), (["--quiet"], "")],
+    [
+        (["loading"], "loading PyTorch …\n"),
+        ([], "computing …\n"),
+        (["early"], ""),
+        (["--quiet"], ""),
+        (["train", "--help"], ""),
+        (["help", "train"], ""),
+    ],
 )
 def test_main_says_that_it_is_loading_if_nothing_was_printed_for_a_second(arguments, shown):
     done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True, check=True)

@@ -35,11 +35,11 @@ GROUPS = {
         "tour": ("qkv.cli.tour:tour", "See what qkv does: solve an example, train a model, check a layer."),
         "examples": (
             "qkv.cli.examples:examples",
-            "List the example files of the tutorials, or copy them into a folder.",
+            "List the tutorials' example files, or copy them into a folder.",
         ),
         "byhand": ("qkv.cli.byhand:byhand", "Work through attention in exact numbers, or check your own calculation."),
         "claims": ("qkv.cli.claims:claims", "Test textbook claims about attention by experiment."),
-        "questions": ("qkv.cli.questions:questions", "Print course questions about attention with their answers."),
+        "questions": ("qkv.cli.questions:questions", "Print questions from courses about attention, with answers."),
     },
     "Check": {
         "check": (
@@ -47,7 +47,7 @@ GROUPS = {
             "Test any attention code and name the bug: leaks, padding, KV cache, gradients.",
         ),
         "grade": ("qkv.cli.grade:grade", "Grade student submissions with a rubric, in a sandbox."),
-        "mutants": ("qkv.cli.mutants:mutants", "Test qkv check itself, on implementations with one planted bug each."),
+        "mutants": ("qkv.cli.mutants:mutants", "Test qkv check itself on implementations with one planted bug each."),
     },
     "Train and use": {
         "train": ("qkv.cli.train:train", "Train a model from a recipe. A killed run resumes bit-exactly."),
@@ -62,8 +62,8 @@ GROUPS = {
     },
     "Measure and set up": {
         "bench": ("qkv.cli.bench:bench", "Compare speed and memory with other libraries."),
-        "reproduce": ("qkv.cli.reproduce:reproduce", "Run an experiment of the results table again."),
-        "doctor": ("qkv.cli.doctor:doctor", "Show this machine's hardware and measure its speed."),
+        "reproduce": ("qkv.cli.reproduce:reproduce", "Rerun an experiment from the results table."),
+        "doctor": ("qkv.cli.doctor:doctor", "Show versions and hardware, and measure the speed of this machine."),
         "completion": ("qkv.cli.completion:completion", "Print a shell completion script."),
     },
 }
@@ -103,7 +103,7 @@ def make_app(called: str = "") -> App:
 
 
 def _debug() -> None:
-    """Show the traceback of an error."""  # an entry of the help: `run` removes --debug from the arguments
+    """Print the traceback of an error."""  # an entry of the help: `run` removes --debug from the arguments
 
 
 def _format_default(default: object) -> str | None:
