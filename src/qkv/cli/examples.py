@@ -76,6 +76,8 @@ def _files(path: Path) -> list[Path]:
 
 def _copy(source: Path, files: list[Path], target: Path, *, force: bool) -> None:
     """Copy the files; those that are already there and differ are kept, and nothing is copied, unless forced."""
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; expected a folder to copy the examples into")
     changed = [
         path
         for path in files
