@@ -61,7 +61,7 @@ def main() -> None:
         print(f"{name:<9} right {right.float().mean():4.0%}, top probability {probability[:, 0].mean():.2f}")
     best = found.of_type("induction")[0]
     effect = interp.measure_effect(model, tokens, scale={(best.layer, best.head): 0.0}, positions=predictable)
-    print(f"\nscale of head {best.layer}.{best.head} at 0: loss {effect.loss_before:.3f} → {effect.loss_after:.3f}")
+    print(f"\nscale of head {best.layer}.{best.head} set to 0: loss {effect.loss_before:.3f} → {effect.loss_after:.3f}")
     if len(sys.argv) > 1:
         model.save(sys.argv[1])
         print(f"saved in {sys.argv[1]}; its tokens are ids: {' '.join(map(str, tokens[0].tolist()))}")

@@ -181,7 +181,7 @@ def test_qkv_questions_lists_the_items_of_a_group_and_names_the_items_for_an_unk
     assert all(f"qkv questions C2{letter}" in shown for letter in "acdefg")
     for unknown in ("N9", "C1a-z", "C2,b"):
         assert run(["questions", unknown]) == 2
-        assert "Items of the sheets: N1a to N6" in capsys.readouterr().err
+        assert "Homework problems: N1a to N6" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

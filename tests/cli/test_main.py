@@ -122,7 +122,17 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
         (["tour", "extra"], "qkv: unexpected argument 'extra'; qkv tour takes fewer arguments. Try: qkv tour --help"),
         (["tour", "--steps", "many"], "qkv: --steps must be a whole number, got 'many'. Try: qkv tour --help"),
         (["tour", "--steps", "nan"], "qkv: --steps must be a whole number, got 'nan'."),
+        (["tour", "--steps", "1.5"], "qkv: --steps must be a whole number, got '1.5'. Try: qkv tour --help"),
+        (["byhand", "--example", "copy", "--digits=3.5"], "qkv: --digits must be a whole number, got '3.5'."),
         (["train", "vit-digits", "--minutes", "x"], "qkv: --minutes must be a number, got 'x'."),
+        (["byhand", "--verify"], "qkv: --verify needs a value. Try: qkv byhand --help"),
+        (
+            ["check", "layer.py:Layer", "--kind", "casual"],
+            "qkv: --kind must be one of causal, bidirectional, window, prefix, chunked; got 'casual'; "
+            "did you mean causal? Try: qkv check --help",
+        ),
+        (["completion", "tcsh"], "qkv: SHELL must be one of bash, zsh, fish; got 'tcsh'"),
+        (["examples", "README.md"], "qkv: README.md is a file; expected a folder to copy the examples into"),
         (["eval"], "qkv: RUN is missing. Try: qkv eval --help"),
         (["convert", "a", "b"], "qkv: --to is missing. Try: qkv convert --help"),
         (["byhand", ""], "the first argument is empty; expected a name"),
@@ -323,7 +333,14 @@ main.main()
 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
-    [(["loading"], "loading PyTorch …\n"), ([], "computing …\n"), (["early"], ""), (["--quiet"], "")],
+    [
+        (["loading"], "loading PyTorch …\n"),
+        ([], "computing …\n"),
+        (["early"], ""),
+        (["--quiet"], ""),
+        (["train", "--help"], ""),
+        (["help", "train"], ""),
+    ],
 )
 def test_main_says_that_it_is_loading_if_nothing_was_printed_for_a_second(arguments, shown):
     done = subprocess.run([sys.executable, "-c", SLOW, *arguments], capture_output=True, text=True, check=True)

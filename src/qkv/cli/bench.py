@@ -19,17 +19,17 @@ def bench(
     compare: tuple[Path, Path] | None = None,
     json: bool = False,
 ) -> int:
-    """Compare speed and memory with other libraries, measured alternately in one run.
+    """Compare speed and memory use with other libraries, measured alternately in one run.
 
     The benchmarks:
 
-        attention  qkv, PyTorch's kernel and the formula, over lengths
+        attention  qkv, PyTorch's kernel and the formula, by length
         models     forward pass and training step of a ViT and a GPT
         generate   tokens per second, compared with transformers
         engines    the same for SmolLM2-135M, compared with llama.cpp
         load       time to load a checkpoint
         train      overhead of the training loop
-        look       attention pages compared with BertViz; long texts
+        look       HTML attention pages, compared with BertViz; long texts
         studio     latency and size of the web app
 
     Libraries that are not installed are skipped and listed.
@@ -47,16 +47,16 @@ def bench(
     Parameters
     ----------
     names
-        The benchmarks to run; omit NAMES to run all.
+        The benchmarks to run. Omit NAMES to run all of them.
     quick
-        Fewer rounds and smaller sizes, for rough numbers.
+        Measure fewer rounds and smaller sizes, for rough numbers.
     report
         Write a Markdown page to this file, and the same numbers as JSON next to it.
     keep
         With --report: keep the results of other benchmarks that are already in the page.
     compare
-        Compare the ratios of two JSON reports instead of measuring. Exit code 1 if a ratio got worse, that is, if its
-        95 % interval is entirely below 0.97 times the old ratio.
+        Compare the ratios in two JSON reports instead of measuring. The exit code is 1 if a ratio got worse, that is,
+        if its 95% interval is entirely below 0.97 times the old ratio.
     json
         Print the numbers as JSON.
     """

@@ -63,8 +63,8 @@ def byhand(
 ) -> int:
     """Work through attention step by step in exact numbers, or check your own calculation.
 
-    Every projection, dot product, exponential and sum is written out. Fractions and roots stay exact, decimals are
-    given as well, and the output is compared with a separate float64 computation.
+    Every projection, dot product, exponential and sum is written out. Fractions and roots stay exact and are also shown
+    as decimals. The output is compared with a separate float64 computation.
 
     Examples:
 
@@ -76,36 +76,37 @@ def byhand(
         qkv byhand --generate 30 --seed 7 --folder class
         qkv byhand --verify answers --folder class --csv grades.csv
 
-    Matrices: rows separated by ";", cells by spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); 2 1/2 works in
-    files and between commas. A missing weight matrix is the identity.
+    In a matrix, separate rows with ";" and cells with spaces or commas. Numbers: 3, -1/2, 0.25, √2, 1/sqrt(2); mixed
+    numbers (2 1/2) work in files and between commas. A weight matrix that you leave out is the identity.
 
     Parameters
     ----------
     file
-        A problem as a TOML, JSON or CSV file with x, wq, wk, wv (or q, k, v) and any of the settings below.
+        A TOML, JSON or CSV file with a problem: x, wq, wk, wv (or q, k, v) and any of the settings below.
     example
-        A textbook example by name: three-tokens, copy, average, causal, two-heads. Other options change it.
+        Solve a textbook example: three-tokens, copy, average, causal or two-heads. You can change it with the options
+        below.
     examples
         List the textbook examples.
     verify
         Check your own calculation. PATH is a file with the problem (or example = "three-tokens") and the steps that you
-        calculated: queries, keys, values, scores, scaled, weights, output, dO, dA, dQ … The exit code is 1 if a number
-        is wrong. Or a folder of such files, to grade all of them.
+        calculated: queries, keys, values, scores, scaled, weights, output, dO, dA, dQ … PATH can also be a folder of
+        such files, to grade all of them. The exit code is 1 if a number is wrong.
     generate
         Write this many different exercise sheets and their answer keys to --folder, as TOML, LaTeX and HTML. The
         settings below (heads, scale, causal, convention, loss) apply to all of them.
     seed
-        With --generate: the same seed gives the same sheets.
+        With --generate: random seed; the same seed gives the same sheets.
     tokens
         With --generate: the number of tokens.
     folder
-        With --generate: the new folder for sheets and answer keys. Default: class. With --verify FOLDER: the folder
-        that --generate wrote; the answers are checked against its answer keys.
+        With --generate: the new folder for sheets and answer keys. Default: class. With --verify and a folder: the
+        folder that --generate wrote; the answers are checked against its answer keys.
     csv
-        With --verify and a folder: write the grades to this file. Feedback for each student is written next to it, to
-        the folder feedback.
+        With --verify and a folder: write the grades to this file, and feedback for each student to the folder feedback
+        next to it.
     points
-        With --verify and a folder: the points of a sheet.
+        With --verify and a folder: the maximum points for a sheet.
     x
         Inputs, one token per row.
     wq
@@ -127,7 +128,7 @@ def byhand(
     scale
         Factor on the scores (β in some textbooks), such as 1/2, 0.3 or "1/sqrt(2)"; 1 for no scaling. Default: 1/√d.
     causal
-        Each token attends to itself and to earlier tokens only; --no-causal turns it off for an example or file.
+        Each token attends only to itself and earlier tokens; --no-causal turns this off for an example or file.
     mask
         A matrix with the shape of the scores: 1 if the query may attend to the key, otherwise 0. "causal" is the same
         as --causal.
@@ -136,13 +137,13 @@ def byhand(
     convention
         rows: one token per row, softmax(Q Kᵀ) V. columns: one token per column, V softmax(KᵀQ).
     loss
-        Add the backward pass, the gradient of this loss of the output H: sum, mean, upstream, squared-error,
-        half-squared-error, mean-squared-error, cross-entropy or cross-entropy-sum.
+        Add the backward pass for this loss of the output H: sum, mean, upstream, squared-error, half-squared-error,
+        mean-squared-error, cross-entropy or cross-entropy-sum.
     target
         For a squared error: a matrix with the shape of the output. For a cross-entropy: the class of each token,
         starting at 1, or - for no class, such as "2 - 1".
     upstream
-        The gradient of the loss with respect to the output, dO. No other loss is needed then.
+        The gradient of the loss with respect to the output, dO. With it, --loss is not needed.
     digits
         Number of decimals shown.
     tolerance
@@ -150,7 +151,7 @@ def byhand(
     latex
         Print the solution as LaTeX (for amsmath).
     html
-        Write one offline page to this file: each number shows its derivation on hover and on focus.
+        Write a self-contained HTML page to this file. It shows how each number is computed, on hover or on focus.
     json
         Print the solution as JSON.
     """

@@ -52,83 +52,84 @@ def check(
 ) -> int:
     """Run attention code, test what it does, and name the likely bug.
 
-    The contract and the options state what the code promises. Each promise passes or fails; other properties are only
-    measured. Always required: no NaN for finite input, no dependence on other rows of the batch, no randomness in eval
-    mode, unchanged inputs, a KV cache that gives the outputs of the full sequence, a gradient for every parameter. Exit
-    code 1 if a promise fails or cannot be tested. The target is imported and run with your permissions.
+    The contract and the options state which properties the code must have ("promises"). Each promise passes or fails;
+    other properties are only measured. Some properties are always required: no NaN for finite inputs, no dependence on
+    other batch rows, no randomness in eval mode, unmodified inputs, a KV cache that gives the outputs of the full
+    sequence, and a gradient for every parameter. The exit code is 1 if a required property fails or cannot be tested.
+    The target is imported and run with your permissions.
 
     Examples:
 
         qkv check model.py:CausalSelfAttention --contract textbook
         qkv check mylayers:Attention --kind causal --args '{"dim": 64, "heads": 4}'
         qkv check torch.nn:MultiheadAttention
-        qkv check kernel.py:attention --like torch       # equal to PyTorch's
-        qkv check --adapter jax_layer.py --kind causal   # called by your code
+        qkv check kernel.py:attention --like torch       # compare with PyTorch
+        qkv check --adapter jax_layer.py --kind causal   # you write the call
         qkv check model.py:Attention --allow known.toml  # known failures
-        qkv check hf:LlamaForCausalLM                    # built small
+        qkv check hf:LlamaForCausalLM                    # a small random model
 
     Parameters
     ----------
     target
-        file.py:Name or package.module:Name (a function of q, k, v, a class or a module instance), a checkpoint folder,
-        hf:Architecture (a small model with random weights), or hf:all (every architecture of the installed
-        transformers).
+        What to check: file.py:Name or package.module:Name (a function of q, k and v, a class or a module instance), a
+        checkpoint folder, hf:Architecture (a small model with random weights), or hf:all (every architecture in the
+        installed transformers).
     contract
         A named set of promises. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but bidirectional.
         The options below add promises.
     kind
         Which tokens a token may attend to.
     window
-        With --kind window: how many tokens a token sees, itself included.
+        With --kind window: how many tokens a token may attend to, including itself.
     scale
-        The factor on q·k: "head" for d^-½, or a number.
+        The factor on q·k: "head" for 1/√d (d is the head dim), or a number.
     grouped
         Grouped-query attention: how query heads share key heads, repeated (0 0 1 1) or tiled (0 1 0 1).
     mask
         What a mask argument contains: True = may attend, True = may not attend, or numbers added to the scores.
     alignment
-        Where a causal mask sits when there are more keys than queries.
+        How a causal mask is aligned when there are more keys than queries.
     position
         relative: only distances between tokens matter. rotary: relative, by rotating the whole head dim of queries and
-        keys (RoPE). alibi: relative, by a bias with slopes 2^(−8/h), 2^(−16/h), …. none: the order does not matter.
+        keys (RoPE). alibi: relative, by a bias with slopes 2^(−8/h), 2^(−16/h), … none: the order does not matter.
     loss
         For a language-model loss. next: the loss shifts the labels by one itself. same: the labels are already shifted.
     padding
-        Padding does not change the outputs of other tokens.
+        Require that padding does not change the outputs of other tokens.
     cache
-        With a KV cache, the outputs equal those of the full sequence.
+        Require a KV cache that gives the outputs of the full sequence.
     like
         A reference: torch, package.module:Name or file.py:Name. The target must have the properties of the reference
         and, with the same weights, the same outputs and gradients.
     args
         Constructor arguments, as JSON; missing ones are guessed.
     call
-        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (it accumulates
-        gradients over small batches) or split (it splits data into training and held-out parts); or its call, such as
-        "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed, blocked, added; the
-        padding masks present, absent.
+        How to call the target, if qkv guesses wrong. Either its type: attention, loss, accumulate (accumulates
+        gradients over small batches) or split (splits data into training and held-out parts); or a call expression,
+        such as "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed, blocked, added;
+        the padding masks present, absent.
     adapter
-        A Python file whose functions build and call the target, for what cannot be guessed (numpy, JAX, C++, paged
-        caches, audio): build, call, mask, start_cache and step. Then TARGET may be left out.
+        A Python file with functions that build and call the target (build, call, mask, start_cache, step), for code
+        that qkv cannot call itself: NumPy, JAX, C++, paged caches, audio. You can then omit TARGET.
     family
         With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
     results
-        With hf:all: the folder that keeps the results, so that an interrupted sweep resumes; by default in the user's
-        cache folder.
+        With hf:all: the folder for the results, which lets an interrupted run resume. Default: a folder in your cache
+        directory.
     num_workers
         With hf:all: the number of processes.
     thorough
-        Add lengths up to 4,096 and shapes drawn by Hypothesis; takes minutes.
+        Also test lengths up to 4,096 and random shapes (drawn by Hypothesis); takes minutes.
     seed
         Random seed for inputs and shapes.
     dtype
         Test the precision only in this dtype, compared with a naive implementation in the same dtype.
     device
-        Where to run it, such as cuda.
+        The device to run on, such as cuda.
     time_limit
-        The seconds that importing the target, one call of it, or one architecture of hf:all may take.
+        Time limit in seconds for importing the target, for one call, or for one architecture of hf:all.
     fresh
-        With hf:all: delete earlier results.
+        With hf:all: delete earlier results and start again.
     all_findings
         Show all findings, including checks that passed or do not apply.
     junit
@@ -136,9 +137,9 @@ def check(
     sarif
         Write failures and warnings to this file as SARIF 2.1.0, for code scanning.
     html
-        Write the report to this file as one offline page.
+        Write the report to this file as a self-contained HTML page.
     allow
-        A TOML file of known failures, each with a reason and an expiry date; they become warnings.
+        A TOML file of known failures, each with a reason and an expiry date. They become warnings until they expire.
     repro
         Write a stand-alone script to this file that needs only torch and fails on the smallest counter-example found.
     json

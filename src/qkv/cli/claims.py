@@ -28,7 +28,7 @@ def claims(
     report: str | None = None,
     json: bool = False,
 ) -> int:
-    """Test textbook claims about attention and transformers by experiments. Without names, list the claims.
+    """Test textbook claims about attention and transformers by experiment. Without arguments, list the claims.
 
     The exit code is 0 if every verdict is the expected one, otherwise 1.
 
@@ -43,24 +43,24 @@ def claims(
     Parameters
     ----------
     words
-        show NAME...: question, statement, reason and method, without running. run NAME...: run these claims. run --all:
-        run all. Omit WORDS to list the claims.
+        show NAME...: print the question, statement, reason and method, without running the claims. run NAME...: run
+        these claims. run --all: run all claims. Omit WORDS to list the claims.
     every
-        Run all claims.
+        With run: run all claims.
     seed
         Random seed.
     knobs
         Change a setting of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated.
         `qkv claims show NAME` lists the settings of a claim.
     wrong
-        Use a wrong implementation, such as --wrong no-scale: the verdict should change. `qkv claims show NAME` lists
-        those that change it.
+        Run the experiment on a wrong implementation of attention, such as --wrong no-scale: the verdict should change.
+        `qkv claims show NAME` lists the implementations that change it.
     data
         Dataset name or path, as in `qkv train`, for claims that use data, such as data-regimes-real.
     long
         Train longer (only for claims that train a model).
     report
-        Write an HTML page with all numbers and figures to this file; it needs no network.
+        Write an HTML page with all numbers and figures to this file. It works offline.
     json
         Print the results as JSON.
     """
@@ -270,7 +270,7 @@ def _print_results(results: "list[ClaimResult]") -> None:
     if len(results) > 1:
         expected = sum(result.verdict == result.expected for result in results)
         seconds = sum(result.seconds for result in results)
-        out().print(f"{expected} of {len(results)} verdicts as for a correct attention, {seconds:.1f} s")
+        out().print(f"{expected} of {len(results)} verdicts as expected, {seconds:.1f} s")
 
 
 def _write_report(results: "list[ClaimResult]", target: str) -> None:

@@ -9,7 +9,7 @@ from qkv.cli.console import err, out, print_json
 
 
 def doctor(*, device: str | None = None, json: bool = False) -> int:
-    """Show this machine's versions and hardware, and measure its speed in a few seconds.
+    """Show the installed versions and the hardware, and measure the speed of this machine in a few seconds.
 
     Examples:
 
@@ -22,7 +22,7 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     device
         The device to measure: cpu, cuda or mps. Default: a GPU if available, otherwise cpu.
     json
-        Print the findings as JSON.
+        Print the results as JSON.
     """
     import torch
 

@@ -10,21 +10,21 @@ from qkv.cli.console import out, print_json
 # file or folder: what it is, and whose tutorial uses it
 EXAMPLES = {
     "student.py": "causal self-attention with two bugs (student)",
-    "student_fixed.py": "the same with both bugs fixed",
-    "answer.toml": "a hand calculation with one slip (student, teacher)",
+    "student_fixed.py": "the same layer with both bugs fixed",
+    "answer.toml": "a hand calculation with one mistake (student, teacher)",
     "submissions": "five submissions to grade (teacher)",
-    "rope_rubric.toml": "a rubric with points of your own (teacher)",
-    "rope": "two submissions for this rubric",
-    "kernel.py": "attention block by block, as fused kernels do (engineer)",
-    "adapters": "code that qkv check can call by an adapter only",
+    "rope_rubric.toml": "a rubric with its own points (teacher)",
+    "rope": "two submissions for that rubric",
+    "kernel.py": "attention computed block by block, as in fused kernels (engineer)",
+    "adapters": "code that qkv check can call only through an adapter",
     "small.toml": "the settings of a small training run (researcher)",
-    "nanogpt_style.py": "your own Dataset, model and loss, trained and resumed by qkv",
+    "nanogpt_style.py": "a script with its own Dataset, model and loss, trained with qkv",
     "induction.py": "train a small model in seconds and find its induction heads",
 }
 
 
 def examples(folder: Path | None = None, /, *, force: bool = False, json: bool = False) -> int:
-    """List the example files of the tutorials, or copy them into a folder.
+    """List the tutorials' example files, or copy them into a folder.
 
     Examples:
 
@@ -35,7 +35,7 @@ def examples(folder: Path | None = None, /, *, force: bool = False, json: bool =
     Parameters
     ----------
     folder
-        The folder to copy them into; it is created if it does not exist. Omit it to list them.
+        The folder to copy the files into; it is created if it does not exist. Omit it to list the files.
     force
         Overwrite existing files that differ.
     json
@@ -48,13 +48,13 @@ def examples(folder: Path | None = None, /, *, force: bool = False, json: bool =
     if json:
         print_json({"folder": None if folder is None else str(folder), "files": [path.as_posix() for path in files]})
     elif folder is not None:
-        out().print(Text(f"{len(files)} example files are in {'this folder' if folder == Path() else folder}"))
+        out().print(Text(f"copied {len(files)} example files to {'this folder' if folder == Path() else folder}"))
     else:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         for name, summary in EXAMPLES.items():
             table.add_row(Text(f"{name}/" if (source / name).is_dir() else name), Text(summary))
         out().print(table)
-        out().print("\n`qkv examples .` copies them into this folder.", markup=False)
+        out().print("\n`qkv examples .` copies these files into the current folder.", markup=False)
     return 0
 
 
@@ -76,6 +76,8 @@ def _files(path: Path) -> list[Path]:
 
 def _copy(source: Path, files: list[Path], target: Path, *, force: bool) -> None:
     """Copy the files; those that are already there and differ are kept, and nothing is copied, unless forced."""
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{target} is a file; expected a folder to copy the examples into")
     changed = [
         path
         for path in files

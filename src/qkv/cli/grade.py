@@ -26,36 +26,37 @@ def grade(
 ) -> int:
     """Grade student submissions with a rubric. Without FILES, print what students must submit and the points.
 
-    Submissions are Python files, notebooks or zip archives. They run in a sandbox: no network, no files, limited time
-    and memory. The grader, which never imports them, judges the tensors that they return.
+    Submissions are Python files, notebooks or zip archives. They run in a sandbox, without network or access to your
+    files, with limited time and memory. The grader checks the tensors that they return; it never imports the
+    submissions.
 
     Examples:
 
         qkv grade                # list the rubrics
-        qkv grade cs224n-a5      # what students supply, and the points
+        qkv grade cs224n-a5      # what students must submit, and the points
         qkv grade cs224n-a5 submissions/*.zip --csv grades.csv --feedback feedback
 
     Parameters
     ----------
     rubric
-        A .toml file, or the name of a rubric that comes with qkv; omit it to list them.
+        The name of a rubric that comes with qkv, or your own .toml file. Omit it to list the rubrics.
     files
-        The submissions, one .py, .ipynb or .zip file for each student, or directories of them.
+        The submissions: one .py, .ipynb or .zip file for each student, or directories of such files.
     csv
         Write the grades to this file. If the file exists, only new and changed submissions are graded.
     feedback
         Write a page for each student (Markdown and HTML) and a summary of the class into this directory.
     seed
-        Random seed for the inputs; to repeat a grading, pass the seed from its CSV file. Default: a new seed.
+        Random seed for the inputs. To get the same grades again, pass the seed from the CSV file. Default: a new seed.
     jobs
-        How many submissions are graded at once.
+        How many submissions to grade at the same time.
     seconds
-        The time that one submission may take in total (600 by default, or what the rubric says).
+        Time limit for one submission, in seconds. Default: the rubric's limit, or 600.
     fresh
-        Grade all submissions again and ignore earlier results for this CSV file.
+        Grade all submissions again, and ignore the results already stored for this CSV file.
     unsafe
-        Run submissions without a sandbox, with your permissions: they can read your files. Only for systems that have
-        no sandbox.
+        Run submissions without a sandbox, with your permissions: they can read your files. Use this only where the
+        sandbox is not available.
     json
         Print the grades, or the list of rubrics, as JSON.
     """

@@ -37,7 +37,7 @@ def look(
     """Show the attention inside a model, and intervene on it.
 
     Prints the type of each head and the attention map of the head with the highest type score, for a text, an image or
-    an audio file. The model's code need not be changed.
+    an audio file. You do not need to change the model's code.
 
     Examples:
 
@@ -57,9 +57,9 @@ def look(
         qkv:digits.
         Omit it to list the bundled models.
     words
-        A text; or an image or audio file; or, for a model without a tokenizer, token ids: "12 7 99".
+        The input: a text, an image or audio file, or, for a model without a tokenizer, token ids such as "12 7 99".
     target
-        For an encoder–decoder, its target text. Default: the model generates one.
+        The target text, for an encoder–decoder. Default: the model generates one.
     layer
         The layer to show, by its index from 0 or its name. Default: the layer of the head with the highest type score.
     head
@@ -72,7 +72,7 @@ def look(
         With --html: store all queries and keys, so that the page can show every weight of a long text. The file is
         larger.
     png
-        Write an image: all heads, or the one chosen by --layer and --head, or attention over the input image.
+        Write a PNG file: all heads, the head chosen by --layer and --head, or attention over the input image.
     ablate
         Ablate heads, such as 5.1 (layer.head) or 5.1,6.9, and measure the effect on the prediction. Can be repeated.
     scale
@@ -83,9 +83,9 @@ def look(
     ablation_sweep
         Ablate each head in turn and print which heads matter.
     rollout
-        Attention rollout through all layers.
+        Print the attention rollout: how much each input token contributes to the output, through all layers.
     logit_lens
-        The prediction of each layer (the logit lens).
+        Print the prediction after each layer (the logit lens).
     compare
         Compare head by head with another checkpoint or another input.
     json

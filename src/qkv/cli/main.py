@@ -8,12 +8,13 @@ import difflib
 import importlib
 import inspect
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
-from typing import get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
@@ -35,11 +36,11 @@ GROUPS = {
         "tour": ("qkv.cli.tour:tour", "See what qkv does: solve an example, train a model, check a layer."),
         "examples": (
             "qkv.cli.examples:examples",
-            "List the example files of the tutorials, or copy them into a folder.",
+            "List the tutorials' example files, or copy them into a folder.",
         ),
         "byhand": ("qkv.cli.byhand:byhand", "Work through attention in exact numbers, or check your own calculation."),
         "claims": ("qkv.cli.claims:claims", "Test textbook claims about attention by experiment."),
-        "questions": ("qkv.cli.questions:questions", "Print course questions about attention with their answers."),
+        "questions": ("qkv.cli.questions:questions", "Print questions from courses about attention, with answers."),
     },
     "Check": {
         "check": (
@@ -47,7 +48,7 @@ GROUPS = {
             "Test any attention code and name the bug: leaks, padding, KV cache, gradients.",
         ),
         "grade": ("qkv.cli.grade:grade", "Grade student submissions with a rubric, in a sandbox."),
-        "mutants": ("qkv.cli.mutants:mutants", "Test qkv check itself, on implementations with one planted bug each."),
+        "mutants": ("qkv.cli.mutants:mutants", "Test qkv check itself on implementations with one planted bug each."),
     },
     "Train and use": {
         "train": ("qkv.cli.train:train", "Train a model from a recipe. A killed run resumes bit-exactly."),
@@ -62,8 +63,8 @@ GROUPS = {
     },
     "Measure and set up": {
         "bench": ("qkv.cli.bench:bench", "Compare speed and memory with other libraries."),
-        "reproduce": ("qkv.cli.reproduce:reproduce", "Run an experiment of the results table again."),
-        "doctor": ("qkv.cli.doctor:doctor", "Show this machine's hardware and measure its speed."),
+        "reproduce": ("qkv.cli.reproduce:reproduce", "Rerun an experiment from the results table."),
+        "doctor": ("qkv.cli.doctor:doctor", "Show versions and hardware, and measure the speed of this machine."),
         "completion": ("qkv.cli.completion:completion", "Print a shell completion script."),
     },
 }
@@ -103,7 +104,7 @@ def make_app(called: str = "") -> App:
 
 
 def _debug() -> None:
-    """Show the traceback of an error."""  # an entry of the help: `run` removes --debug from the arguments
+    """Print the traceback of an error."""  # an entry of the help: `run` removes --debug from the arguments
 
 
 def _format_default(default: object) -> str | None:
@@ -140,6 +141,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(_unknown_command(command))
     if empty := _find_empty_name(command, arguments[1:]):
         return _fail(empty)
+    if fraction := _find_fraction(command, arguments[1:]):
+        return _fail(fraction)
     try:
         with raise_on_signals():
             if command == "train" and {"--help", "-h"}.intersection(arguments):
@@ -230,6 +233,14 @@ def _explain_usage(error: CycloptsError, command: str) -> str:
         case CoercionError() if error.token is not None and error.target_type in NUMBERS:
             name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
             return f"{name} must be {NUMBERS[error.target_type]}, got {error.token.value!r}."
+        case CoercionError(token=token, target_type=choices) if token is not None and get_origin(choices) is Literal:
+            name = token.keyword or (error.argument.name.strip("_").upper() if error.argument else "the argument")
+            known = [str(choice) for choice in get_args(choices)]
+            near = difflib.get_close_matches(token.value, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            return f"{name} must be one of {', '.join(known)}; got {token.value!r}{hint}"
+        case MissingArgumentError(keyword=str(option)):
+            return f"{option} needs a value."
         case MissingArgumentError(argument=argument) if argument is not None:
             name = argument.name if argument.name.startswith("-") else argument.name.strip("_").upper()
             return f"{name} is missing."
@@ -249,6 +260,24 @@ def _find_empty_name(command: str, arguments: Sequence[str]) -> str | None:
         is_path = hint is Path or (isinstance(hint, UnionType) and Path in get_args(hint))
         if is_path and (f"{option}=" in arguments or (option, "") in itertools.pairwise(arguments)):
             return f"{option} is empty; expected the name of a file or folder"
+    return None
+
+
+def _find_fraction(command: str, arguments: Sequence[str]) -> str | None:
+    """What is wrong with a fraction where a whole number is expected: Cyclopts would round it silently."""
+    pairs = [
+        *(tuple(argument.split("=", 1)) for argument in arguments if argument.startswith("--") and "=" in argument),
+        *itertools.pairwise(arguments),
+    ]
+    fractions = {option: value for option, value in pairs if re.fullmatch(r"[+-]?\d*\.\d*[1-9]\d*", value)}
+    if command not in COMMANDS or not fractions:
+        return None
+    module, _, attribute = COMMANDS[command][0].partition(":")
+    function = getattr(importlib.import_module(module), attribute)
+    for name, hint in get_type_hints(function).items():
+        option = f"--{name.strip('_').replace('_', '-')}"
+        if option in fractions and (hint is int or hint == int | None):
+            return f"{option} must be a whole number, got {fractions[option]!r}. Try: qkv {command} --help"
     return None
 
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
-    """List questions that courses ask, with the answer, the usual mistake, and the claim that answers by experiment.
+    """List questions from courses, with the answer, the usual mistake, and the claim that tests it by experiment.
 
-    An item of a homework sheet, such as N1c or C1a-e, prints its whole model answer, and a group, such as C2, lists its
-    items: NYU Deep Learning homework 4 (N1a to N6), the attention assignment (A1 to A5), CS224N assignment 5 (C0 to
-    C3c), CSCI 5922 problem set 4 (P1a to P3x).
+    To print the full model answer to a homework problem, give its label, such as N1c or C1a-e; to list the problems of
+    a group, give the group, such as C2. The homework sheets are NYU Deep Learning homework 4 (N1a to N6), the attention
+    assignment (A1 to A5), CS224N assignment 5 (C0 to C3c) and CSCI 5922 problem set 4 (P1a to P3x).
 
     Examples:
 
@@ -28,8 +28,8 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     Parameters
     ----------
     words
-        Show only the questions in which all these words occur, or begin a word; or items of the sheets, such as N1c
-        P3d.
+        Show only questions that contain all of these words, or words that begin with them. Or the labels of homework
+        problems, such as N1c P3d.
     markdown
         Print the page docs/questions.md.
     json
@@ -51,7 +51,7 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     found, mentions = search_questions(" ".join(words)), search_answers(" ".join(words)) if words else []
     if not found and not (mentions and not json):
         raise ValueError(
-            f"no question contains {' '.join(words)!r}; `qkv questions` lists all of them. Items of the sheets: N1a to "
+            f"no question contains {' '.join(words)!r}; `qkv questions` lists all of them. Homework problems: N1a to "
             "N6, A1 to A5, C0 to C3c, P1a to P3x"
         )
     if json:

@@ -35,11 +35,11 @@ def reproduce(
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Run an experiment of the results table again: train and test its models, and store the numbers.
+    """Rerun an experiment from the results table: train and test its models, and store the numbers.
 
-    Each training is an ordinary run. If it is killed, the same command resumes it, and finished parts are not trained
-    again. Omit ROW to list the rows and the data they need. Do not run other programs at the same time, because time
-    and speed are measured.
+    Each model is trained in an ordinary run. If a run is killed, the same command resumes it; finished runs are not
+    trained again. Omit ROW to list the rows and the data they need. Do not run other programs at the same time, because
+    time and speed are measured.
 
     Examples:
 
@@ -53,7 +53,7 @@ def reproduce(
     Parameters
     ----------
     row
-        The row; omit ROW to list the rows.
+        The row of the table. Omit ROW to list the rows.
     data
         A folder with birthplaces/, multi30k/, audiomnist/, spoken-digits/ and cifar10.npz (or CIFAR-10's own
         cifar-10-batches-bin/).
@@ -64,25 +64,26 @@ def reproduce(
     steps
         Train each part for this many steps, as a trial.
     folder
-        The folder of the runs, with a folder ROW/PART-seedN for each. Default: runs/reproduce.
+        The folder for the runs; each run gets a folder ROW/PART-seedN in it. Default: runs/reproduce.
     from_
         Store the results of this finished run instead of training.
     label
-        Train only this part of the row. With --from: the part that the run belongs to, if it is not clear from its
-        recipe.
+        Train only this part of the row, such as ours. With --from: the part that the run belongs to, if its recipe does
+        not make that clear.
     commit
         With --from: the qkv commit that trained the run, if it is not stored in the run.
     peak
-        This machine's peak speed in GFLOPS, of a large float32 matrix product, for the column "share of peak". Default:
-        measured now.
+        The peak speed of this machine in GFLOPS (a large float32 matrix product), for the column "share of peak".
+        Default: qkv measures it.
     results
-        The folder of the numbers as JSON. Default: docs/results in a checkout of qkv, otherwise runs/reproduce/results.
+        The folder for the results, as JSON files. Default: docs/results in a checkout of qkv, otherwise
+        runs/reproduce/results.
     draw
-        Write the page of all results and its figures.
+        Write the page of all results and its figures from the stored results.
     quiet
         Do not show progress.
     json
-        Print the figures as JSON; progress becomes JSON lines on stderr.
+        Print the numbers as JSON; progress becomes JSON lines on stderr.
     """
     if row is None:
         needs_row = {"data": data, "seeds": seeds, "minutes": minutes, "steps": steps, "folder": folder, "from": from_}

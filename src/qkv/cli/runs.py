@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int:
-    """List the runs of a folder, or compare runs.
+    """List the runs in a folder, or compare runs.
 
     Examples:
 
@@ -24,9 +24,9 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
     Parameters
     ----------
     folder
-        A folder of runs to list, or a run.
+        A folder that contains runs, or a run.
     more
-        More runs. Their metrics and the settings that differ are compared.
+        More runs: compare their metrics, and show the settings that differ.
     json
         Print the runs as JSON.
     """

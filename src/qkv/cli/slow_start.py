@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from qkv.cli.standard_streams import has_output
 
 WAIT_SECONDS = 1.0
+NO_NOTE = {"--quiet", "--help", "-h", "--version"}  # a help page computes nothing
 
 
 @contextlib.contextmanager
 def note_slow_start(arguments: Sequence[str], wait: float = WAIT_SECONDS) -> Iterator[None]:
-    """Print what is being loaded, once, unless the command has printed something or ended before; not with --quiet."""
-    if "--quiet" in arguments:
+    """Print what is being loaded, once, unless the command has printed something or ended before; see NO_NOTE."""
+    if not NO_NOTE.isdisjoint(arguments) or arguments[:1] == ["help"]:
         yield
         return
     timer = threading.Timer(wait, _print_note)

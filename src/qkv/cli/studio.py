@@ -28,22 +28,22 @@ def studio(
 
     Examples:
 
-        qkv studio                                 # shows the runs in runs/
+        qkv studio                                 # show the runs in runs/
         qkv studio my-checkpoint/ --runs results/  # your model, another runs folder
-        qkv studio --allow-code                    # the Check page may import modules
+        qkv studio --allow-code                    # let the Check page run code
 
     Parameters
     ----------
     models
         Checkpoint folders for the Models page, in addition to the bundled models and your runs.
     runs
-        The folder with your runs.
+        The folder that contains your runs.
     port
         The port on 127.0.0.1. Default: any free port.
     allow_code
         Let the Check page import and run Python modules that you name, in worker processes.
     browser
-        Open a browser; by default only if this is a terminal with a display.
+        Always open a browser. By default, qkv opens one only in a terminal with a display.
     json
         Print the address and the login file as JSON.
     """

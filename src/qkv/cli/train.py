@@ -50,32 +50,32 @@ def train(
     Parameters
     ----------
     recipe
-        What to train; omit it to list the recipes.
+        The recipe to train. Omit it to list the recipes.
     data
         Your own data: a file or folder. `qkv train` lists what each recipe accepts.
     model
-        One of the recipe's models, as `qkv train` lists them: the default, a variant, or a baseline such as cnn or rnn.
+        One of the recipe's models, which `qkv train` lists: the default, a variant, or a baseline such as cnn or rnn.
     preset
         A named set of settings, such as nyu-hw4 or cs224n-a5 (the settings of that homework). `qkv train RECIPE --help`
         lists the presets of a recipe.
     set_
         NAME=VALUE for any setting that --show prints, such as model.dim=128; may be repeated.
     config
-        A TOML file of overrides, such as another run's recipe.toml; --set is applied after it.
+        A TOML file with settings, such as another run's recipe.toml. --set overrides it.
     seed
-        Random seed of the initial weights and of the data order. Default: 0.
+        Random seed for the initial weights and the data order. Default: 0.
     minutes
         Training time in minutes. qkv measures the speed first and sets the number of steps accordingly.
     steps
         Total number of steps. Warm-up and evaluation intervals are scaled accordingly.
     epochs
-        Number of epochs, for a recipe with one stage. With --preset nyu-hw4 the learning rate still decays over 100
-        epochs, so that a run can be continued with more of them.
+        Number of epochs, for a recipe with one stage. With --preset nyu-hw4, the learning rate still decays over 100
+        epochs, so that you can continue the run with more epochs.
     folder
         Run directory. Default: runs/RECIPE-N.
     resume
-        auto: resume an unfinished run of the same config, if there is one. never: start a new run. always: resume, or
-        fail if there is none.
+        auto: resume an unfinished run with the same settings, if there is one. never: start a new run. always: resume,
+        or fail if there is nothing to resume.
     device
         cpu, cuda, cuda:1 or mps. Default: a GPU if available (not tested yet), otherwise cpu.
     tensorboard

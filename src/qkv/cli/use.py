@@ -34,7 +34,7 @@ def use(
 ) -> int:
     """Run a trained model: classify images, generate text, translate, transcribe speech, answer questions.
 
-    The task is stored with the model. A class with a probability below 60 % is marked "unsure". For audio, words are
+    The task is stored with the model. A class with a probability below 60% is marked "unsure". For audio, words are
     printed with their times. If a question-answering model is not confident, the matching line of its corpus is printed
     instead of an answer.
 
@@ -61,7 +61,7 @@ def use(
     max_new_tokens
         Number of tokens to generate (texts). Default: 200.
     temperature
-        Sampling temperature (texts); 0 takes the most likely token. Default: 0.8.
+        Sampling temperature (texts); 0 always takes the most likely token. Default: 0.8.
     top_p
         Nucleus sampling (texts): sample from the most likely tokens that together have this probability. Default: all
         tokens.
