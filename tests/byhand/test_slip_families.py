@@ -262,6 +262,10 @@ FORWARD = {  # the slip by name, the problem, the steps that it changes
         projections(lambda t: t["x"] + sinusoids(0, True), "queries", "keys", "values"),
     ),
     "the positions were not added for Q and K": (POSITIONS, projections(lambda t: t["x"], "queries", "keys")),
+    "softmax over the keys of all heads together": (
+        HEADS,
+        {"weights": lambda t: np.exp(t["scaled"]) / np.exp(t["scaled"]).sum((0, 2), keepdims=True)},
+    ),
     "softmax over the heads": (
         HEADS,
         {"weights": lambda t: np.exp(t["scaled"]) / np.exp(t["scaled"]).sum(0, keepdims=True)},
@@ -316,6 +320,16 @@ FORWARD |= {  # number by number, and with the input
     "X was subtracted from the output": (SQUARE, {"output": lambda t: t["concatenated"] - t["x"]}),
     "X was added to the output": (SQUARE, {"output": lambda t: t["concatenated"] + t["x"]}),
     "2 times too large": (SQUARE, {"output": lambda t: 2 * t["concatenated"]}),
+}
+FORWARD |= {
+    f"masked with {fill} instead of −∞: e^": (
+        CAUSAL,
+        {
+            "scaled": lambda t, fill=fill: np.where(t["mask"] > 0, STEPS["scaled"](t), fill),
+            "weights": lambda t: normalize(np.exp(t["scaled"])),
+        },
+    )
+    for fill in (0, -10)
 }
 
 
@@ -414,6 +428,17 @@ BACKWARD |= {
     "divided by 3: the mean of the 3 products instead of their sum": (
         LOSS,
         {"dW_V": lambda t: STEPS["dW_V"](t) / 3},
+    ),
+    "only the diagonal of the weightsᵀ was used": (
+        LOSS,
+        {"dV": lambda t: (t["weights"][0] * np.eye(3)).T @ t["dO"]},
+    ),
+    "the heads of dO are in the wrong order: 2, 1": (
+        HEADS_LOSS,
+        {
+            "dV": lambda t: join(flip(t["weights"]) @ split(t["dO"], 2)[::-1]),
+            "dA": lambda t: split(t["dO"], 2)[::-1] @ flip(split(t["values"], 2)),
+        },
     ),
     "dO was added to dX": (LOSS, {"dX": lambda t: STEPS["dX"](t) + t["dO"]}),
 }
@@ -515,6 +540,14 @@ def test_verify_names_a_misread_factor_of_one_product(wrong, mistake):
     assert any(mistake in name for name in (remark.mistake, *remark.alternatives)), remark.sentence
 
 
+def test_verify_names_a_decimal_point_at_the_wrong_place_of_the_digits_that_were_written():
+    sheet = calculate(PLAIN, {}, 4, carry=False)
+    assert sheet["weights"][1][1] == "0.0929"
+    sheet["weights"][1][1] = "0.9290"
+    (remark,) = remarks_of(verify(make_problem(PLAIN), sheet))
+    assert remark.mistake == "the decimal point is at the wrong place"
+
+
 def test_verify_reads_a_weight_in_percent_as_ten_times_too_large():
     problem = make_problem({"q": "1 0; 1 1/2", "k": "3 1; 0 1; 1 -1", "v": "1 2; -2 1; 3 -3", "scale": "1"})
     weights = np.array([[0.84, 0.04, 0.11], [0.91, 0.05, 0.05]])
@@ -611,3 +644,12 @@ def test_verify_does_not_explain_random_numbers_one_by_one(settings, step, place
     for seed in (0, 1):
         found = remarks_of(verify(make_problem(settings), with_noise(settings, step, places, seed, count)))
         assert [(remark.step, remark.mistake) for remark in found] == [(step, "not identified")]
+
+
+def test_verify_adds_no_slips_after_numbers_that_are_not_identified():
+    """The output was computed from unrounded weights that nothing explains: its last digits differ, no more."""
+    random = np.random.default_rng(3)
+    weights = normalize(random.random((1, 3, 3)))
+    sheet = calculate(PLAIN, {"weights": lambda t: weights}, 4, carry=False)
+    found = remarks_of(verify(make_problem(PLAIN), sheet))
+    assert [(remark.step, remark.mistake) for remark in found] == [("weights", "not identified")]

@@ -215,8 +215,12 @@ def _other_lines(context: CellContext, place: Place, fits: Callable[[float], boo
 def _digit_slips(right: float, value: float, unit: float) -> Iterator[CellSlip]:
     if right and value:
         for power in (-2, -1, 1, 2):
-            if abs(value - right * 10.0**power) <= unit / 2 + 1e-9 * max(1.0, abs(value)):
-                yield CellSlip("digits", "the decimal point is at the wrong place", 6, right * 10.0**power)
+            shown = round(right / unit) * unit if unit else right  # people shift the digits that they wrote
+            near = abs(value - right * 10.0**power) <= unit / 2 + 1e-9 * max(1.0, abs(value))
+            if near or (shown and abs(value - shown * 10.0**power) <= 1e-9 * max(1.0, abs(value))):
+                yield CellSlip(
+                    "digits", "the decimal point is at the wrong place", 6, right * 10.0**power if near else value
+                )
         if abs(value * right - 1) <= (unit / 2 * abs(right)) + 1e-9 and abs(abs(right) - 1) > 1e-9:
             yield CellSlip("digits", "the fraction is upside down", 6.5, 1 / right)
     places = max(0, -round(math.log10(unit))) if unit else 2

@@ -183,6 +183,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sign of x": np.sign,
     "whole part of x": lambda x: np.trunc(x + np.sign(x) * 1e-9),
     "nearest whole number": lambda x: round_half_up(x, 0),
+    "only the diagonal": lambda x: x * np.eye(x.shape[-2], x.shape[-1]),
     "sum of heads": lambda x: np.broadcast_to(x.sum(1, keepdims=True), x.shape),
     "mean of heads": lambda x: np.broadcast_to(x.mean(1, keepdims=True), x.shape),
     "1 + x": lambda x: 1 + x,
@@ -222,6 +223,8 @@ def _total(values: Array, param: tuple[str, int | None]) -> Array:
             return values.sum((-2, -1), keepdims=True)
         case "all heads":
             return values.sum((-3, -2, -1), keepdims=True)
+        case "row of all heads":
+            return values.sum((-3, -1), keepdims=True)
         case "largest":
             return values.max(-1, keepdims=True)
         case "heads":

@@ -50,7 +50,7 @@ def head_order_changes(part: Expression, heads: int, what: str) -> Iterator[Chan
     """The heads of a matrix in another order, or one in place of another."""
     if heads == 1:
         return
-    for order, name, cost in _head_orders(heads, what):
+    for order, name, cost in head_orders(heads, what):
         yield Change(ex.reordered(part, 1, order), name, cost, scope="whole")
 
 
@@ -70,7 +70,7 @@ def head_product_changes(part: Expression, context: Context) -> Iterator[Change]
     for head, name, cost in _missing_heads(heads):
         text = f"{name}: its part of {what} was not used"
         yield Change(part.with_param(head_factors(heads, size, head)), text, cost, scope="rows")
-    for order, name, cost in _head_orders(heads, what):
+    for order, name, cost in head_orders(heads, what):
         yield Change(part.with_args(ex.reordered(left, 3, _columns(order, width)), part.args[1]), name, cost)
     turns = tuple(head * width + k for k in range(width) for head in range(heads))
     name = f"the columns of {what} are interleaved: the heads are side by side"
@@ -96,7 +96,7 @@ def head_result_changes(part: Expression, context: Context) -> Iterator[Change]:
     if size % heads or size == heads:
         return
     what = context.describe(ex.ref(step))
-    for order, name, cost in _head_orders(heads, what):
+    for order, name, cost in head_orders(heads, what):
         yield Change(ex.reordered(part, axis, _columns(order, size // heads)), name, cost + 0.5, scope="whole")
     for head, name, cost in _missing_heads(heads):
         keep = np.array(head_factors(heads, size, head))
@@ -114,7 +114,7 @@ def _missing_heads(heads: int) -> Iterator[tuple[int, str, float]]:
         yield head, f"head {head + 1} is missing", 4.5 + math.log2(heads)
 
 
-def _head_orders(heads: int, what: str) -> Iterator[tuple[tuple[int, ...], str, float]]:
+def head_orders(heads: int, what: str) -> Iterator[tuple[tuple[int, ...], str, float]]:
     """Wrong orders of the heads, with their names and costs."""
     right = tuple(range(heads))
     for order in itertools.permutations(right) if heads <= 4 else (right[::-1],):

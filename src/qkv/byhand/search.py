@@ -36,6 +36,7 @@ MAX_EXPANSIONS = 60
 MAX_EVALUATIONS = 7000  # of formulas in one search; about two seconds
 EXCHANGED = 7.5  # bits for two numbers in each other's place
 CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
+REPEATED = 1.5  # bits that a number tells which is 0 or equal to another one
 TELLING = 6.0  # bits of a number that can confirm such a slip
 MAX_EXPLANATIONS = 2  # different slips in single numbers of one step; more would fit by chance
 COMMON = 6.0  # bits: slips up to this cost are also tried in pairs
@@ -196,8 +197,18 @@ class Search(Predictor):
         solved = (old.matches[step] == WRONG) & (new.matches[step] != WRONG)
         if not solved.any():
             return True
-        known = float(self.information[step][solved].sum())
+        known = self.evidence(step, solved)
         return not is_chance(sum(found.slip.cost for found in added), known + 1)
+
+    def evidence(self, step: str, cells: Array) -> float:
+        """The bits that numbers tell together; a number that is 0 or equal to another one tells little more."""
+        bits: dict[float, float] = {0.0: REPEATED}
+        values, told = self.written[step].values[cells].tolist(), self.information[step][cells].tolist()
+        repeated = 0
+        for value, information in zip(values, told, strict=True):
+            repeated += value in bits
+            bits.setdefault(value, information)
+        return sum(bits.values()) + REPEATED * (repeated - 1)
 
     def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
         """Two common slips together."""
@@ -313,8 +324,10 @@ class Search(Predictor):
             return Slip(name, EXCHANGED, {step: ex.exchanged(formula, place, partner)}, single=True)
         if not likely:
             value, unit = self.written[step].number(place)
+            random = np.random.default_rng(place)
             unrounded = np.full(WORLDS, value)  # what the person may have continued with
             unrounded[3:MIXED] += unit * np.array([0.5, -0.5, 0.25])
+            unrounded[MIXED:] += unit / 2 * random.choice([-1.0, 1.0], WORLDS - MIXED)
             changes = {step: ex.patched(formula, place, unrounded if unit else value)}
             return Slip(NOT_IDENTIFIED, float(self.bits[step][place]), changes, single=True)
         best, *others = likely

@@ -127,6 +127,11 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(
             part.with_args(*others), f"all minus signs of {context.describe(operand)} were lost", 7, scope="rows"
         )
+        rows, columns = context.shape(operand)[-2:]
+        if rows == columns > 1 and not (operand.op == "ref" and is_weight_matrix(operand.param)):
+            others[index] = ex.apply("only the diagonal", operand)
+            name = f"only the diagonal of {context.describe(operand)} was used: the other products were not added"
+            yield Change(part.with_args(*others), name, 6, scope="heads")
         other = part.args[1 - index]
         weight = other.op == "ref" and is_weight_matrix(other.param)
         name = f"{context.describe(other)} forgotten: this is {context.describe(operand)}"
@@ -359,7 +364,8 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
     if name in ("scaled", "dS") and context.step not in ("scores", "dZ"):
         yield from _scaled_again(part, what, context)
     for function, text, cost in ELEMENTWISE if name in SCORES else ():
-        yield Change(ex.apply(function, part), text.format(f"numbers of {what}", f"each number of {what}"), cost + 0.5)
+        text = text.format(f"numbers of {what}", f"each number of {what}")
+        yield Change(ex.apply(function, part), text, cost + 0.5, scope="rows")
     verb = "have" if is_plural(what) else "has"
     yield Change(ex.apply("−x", part), f"{what} {verb} the wrong sign", 7, scope="rows")
 
@@ -404,6 +410,8 @@ def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
 
 def _residual_changes(part: Expression, shape: tuple[int, ...], context: Context) -> Iterator[Change]:
     """A matrix of the same shape added to the result, or subtracted, as if there were a residual connection."""
+    if _has_other_name(context.step, context):
+        return
     for step, other, cost in RESIDUALS:
         if step == context.step and other in context.values and context.values[other].shape[1:] == shape:
             what, note = symbol(other), "(there is no residual connection)"
