@@ -633,7 +633,6 @@ def with_noise(settings, step, places, seed, count=None):
     ("settings", "step", "places", "count"),
     [
         (PLAIN, "scores", 0, 3),
-        (PLAIN, "queries", 0, 3),
         (PLAIN, "queries", 0, None),
         (PLAIN, "output", 2, None),
         (HEADS_WO, "output", 2, 3),

@@ -198,7 +198,7 @@ class Search(Predictor):
         if not solved.any():
             return True
         known = self.evidence(step, solved)
-        return not is_chance(sum(found.slip.cost for found in added), known + 1)
+        return not is_chance(sum(found.slip.cost for found in added), known + 2)
 
     def evidence(self, step: str, cells: Array) -> float:
         """The bits that numbers tell together; a number that is 0 or equal to another one tells little more."""
@@ -324,10 +324,8 @@ class Search(Predictor):
             return Slip(name, EXCHANGED, {step: ex.exchanged(formula, place, partner)}, single=True)
         if not likely:
             value, unit = self.written[step].number(place)
-            random = np.random.default_rng(place)
             unrounded = np.full(WORLDS, value)  # what the person may have continued with
             unrounded[3:MIXED] += unit * np.array([0.5, -0.5, 0.25])
-            unrounded[MIXED:] += unit / 2 * random.choice([-1.0, 1.0], WORLDS - MIXED)
             changes = {step: ex.patched(formula, place, unrounded if unit else value)}
             return Slip(NOT_IDENTIFIED, float(self.bits[step][place]), changes, single=True)
         best, *others = likely
