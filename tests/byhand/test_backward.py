@@ -116,7 +116,7 @@ def difference(matrix, tensor):
     return float((torch.tensor(matrix.decimal, dtype=torch.float64) - tensor.detach()).abs().max())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problems(), st.booleans())
 def test_solve_gradients_equal_autograd_to_1e_12_in_both_conventions(problem, columns):
     solution = solve(**(columns_of(problem) if columns else problem))
@@ -173,7 +173,7 @@ def test_make_problem_says_what_is_wrong_with_a_loss(changes, said):
     assert said in str(error.value)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems(), st.data())
 def test_step_graph_reached_from_covers_every_cell_that_a_change_moves(problem, data):
     problem = make_problem(problem)

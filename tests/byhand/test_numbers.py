@@ -20,7 +20,7 @@ def surd(whole, factor, radicand):
     return Number.of(whole) + Number.of(factor) * square_root(radicand)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(parts, parts)
 def test_number_sums_and_products_equal_their_decimals(first, second):
     a, b = surd(*first), surd(*second)
@@ -29,7 +29,7 @@ def test_number_sums_and_products_equal_their_decimals(first, second):
     assert (a - a).fraction == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(parts)
 def test_parse_number_reads_to_text_back_as_the_same_number(given):
     number = surd(*given)

@@ -206,7 +206,7 @@ def float64_attention(x=None, wq=None, wk=None, wv=None, q=None, k=None, v=None,
     return (out if wo is None else out @ tensor(wo)).tolist()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems())
 def test_solve_equals_float64_attention_to_1e_12(problem):
     solution = solve(**problem)
@@ -214,7 +214,7 @@ def test_solve_equals_float64_attention_to_1e_12(problem):
     assert close(solution.output.decimal, float64_attention(**problem))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.lists(small, min_size=2, max_size=2), min_size=1, max_size=3))
 def test_solve_scores_are_exact_fractions(x):
     scores = solve(x).scores.exact

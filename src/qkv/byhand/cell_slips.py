@@ -13,6 +13,7 @@ from qkv.byhand.numbers import format_digits
 MAX_NAMES = 4  # of slips that give the same number
 EQUALLY_LIKELY = 3.6  # bits: one number says little, so slips that differ by less are all named
 WEAK = 7.0  # bits: a slip in one number that takes more is not certain
+FIRST_SLIP = 2.5  # bits: 2^(cost − 2.5) slips are at most as costly as this one
 LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
 NOT_IDENTIFIED = "not identified"
@@ -59,11 +60,16 @@ class CellSlip:
 
 
 def likely_cell_slips(
-    contexts: Sequence[CellContext], place: Place, value: float, unit: float, decimal: bool = True
+    contexts: Sequence[CellContext],
+    place: Place,
+    value: float,
+    unit: float,
+    decimal: bool = True,
+    information: float = math.inf,
 ) -> list[CellSlip]:
     """The slips that most likely gave this number, the most likely first; one of each family.
 
-    decimal: it may have a decimal point, unlike 5/2.
+    decimal: it may have a decimal point, unlike 5/2. information: the bits of its digits (see `information`).
     """
     best: dict[str, CellSlip] = {}
     if not math.isfinite(value):
@@ -75,9 +81,15 @@ def likely_cell_slips(
     unknown = best.pop(OFF_BY)
     slips = sorted(best.values(), key=lambda slip: slip.cost)
     slips = [s for s in slips if s is slips[0] or (s.cost <= slips[0].cost + EQUALLY_LIKELY and not s.rare)]
-    if not slips or (slips[0].cost > WEAK and all(slip.family != "arithmetic" for slip in slips)):
+    weak = not slips or slips[0].cost > WEAK or is_chance(slips[0].cost, information)
+    if not slips or (weak and all(slip.family != "arithmetic" for slip in slips)):
         slips = [*slips[: MAX_NAMES - 1], unknown]  # one of many factors may have given this number by chance
     return slips[:MAX_NAMES]
+
+
+def is_chance(cost: float | int, information: float) -> bool:
+    """Whether one of all slips up to this cost may well give numbers with so many bits by chance."""
+    return cost - FIRST_SLIP > information - 1
 
 
 def cell_slips(
@@ -203,8 +215,12 @@ def _other_lines(context: CellContext, place: Place, fits: Callable[[float], boo
 def _digit_slips(right: float, value: float, unit: float) -> Iterator[CellSlip]:
     if right and value:
         for power in (-2, -1, 1, 2):
-            if abs(value - right * 10.0**power) <= unit / 2 + 1e-9 * max(1.0, abs(value)):
-                yield CellSlip("digits", "the decimal point is at the wrong place", 6, right * 10.0**power)
+            shown = round(right / unit) * unit if unit else right  # people shift the digits that they wrote
+            near = abs(value - right * 10.0**power) <= unit / 2 + 1e-9 * max(1.0, abs(value))
+            if near or (shown and abs(value - shown * 10.0**power) <= 1e-9 * max(1.0, abs(value))):
+                yield CellSlip(
+                    "digits", "the decimal point is at the wrong place", 6, right * 10.0**power if near else value
+                )
         if abs(value * right - 1) <= (unit / 2 * abs(right)) + 1e-9 and abs(abs(right) - 1) > 1e-9:
             yield CellSlip("digits", "the fraction is upside down", 6.5, 1 / right)
     places = max(0, -round(math.log10(unit))) if unit else 2

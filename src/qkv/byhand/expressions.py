@@ -173,6 +173,19 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "1 + x + x²/2": lambda x: 1 + x + x * x / 2,
     "length 1": lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300),
     "max(x, 0)": lambda x: np.maximum(x, 0),
+    "min(x, 0)": lambda x: np.minimum(x, 0),
+    "x > 0": lambda x: (x > 0).astype(float),
+    "√|x|": lambda x: np.sqrt(np.abs(x)),
+    "1/x": lambda x: np.where(x == 0, 0.0, 1 / np.where(x == 0, 1.0, x)),
+    "clipped to 1": lambda x: np.clip(x, -1, 1),
+    "clipped to 2": lambda x: np.clip(x, -2, 2),
+    "clipped to 0 … 1": lambda x: np.clip(x, 0, 1),
+    "sign of x": np.sign,
+    "whole part of x": lambda x: np.trunc(x + np.sign(x) * 1e-9),
+    "nearest whole number": lambda x: round_half_up(x, 0),
+    "only the diagonal": lambda x: x * np.eye(x.shape[-2], x.shape[-1]),
+    "sum of heads": lambda x: np.broadcast_to(x.sum(1, keepdims=True), x.shape),
+    "mean of heads": lambda x: np.broadcast_to(x.mean(1, keepdims=True), x.shape),
     "1 + x": lambda x: 1 + x,
     "e·x": lambda x: np.e * x,
     "−x": np.negative,
@@ -210,6 +223,8 @@ def _total(values: Array, param: tuple[str, int | None]) -> Array:
             return values.sum((-2, -1), keepdims=True)
         case "all heads":
             return values.sum((-3, -2, -1), keepdims=True)
+        case "row of all heads":
+            return values.sum((-3, -1), keepdims=True)
         case "largest":
             return values.max(-1, keepdims=True)
         case "heads":

@@ -113,6 +113,7 @@ class Predictor:
         self.order = list(problem.formulas)
         self.evaluations = 0
         self.bits = {step: bits_of_digits(sheet) for step, sheet in written.items()}
+        self.information = {step: information(sheet, exact[step]) for step, sheet in written.items()}
         self.near = {step: precision(sheet) for step, sheet in written.items()}
         self.wrong = {step: ~is_right(sheet, exact[step]) for step, sheet in written.items()}
         self.places = problem.places
@@ -273,6 +274,26 @@ def is_right(sheet: WrittenStep, exact: Array) -> Array:
     """Which numbers are right at the precision written."""
     with np.errstate(invalid="ignore"):
         return (exact == sheet.values) | (np.abs(exact - sheet.values) <= precision(sheet))
+
+
+def information(sheet: WrittenStep, exact: Array) -> Array:
+    """How many bits each number tells: log2 of how many numbers of its precision are as large as those of its step.
+
+    A slip that gives one of 2^n possible numbers is confirmed by n bits, so it must not cost many more.
+    """
+    finite = np.where(np.isfinite(sheet.values), np.abs(sheet.values), 0.0)
+    finest = _finest(finite)
+    unit = np.where(sheet.unit > 0, sheet.unit, 1 / finest)
+    if finest <= 4:  # whole numbers, halves and quarters, however they were written
+        right = _finest(np.where(np.isfinite(exact), exact, 0.0))
+        unit = np.maximum(unit, 1 / (max(finest, right) if right <= 4 else finest))
+    signs = 2 if (sheet.values < 0).any() else 1
+    return np.log2(signs * max(float(finite.max()), 1.0) / unit + 1)
+
+
+def _finest(values: Array) -> int:
+    """The largest denominator of numbers, up to 100."""
+    return max(Fraction(value).limit_denominator(100).denominator for value in values.ravel().tolist())
 
 
 def bits_of_digits(sheet: WrittenStep) -> Array:

@@ -16,12 +16,32 @@ def loss_changes(part: Expression, context: Context) -> Iterator[Change]:
     assert loss is not None
     for changed, name, cost in _other_factors(factors, context):
         yield Change(ex.times(changed, difference), name, cost, scope="rows")
+    if difference.op != "subtract":  # changed by another slip
+        return
     if loss.cross_entropy:
         yield from _class_changes(part, context)
         return
     yield Change(
         ex.times(difference, difference), "the squared error itself instead of its gradient", 5.5, scope="rows"
     )
+    output, target = difference.args
+    right = next(float(factor.decimal) for factor in loss.factors if float(factor.decimal))
+    for k, text in {2.0: "2", right: f"{right:.4g}"}.items():
+        for changed, name, cost in (
+            (ex.subtract(ex.scale(output, k), target), f"only the output was multiplied by {text}, not the target", 5),
+            (ex.subtract(output, ex.scale(target, k)), f"only the target was multiplied by {text}, not the output", 5),
+            (ex.add(ex.scale(output, k), target), f"{text} times the output plus the target", 7),
+        ):
+            if k != 1:
+                yield Change(changed, name, cost, scope="rows")
+    for changed, name, cost in (
+        (ex.subtract(target, output), "target minus output: a wrong sign, and the factor is missing", 5.2),
+        (ex.add(output, target), "the target was added instead of subtracted, and the factor is missing", 6.5),
+        (ex.apply("|x|", difference), "the absolute differences: the gradient of a squared error has a sign", 6.5),
+        (ex.apply("sign of x", difference), "only the sign of each difference: that is an absolute error", 6.5),
+        (ex.subtract(ex.apply("x²", output), ex.apply("x²", target)), "squares were subtracted: H² − T²", 6.5),
+    ):
+        yield Change(changed, name, cost, scope="rows")
     squared = part.with_args(factors, ex.times(difference, difference))
     yield Change(squared, "the difference was squared: its derivative is not", 6, scope="rows")
 

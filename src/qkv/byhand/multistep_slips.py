@@ -7,9 +7,11 @@ from dataclasses import replace
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.formulas import Formulas, StepFormulas, symbol
+from qkv.byhand.head_slips import head_orders
 from qkv.byhand.position_slips import position_slips
 from qkv.byhand.slips import Slip, is_weight_matrix, parts, rename, same_kind, substitute, was
 
+FILLS = ((0.0, 4.5), (-1.0, 5.0), (1.0, 6.0), (-10.0, 6.0), (-100.0, 6.0), (-1000.0, 6.0), (-9.0, 7.0), (-99.0, 7.0))
 RESULTS = (("queries", "keys", "values"), ("dQ", "dK", "dV"), ("dW_Q", "dW_K", "dW_V"))
 
 
@@ -22,8 +24,10 @@ def multistep_slips(problem: StepFormulas, formulas: Formulas, values: Mapping[s
     yield from _scale_applied_again(problem, formulas)
     yield from position_slips(problem, formulas)
     yield from _heads_dealt_in_turn(problem, formulas)
+    yield from _heads_in_wrong_order(problem, formulas)
     yield from _never_transposed(formulas)
     yield from _mask_ignored_in_gradient(problem, formulas)
+    yield from _finite_masks(formulas)
 
 
 def _exchanged_matrices(formulas: Formulas, values: Mapping[str, Array]) -> Iterator[Slip]:
@@ -108,6 +112,25 @@ def _heads_dealt_in_turn(problem: StepFormulas, formulas: Formulas) -> Iterator[
     yield Slip(f"{name}, in Q and K", 5.5, _change_parts(scores, interleave("split")))
 
 
+def _heads_in_wrong_order(problem: StepFormulas, formulas: Formulas) -> Iterator[Slip]:
+    """The heads of a matrix in the wrong order in every formula that splits it."""
+    split = {
+        part.args[0].param
+        for formula in formulas.values()
+        for part in parts(formula)
+        if part.op == "split" and part.args[0].op == "ref"
+    }
+    for name in sorted(split):
+        for order, text, cost in head_orders(problem.problem.heads, symbol(name)):
+            changes = _change_parts(formulas, _reorder_heads(name, order))
+            if len(changes) > 1:
+                yield Slip(text, cost, changes)
+
+
+def _reorder_heads(name: str, order: tuple[int, ...]) -> Callable[[Expression], Expression | None]:
+    return lambda part: ex.reordered(part, 1, order) if part.op == "split" and _reads(part.args[0], name) else None
+
+
 def _never_transposed(formulas: Formulas) -> Iterator[Slip]:
     """The same matrix, or all weight matrices, not transposed in several gradients."""
     transposed = {
@@ -147,6 +170,22 @@ def _mask_ignored_in_gradient(problem: StepFormulas, formulas: Formulas) -> Iter
             change = _change_parts({step: formulas[step]}, lambda part: unmasked if _reads(part, "weights") else None)
             changes |= change
         yield Slip("the mask was ignored in the gradient of the softmax", cost, changes)
+
+
+def _finite_masks(formulas: Formulas) -> Iterator[Slip]:
+    """A number written for masked scores, so that their exponentials are not 0."""
+    weights = formulas["weights"]
+    mask = next((part for part in parts(weights) if part.op == "masked"), None)
+    if mask is None:
+        return
+    unmasked = substitute(weights, mask, mask.args[0])
+    for step in ("scaled", "scores"):
+        for fill, cost in FILLS:
+            changed = {step: ex.masked(formulas[step], mask.param[0], fill)}
+            name = f"masked with {fill:g} instead of −∞"
+            power = "e^0 is 1" if not fill else f"e^({fill:g}) is"
+            yield Slip(f"{name}: {power}{',' if not fill else ''} not 0", cost, {**changed, "weights": unmasked})
+            yield Slip(name, cost + 0.5, changed)
 
 
 def _reads(part: Expression, name: str) -> bool:

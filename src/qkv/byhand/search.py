@@ -2,14 +2,23 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.cell_slips import NOT_IDENTIFIED, OFF_BY, CellContext, CellSlip, NameCell, Place, likely_cell_slips
+from qkv.byhand.cell_slips import (
+    NOT_IDENTIFIED,
+    OFF_BY,
+    CellContext,
+    CellSlip,
+    NameCell,
+    Place,
+    is_chance,
+    likely_cell_slips,
+)
 from qkv.byhand.entry_slips import entry_slips
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
@@ -24,9 +33,12 @@ from qkv.byhand.worlds import MIXED, WORLDS
 BEAM = 5
 MARGIN = 12  # bits above a complete hypothesis that an open one may have
 MAX_EXPANSIONS = 60
-MAX_EVALUATIONS = 9000  # of formulas in one search; about two seconds
+MAX_EVALUATIONS = 7000  # of formulas in one search; about two seconds
 EXCHANGED = 7.5  # bits for two numbers in each other's place
 CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
+REPEATED = 1.5  # bits that a number tells which is 0 or equal to another one
+TELLING = 6.0  # bits of a number that can confirm such a slip
+MAX_EXPLANATIONS = 2  # different slips in single numbers of one step; more would fit by chance
 COMMON = 6.0  # bits: slips up to this cost are also tried in pairs
 
 
@@ -145,7 +157,7 @@ class Search(Predictor):
         new = self.with_slip(hypothesis, slip, step, step)
         if new is None or not new.findings[-1].cells:
             return
-        if new.bits < hypothesis.bits and (slip.rounding or self.explains(hypothesis, new, step)):
+        if (slip.rounding or self.explains(hypothesis, new, step)) and self.is_better(hypothesis, new, step):
             yield new
         before, after = hypothesis.matches[step], new.matches[step]
         solved = (before == WRONG) & (after < BETWEEN)
@@ -160,7 +172,7 @@ class Search(Predictor):
             scoped = ex.where(region, formula, hypothesis.formulas[name])
             part = Slip(f"{slip.name} ({where})", slip.cost + cost, {name: scoped}, slip.rounding)
             new = self.with_slip(hypothesis, part, step, step)
-            if new is not None and new.bits < hypothesis.bits and self.explains(hypothesis, new, step):
+            if new is not None and self.explains(hypothesis, new, step) and self.is_better(hypothesis, new, step):
                 yield new
 
     def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
@@ -171,6 +183,32 @@ class Search(Predictor):
             return True
         poor = old.matches[step] > CORRECTED
         return bool((new.matches[step] < CORRECTED).all() and poor.sum() > 1 and (old.matches[step] == LAST).any())
+
+    def is_better(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
+        """Whether new slips make the description shorter, and not by chance.
+
+        The numbers that they explain must tell enough: with few bits, one of many slips fits.
+        """
+        if new.bits >= old.bits:
+            return False
+        added = new.findings[len(old.findings) :]
+        if any(found.slip.rounding for found in added):
+            return True
+        solved = (old.matches[step] == WRONG) & (new.matches[step] != WRONG)
+        if not solved.any():
+            return True
+        known = self.evidence(step, solved)
+        return not is_chance(sum(found.slip.cost for found in added), known + 2)
+
+    def evidence(self, step: str, cells: Array) -> float:
+        """The bits that numbers tell together; a number that is 0 or equal to another one tells little more."""
+        bits: dict[float, float] = {0.0: REPEATED}
+        values, told = self.written[step].values[cells].tolist(), self.information[step][cells].tolist()
+        repeated = 0
+        for value, information in zip(values, told, strict=True):
+            repeated += value in bits
+            bits.setdefault(value, information)
+        return sum(bits.values()) + REPEATED * (repeated - 1)
 
     def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
         """Two common slips together."""
@@ -186,11 +224,11 @@ class Search(Predictor):
                 if name == before:
                     continue
                 two = self.with_slip(one, other, step, step)
-                if two is not None and two.findings[-1].cells and two.bits < hypothesis.bits:
+                if two is not None and two.findings[-1].cells and self.is_better(hypothesis, two, step):
                     yield two
             for other in self.same_step_slips(one, slip):
                 two = self.with_slip(one, other, step, step)
-                if two is not None and two.findings[-1].cells and two.bits < hypothesis.bits:
+                if two is not None and two.findings[-1].cells and self.is_better(hypothesis, two, step):
                     yield two
 
     def same_step_slips(self, one: Hypothesis, slip: Slip) -> Iterator[Slip]:
@@ -214,14 +252,23 @@ class Search(Predictor):
             contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns))
         new = hypothesis
         exchanged = _exchanged_pairs(wrong, sheet, hypothesis.predictions[step])
+        bits = self.information[step]
         names = {
-            place: likely_cell_slips(contexts, place, *sheet.number(place), "/" not in sheet.text(*place))
+            place: likely_cell_slips(
+                contexts, place, *sheet.number(place), "/" not in sheet.text(*place), float(bits[place])
+            )
             for place in wrong
-            if place not in exchanged
         }
+        if len(wrong) > 1:
+            names = self.without_chance(hypothesis, step, names, exchanged)
         unknown = [place for place, slips in names.items() if not _is_known(slips) and place not in exchanged]
+        if len(unknown) > 1:
+            exchanged = {}  # some pair of several wrong numbers may fit by chance
         if 1 < len(unknown) >= len(wrong) - len(unknown):  # then others fit by chance
-            names = {place: [s for s in slips if slips[0].cost <= CERTAIN] for place, slips in names.items()}
+            names = {
+                place: [s for s in slips if slips[0].cost <= CERTAIN and bits[place] > TELLING]
+                for place, slips in names.items()
+            }
         elif not self.is_alone(hypothesis, step, unknown):
             names = {place: slips if _is_known(slips) else [] for place, slips in names.items()}
         for place in wrong:
@@ -231,6 +278,37 @@ class Search(Predictor):
                 found = Finding(slip, step, cells, hypothesis.predictions[step][0])
                 new = replace(new, formulas={**new.formulas, **slip.changes}, findings=(*new.findings, found))
         return self.finish(new.copy()) or hypothesis
+
+    def without_chance(
+        self,
+        hypothesis: Hypothesis,
+        step: str,
+        names: Mapping[Place, list[CellSlip]],
+        exchanged: Collection[Place],
+    ) -> dict[Place, list[CellSlip]]:
+        """Slips in several numbers of one step without those that may fit by chance.
+
+        Numbers that each need an explanation of their own have a common cause that is not known.
+        """
+        bits = self.information[step]
+        likely = {
+            place: slips if slips and not is_chance(slips[0].cost, float(bits[place])) else []
+            for place, slips in names.items()
+        }
+        known = [slips[0] for place, slips in likely.items() if _is_known(slips) and place not in exchanged]
+        formulas = sum(f.step == step and not f.slip.single and not f.slip.rounding for f in hypothesis.findings)
+        families = {slip.family for slip in known}
+        different = {slip.name for slip in known}
+        most = 2 * len(names) >= self.written[step].values.size
+        unknown = any(not _is_known(slips) for place, slips in likely.items() if place not in exchanged)
+        explanations = len(families) + formulas + unknown
+        single = len(families) == 1 and not most  # the same slip in several numbers
+        if len(names) > 2 and (explanations > MAX_EXPLANATIONS or (len(different) > MAX_EXPLANATIONS and not single)):
+            return {
+                place: [s for s in slips if slips[0].cost <= CERTAIN and bits[place] > TELLING]
+                for place, slips in likely.items()
+            }
+        return likely
 
     def is_alone(self, hypothesis: Hypothesis, step: str, unknown: list[Place]) -> bool:
         """Whether a step has one number that nothing explains, and no slip in its formula."""

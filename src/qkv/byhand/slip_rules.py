@@ -7,13 +7,21 @@ numbers, and adds wrong entries.
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Expression
 from qkv.byhand.formulas import GIVEN, symbol
+from qkv.byhand.head_slips import (
+    SIDE_BY_SIDE,
+    combined_heads,
+    head_changes,
+    head_factors,
+    head_order_changes,
+    head_product_changes,
+    head_result_changes,
+)
 from qkv.byhand.loss_slips import loss_changes, mean_changes
 from qkv.byhand.slips import (
     Change,
@@ -29,6 +37,30 @@ from qkv.byhand.slips import (
     was,
 )
 from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_changes, scale_changes, total_changes
+
+SCORES = ("scores", "scaled", "dA", "dZ", "dS")
+ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
+    ("max(x, 0)", "negative {0} were set to 0 (as by a ReLU)", 5.2),
+    ("min(x, 0)", "positive {0} were set to 0", 6.5),
+    ("x²", "{1} was squared", 6.2),
+    ("√|x|", "the square root of {1} was taken", 7.0),
+    ("1/x", "{1} is upside down: 1/x", 7.0),
+    ("clipped to 1", "{0} were clipped to −1 … 1", 6.2),
+    ("clipped to 0 … 1", "{0} were clipped to 0 … 1", 6.5),
+    ("clipped to 2", "{0} were clipped to −2 … 2", 7.0),
+    ("sign of x", "only the sign of {1} is left: 1, 0 or −1", 7.0),
+    ("whole part of x", "the digits after the point of {1} were cut off", 6.8),
+    ("nearest whole number", "{1} was rounded to a whole number", 6.4),
+)
+RESIDUALS = (
+    ("output", "x", 5.8),
+    ("output", "inputs", 5.8),
+    ("concatenated", "x", 6.0),
+    ("concatenated", "inputs", 6.0),
+    ("output", "values", 7.0),
+    ("concatenated", "values", 7.0),
+    ("dX", "dO", 6.0),
+)
 
 
 def formula_slips(context: Context) -> Iterator[Slip]:
@@ -55,8 +87,8 @@ def _changes(part: Expression, root: bool, context: Context) -> Iterator[Change]
         "total": total_changes,
         "divide": divide_changes,
         "masked": mask_changes,
-        "split": _head_changes,
-        "join": _head_changes,
+        "split": head_changes,
+        "join": head_changes,
         "add": _sum_changes,
         "subtract": _sum_changes,
         "times": _factor_changes,
@@ -95,12 +127,18 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(
             part.with_args(*others), f"all minus signs of {context.describe(operand)} were lost", 7, scope="rows"
         )
+        rows, columns = context.shape(operand)[-2:]
+        if rows == columns > 1 and not (operand.op == "ref" and is_weight_matrix(operand.param)):
+            others[index] = ex.apply("only the diagonal", operand)
+            name = f"only the diagonal of {context.describe(operand)} was used: the other products were not added"
+            yield Change(part.with_args(*others), name, 6, scope="heads")
         other = part.args[1 - index]
         weight = other.op == "ref" and is_weight_matrix(other.param)
         name = f"{context.describe(other)} forgotten: this is {context.describe(operand)}"
         yield Change(operand, name, 4 if weight else 7, scope="rows")
     if context.step == "scores":
         yield from _score_changes(part, context)
+    yield from head_product_changes(part, context)
     if "weights" in left.names and left.op == "ref":
         yield from _mixture_changes(part, context)
     if _without_split(left) is not left and _without_split(right) is not right:
@@ -115,6 +153,9 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
     )
     size = context.shape(left)[-1]
+    if size > 1 and context.step in context.problem.steps:
+        name = f"divided by {size}: the mean of the {size} products instead of their sum"
+        yield Change(ex.scale(part, 1 / size), name, 6.5, scope="rows")
     for k in range(size if size > 1 else 0):
         for factor, what in ((0.0, "was left out"), (2.0, "was counted twice"), (-1.0, "has the wrong sign")):
             inner = [1.0] * size
@@ -169,27 +210,6 @@ def _without_split(part: Expression) -> Expression:
     return part.args[0] if part.op == "split" else part
 
 
-def _head_changes(part: Expression, context: Context) -> Iterator[Change]:
-    heads, order = part.param
-    what = context.describe(part.args[0])
-    if order == "blocks":
-        if part.op == "join":
-            name = "the heads' outputs are interleaved instead of concatenated"
-        else:
-            name = f"the columns of {what} are dealt to the heads in turn instead of in blocks"
-        yield Change(part.with_param((heads, "interleaved")), name, 5, scope="whole")
-    inside = part.args[0] if part.op == "join" else part
-    for change in _head_order_changes(inside, heads, "the heads' outputs" if part.op == "join" else what):
-        name = change.name.replace("of the heads' outputs are", "are joined")
-        yield replace(change, new=part.with_args(change.new) if part.op == "join" else change.new, name=name)
-    for head in range(heads) if part.op == "join" else ():
-        keep = np.ones((1, heads, 1, 1))
-        keep[:, head] = 0
-        yield Change(
-            part.with_args(ex.masked(inside, keep)), f"head {head + 1} is missing: its output was taken as 0", 6.5
-        )
-
-
 def _sum_changes(part: Expression, context: Context) -> Iterator[Change]:
     left, right = part.args
     terms = _addends(part)
@@ -239,11 +259,24 @@ def _path_changes(terms: list[Expression], context: Context) -> Iterator[Change]
             )
     if len(products) == len(terms):
         yield Change(_add_up([t.args[0] for t in terms]), "forgotten the weight matrices", 5, scope="whole")
+    yield from _missing_heads_of_paths(terms, context)
     for i, j in itertools.combinations(products, 2):
         swapped = list(terms)
         swapped[i], swapped[j] = _with_right(terms[i], terms[j].args[1]), _with_right(terms[j], terms[i].args[1])
         pair = " and ".join(context.describe(terms[k].args[1].args[0]) for k in (i, j))
         yield Change(_add_up(swapped), f"{pair} exchanged", 6, scope="whole")
+
+
+def _missing_heads_of_paths(terms: list[Expression], context: Context) -> Iterator[Change]:
+    """One head left out in every term that adds up over the heads."""
+    heads = context.problem.problem.heads
+    for head in range(heads) if heads > 1 else ():
+        others = []
+        for term in terms:
+            if term.op == "matmul" and term.args[0].op == "ref" and term.args[0].param in SIDE_BY_SIDE:
+                term = term.with_param(head_factors(heads, context.shape(term.args[0])[-1], head))
+            others.append(term)
+        yield Change(_add_up(others), f"head {head + 1} is missing in every term", 4.5 + math.log2(heads), scope="rows")
 
 
 def _with_right(product: Expression, right: Expression) -> Expression:
@@ -274,6 +307,13 @@ def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
         name = "r was not multiplied by the weights: A∘dA − r"
         yield Change(ex.subtract(ex.times(left, gradient), right.args[1]), name, 4.8, scope="rows")
         yield Change(ex.times(gradient, right), "the factor A was taken as dA", 7.5, scope="rows")
+        name = "dA was not multiplied by the weights: dA − A∘r"
+        yield Change(ex.subtract(gradient, ex.times(left, right.args[1])), name, 6, scope="rows")
+        name = "the weights were subtracted instead of the row sums r: A∘(dA − A)"
+        yield Change(ex.times(left, ex.subtract(gradient, left)), name, 6.5, scope="rows")
+        name = "set to 0 where the scaled score is not positive: that is the derivative of a ReLU"
+        yield Change(ex.times(part, ex.apply("x > 0", ex.ref("scaled"))), name, 6, scope="rows")
+        yield Change(ex.times(gradient, ex.apply("x > 0", ex.ref("scaled"))), f"dA {name}", 6.5, scope="rows")
         yield from _masked_gradients(part, context)
         name = "the mean of dA was subtracted instead of the row sums r"
         yield Change(ex.times(left, ex.subtract(gradient, ex.total(gradient, "mean"))), name, 6.5, scope="rows")
@@ -319,9 +359,13 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
             yield Change(ex.ref(other), f"{symbol(other)} used instead of {what}", cost, scope="rows")
     if context.step not in context.problem.steps or not name.startswith(GIVEN):
         yield from _order_changes(part, shape[1:], what, context)
-        yield from _head_order_changes(part, shape[1], what)
+        yield from head_order_changes(part, shape[1], what)
+        yield from combined_heads(part, shape[1], what)
     if name in ("scaled", "dS") and context.step not in ("scores", "dZ"):
         yield from _scaled_again(part, what, context)
+    for function, text, cost in ELEMENTWISE if name in SCORES else ():
+        text = text.format(f"numbers of {what}", f"each number of {what}")
+        yield Change(ex.apply(function, part), text, cost + 0.5, scope="rows")
     verb = "have" if is_plural(what) else "has"
     yield Change(ex.apply("−x", part), f"{what} {verb} the wrong sign", 7, scope="rows")
 
@@ -338,19 +382,6 @@ def _scaled_again(part: Expression, what: str, context: Context) -> Iterator[Cha
 def _has_other_name(name: str, context: Context) -> bool:
     """Whether a matrix is the same as a later one that people name instead, as without W_O the heads' outputs."""
     return name == "concatenated" and context.formulas["output"].op == "ref"
-
-
-def _head_order_changes(part: Expression, heads: int, what: str) -> Iterator[Change]:
-    """The heads of a matrix in another order, or one in place of another."""
-    if heads == 1:
-        return
-    for order in _permutations(heads):
-        name = f"the heads of {what} are in the wrong order: {', '.join(str(i + 1) for i in order)}"
-        yield Change(ex.reordered(part, 1, order), name, 5 + math.log2(max(1, heads - 1)), scope="whole")
-    for order in _copies(heads):
-        wrong = next(i for i, j in enumerate(order) if i != j)
-        name = f"{what} of head {order[wrong] + 1} used for head {wrong + 1}"
-        yield Change(ex.reordered(part, 1, order), name, 5.5 + math.log2(max(1, heads - 1)), scope="whole")
 
 
 def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -371,9 +402,23 @@ def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield from _order_changes(part, shape, symbol(context.step), context)
     elif part.op == "divide":
         yield from _order_changes(part, shape, "the weights", context)
-    for other in ("x", "inputs"):
-        if other in context.values and context.values[other].shape[1:] == shape and context.step == "output":
-            yield Change(ex.add(part, ex.ref(other)), "X was added to the output (there is no residual connection)", 6)
+    yield from head_result_changes(part, context)
+    for function, text, cost in ELEMENTWISE:
+        yield Change(ex.apply(function, part), text.format("numbers", "each number"), cost, scope="rows")
+    yield from _residual_changes(part, shape, context)
+
+
+def _residual_changes(part: Expression, shape: tuple[int, ...], context: Context) -> Iterator[Change]:
+    """A matrix of the same shape added to the result, or subtracted, as if there were a residual connection."""
+    if _has_other_name(context.step, context):
+        return
+    for step, other, cost in RESIDUALS:
+        if step == context.step and other in context.values and context.values[other].shape[1:] == shape:
+            what, note = symbol(other), "(there is no residual connection)"
+            result = symbol(step)
+            yield Change(ex.add(part, ex.ref(other)), f"{what} was added to {result} {note}", cost)
+            yield Change(ex.subtract(part, ex.ref(other)), f"{what} was subtracted from {result} {note}", cost + 0.5)
+            yield Change(ex.subtract(ex.ref(other), part), f"{result} was subtracted from {what}", cost + 1.5)
 
 
 def _factor_of_result(part: Expression, shape: tuple[int, ...], context: Context) -> Iterator[Change]:

@@ -120,6 +120,8 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
     heads, rows, _ = context.shape(arg)
     if heads > 1:
         yield Change(part.with_param(("all heads", None)), f"{over} everything, over all heads", 6, scope="whole")
+        together = f"{over} the keys of all heads together instead of each head's own"
+        yield Change(part.with_param(("row of all heads", None)), together, 5, scope="whole")
         yield Change(part.with_param(("heads", None)), f"{over} the heads instead of the keys", 6, scope="whole")
     if rows == context.shape(arg)[-1] > 1:
         crossed = ex.transpose(part.with_param(("column", None)))
