@@ -34,7 +34,7 @@ def test_render_html_of_144_heads_and_512_tokens_stays_small():
 
 
 def test_the_exported_page_opens_on_the_most_informative_head(tmp_path):
-    types = [[[("uniform", 0.9)], [("attention-sink", 1.0)]], [[("mixed", 0.0)], [("induction", 0.6)]]]
+    types = [[(("uniform", 0.9),), (("attention-sink", 1.0),)], [(("mixed", 0.0),), (("induction", 0.6),)]]
     file = tmp_path / "page.html"
     file.write_text(render_html(make_scene(noise(2, 2, 9, causal=True), types=types)), encoding="utf-8")
     with chromium() as browser:
