@@ -145,6 +145,7 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
         (["tour", "--steps", "-1"], "--steps must be at least 0, got -1"),
         (["doctor", "--device", "abacus"], "no device 'abacus' on this machine"),
         (["check", "layer.py:Layer", "--sed", "3"], "unknown option --sed; did you mean --seed?"),
+        (["look", "qkv:shakespeare", "x", "--nope"], "unknown option --nope. Try: qkv look --help"),
         (["mutants", "mask", "strickt"], "there is no mutant 'mask strickt'; did you mean mask strict"),
         (["mutants", "nothing of the kind"], "`qkv mutants` lists them"),
         (["mutants", "--markdown", "mask strict"], "omit the name"),

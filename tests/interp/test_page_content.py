@@ -33,6 +33,14 @@ def test_render_html_of_144_heads_and_512_tokens_stays_small():
     assert len(render_html(scene, full=True).encode()) < 30e6
 
 
+def test_the_exported_page_opens_on_the_most_informative_head(tmp_path):
+    types = [[(("uniform", 0.9),), (("attention-sink", 1.0),)], [(("mixed", 0.0),), (("induction", 0.6),)]]
+    file = tmp_path / "page.html"
+    file.write_text(render_html(make_scene(noise(2, 2, 9, causal=True), types=types)), encoding="utf-8")
+    with chromium() as browser:
+        OpenPage(browser, file).shows_head(1, 1)
+
+
 def test_summarize_head_equals_the_statistics_of_the_trace():
     trace = noise(1, 2, 150, causal=True)
     found = summarize_head(trace.layer(0), 1, size=64)

@@ -107,6 +107,50 @@ def test_an_image_and_an_ablated_head_show_the_numbers_of_the_library(place, vis
     assert patch.get_attribute("aria-label") == expected
 
 
+def test_an_ablated_head_is_drawn_with_its_weights_and_says_so(place, visit):
+    page = visit(place).go("models?model=qkv:digits&sample=0&layer=1&head=2&ablate=1.2")
+    page.set_default_timeout(120_000)
+    page.wait_for_selector('[data-testid="effect"]')
+    page.get_by_text("This head is ablated: its output is 0.").wait_for()
+    image = Image.fromarray(load_digits().test.pixels[0, 0].numpy())
+    weights = prepare_input("qkv:digits", image).trace().weights(1, 2)
+    assert read_weight(page, 7, 16).endswith(f"{weights[7, 16].item():.6f}")
+
+
+def test_a_drawing_is_read_and_saved_under_the_name_in_the_commands(place, visit, tmp_path):
+    page = visit(place).go("models?model=qkv:digits")
+    page.set_default_timeout(120_000)
+    page.get_by_text("draw an image").click()
+    page.locator(".pad select").select_option("thick")
+    pad = page.get_by_label("Draw an image here")
+    pad.scroll_into_view_if_needed()
+    box = pad.bounding_box()
+    for i, (x, y) in enumerate([(0.3, 0.2), (0.7, 0.2), (0.45, 0.8)]):  # a seven, left of the middle
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=8)
+        if i == 0:
+            page.mouse.down()
+    page.mouse.up()
+    page.locator(".pad").get_by_role("button", name="Look").click()
+    page.get_by_text("cropped, centered and resized").wait_for()
+    with page.expect_download() as saving:
+        page.get_by_text("save drawing.png").click()
+    saving.value.save_as(tmp_path / "drawing.png")
+    first = page.get_by_test_id("predictions").locator("tbody tr").first.locator("td").all_inner_texts()
+    prepared = prepare_input("qkv:digits", str(tmp_path / "drawing.png"))
+    with torch.no_grad():
+        expected = prepared.model(prepared.inputs)[0].double().softmax(-1)
+    assert (first[0], first[2]) == ("7", f"{expected[7]:.4f}")
+    assert "qkv look qkv:digits drawing.png" in page.get_by_test_id("reproduce").inner_text()
+
+
+def test_bars_of_predictions_have_their_length_on_a_phone(place, visit):
+    page = visit(place).go("models?model=qkv:digits&sample=0")
+    page.set_viewport_size({"width": 390, "height": 844})
+    bars = page.get_by_test_id("predictions").locator(".bar span")
+    bars.first.wait_for(timeout=120_000)
+    assert bars.first.bounding_box()["width"] > 40
+
+
 def test_hostile_tokens_stay_text_and_a_link_restores_interventions(place, looks, visit):
     model = find_id(looks, "gpt")
     visitor = visit(place)

@@ -109,6 +109,18 @@ def test_comparing_two_models_shows_the_numbers_of_the_library(page, folders, id
     expect(reproduce).to_contain_text("with qkv.interp.intervene(prepared.model, **interventions):")
 
 
+def test_a_head_that_the_second_model_lacks_is_named_and_replaced(place, visit):
+    visitor = visit(place)
+    page = visitor.go("models?model=qkv:shakespeare&beside=qkv:biographies&layer=3&head=1&text=To be")
+    notice = page.get_by_text("Both models get the same input.")
+    notice.wait_for(timeout=120_000)
+    expect(notice).to_contain_text("biographies has no head 3.1: its head 1.1 is shown instead.", timeout=120_000)
+    wait_for_head(page, 1, 1)  # of the second model
+    assert "The same head" not in notice.inner_text()
+    expect(page.get_by_test_id("comparison")).not_to_contain_text("comparing …", timeout=120_000)
+    visitor.errors.clear()  # the server refused to compare two tokenizers, and the page says so
+
+
 def test_the_rollout_is_reached_by_keys_and_shows_the_numbers_of_the_library(page, folders):
     page.locator('[data-head="-1.0"]').wait_for()  # it comes after the map
     page.locator('[data-head="1.3"]').focus()
@@ -137,6 +149,8 @@ def test_scale_and_a_masked_edge_by_keys_have_the_effect_of_the_library(page, fo
         page.keyboard.press("ArrowRight")  # a quarter of a doubling each
     turned = measure_effect(prepared.model, prepared.inputs, scale={(1, 3): 2 * own})
     expect(page.get_by_test_id("effect")).to_contain_text(f"{turned.kl:.6f} nats")
+    for name in ("mean over positions", "at this position"):  # the two may differ either way
+        expect(page.get_by_test_id("effect")).to_contain_text(f"KL divergence{',' * name.startswith('mean')} {name}")
     page.get_by_test_id("map").focus()
     page.keyboard.press("x")
     both = measure_effect(prepared.model, prepared.inputs, scale={(1, 3): 2 * own}, mask_edges=[(1, 3, 8, 4)])

@@ -23,6 +23,7 @@ from qkv.studio.server import Studio
 STATES: dict[str, dict[str, Any]] = {each["name"]: each["state"] for each in list_examples()}
 THREE, MANY = STATES["three-tokens"], STATES["random-64"]
 DIRECT = {"form": "qkv", "q": [["1", "0"]], "k": [["1", "0"], ["0", "1"]], "v": [["4"], ["8"]]}
+ONE_WIDE = {"form": "qkv", "q": [["1"]], "k": [["1"], ["0"]], "v": [["4"], ["8"]]}
 APP = Starlette(routes=playground.routes(Studio()))
 
 
@@ -113,6 +114,7 @@ def test_a_scaled_key_is_the_key_times_its_scale():
     ("change", "begins"),
     [
         ({}, "β = 1/√2: token 1 gives 99 % of its weight to token 3: attention copies."),
+        ({"scale": "", **ONE_WIDE}, "β = 1: "),
         ({"scale": "0"}, "β = 0: every weight of token 1 is about 1/3: attention averages."),
         ({"mask": "causal"}, "token 1 may attend only to token 1"),
         ({"mask": "custom", "mask_rows": ["000", "111", "111"]}, "token 1 may attend to nothing"),

@@ -98,7 +98,8 @@ def test_editing_a_cell_shows_its_numbers_and_a_bad_cell_its_message(open_page):
     cell.fill("1/0")
     page.wait_for_selector("[aria-invalid=true]")
     assert "divides by zero" in page.get_by_role("alert").inner_text()
-    assert same(page, solve(**{**GIVEN, "wq": wq}))  # the last valid numbers stay
+    assert same(page, solve(**{**GIVEN, "wq": wq}))  # the last valid numbers stay, and the page says so
+    assert page.get_by_text("These are the steps of the last valid numbers.").is_visible()
     cell.fill("1")
     page.wait_for_selector("[aria-invalid=true]", state="detached")
     rest(page)

@@ -24,3 +24,12 @@ def test_predictor_classifies_an_image_and_names_a_bad_file(tmp_path, unchecked)
     (tmp_path / "none.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"none\.png: the file is empty"):
         predictor(str(tmp_path / "none.png"))
+
+
+def test_generate_says_that_a_prompt_is_longer_than_the_model_was_made_for():
+    from qkv.training.inference import load_predictor
+
+    predictor = load_predictor("qkv:shakespeare")
+    assert predictor("To be", max_new_tokens=1).notes == ()
+    (note,) = predictor("To be " * 50, max_new_tokens=1).notes
+    assert note == "the prompt has 300 tokens, more than the 128 that the model was made for"

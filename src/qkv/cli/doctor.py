@@ -44,7 +44,8 @@ def doctor(*, device: str | None = None, json: bool = False) -> int:
     facts.add_row("python", f"{found.python} on {sys.platform}")
     facts.add_row("torch", found.torch)
     facts.add_row("device", f"{found.device} · {found.processor}")
-    facts.add_row("cores", f"{found.cores} ({found.threads} threads used) · {found.memory_gib} GiB of memory")
+    threads = "1 thread" if found.threads == 1 else f"{found.threads} threads"
+    facts.add_row("cores", f"{found.cores} ({threads} used) · {found.memory_gib} GiB of memory")
     speeds = Table("dtype", "GFLOPS", "", title="matrix products, measured", title_justify="left", box=None)
     top = max((speed.gigaflops for speed in found.speeds), default=1.0)
     for speed in found.speeds:

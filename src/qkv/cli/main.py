@@ -225,8 +225,9 @@ def _explain_usage(error: CycloptsError, command: str) -> str:
         case UnknownOptionError():
             given = error.token.keyword or error.token.value
             known = [name for argument in error.argument_collection or () for name in argument.names]
-            near = difflib.get_close_matches(given, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
+            names = {name.lstrip("-"): name for name in known}  # the dashes alone are not similar
+            near = difflib.get_close_matches(given.lstrip("-"), names, n=1)
+            hint = f"; did you mean {names[near[0]]}?" if near else "."
             return f"unknown option {given}{hint}"
         case UnusedCliTokensError(unused_tokens=[first, *_]):
             return f"unexpected argument {first!r}; qkv {command} takes fewer arguments."

@@ -171,7 +171,13 @@ def generate(
     model: Any = predictor.model
     tokenizer = load_tokenizer(model)
     tokens = encode(tokenizer, prompt, add_special_tokens=True)[None]
-    limit = model.max_positions
+    length, limit = tokens.shape[1], model.max_positions
+    trained = getattr(model.config, "max_length", None)
+    notes: tuple[str, ...] = ()
+    if limit is not None and length > limit:
+        notes = (f"the prompt has {length} tokens; the model reads the last {limit}",)
+    elif trained is not None and length > trained:
+        notes = (f"the prompt has {length} tokens, more than the {trained} that the model was made for",)
     if limit is not None:
         tokens = tokens[:, -limit:]
         max_new_tokens = min(max_new_tokens, limit - tokens.shape[1] + 1)
@@ -179,7 +185,7 @@ def generate(
         raise ValueError(f"this model sees {limit} tokens and the prompt fills them all: use a shorter one")
     generator = generator_for(seed)
     generated = model.generate(tokens, max_new_tokens, temperature=temperature, top_p=top_p, generator=generator)
-    return Prediction("generate", prompt, decode(tokenizer, generated[0, tokens.shape[1] :]))
+    return Prediction("generate", prompt, decode(tokenizer, generated[0, tokens.shape[1] :]), notes=notes)
 
 
 def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = None) -> Prediction:

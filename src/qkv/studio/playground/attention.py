@@ -128,9 +128,10 @@ def percent(share: float) -> str:
 
 
 def _scale_text(request: PlaygroundRequest, steps: AttentionSteps) -> str:
-    """β as it was typed, shortened if it is long; or 1/√d."""
+    """β as it was typed, shortened if it is long; or 1/√d, which is 1 where d is 1."""
     if request.scale == "":
-        return f"β = 1/√{request.width // request.heads}"
+        head_dim = request.width // request.heads
+        return "β = 1" if head_dim == 1 else f"β = 1/√{head_dim}"
     if len(request.scale) <= 12:
         return f"β = {request.scale}"
     number = parse_cell(request.scale)

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { decimal, pieces, cellValue } from "./format";
+import { decimal, defaultScale, pieces, cellValue } from "./format";
 
 test("decimal writes numbers as qkv byhand does", () => {
   const shown = [-1.99315, 2.5, 2.4999999999999996, 2.2e-10, 0, 0.0000123, 0.98765, 1 / 3, 3e9].map((value) => decimal(value));
@@ -15,4 +15,8 @@ test("pieces raises powers, lowers indices and writes minus signs", () => {
 
 test("cellValue reads numbers and fractions", () => {
   expect(["0", "1/2", "-0.25", " 3 / 4 ", "", "1/", "1/0", "a", "1/2/3"].map(cellValue)).toEqual([0, 0.5, -0.25, 0.75, null, null, null, null, null]);
+});
+
+test("defaultScale is 1, not 1/√1, for a head dim of 1", () => {
+  expect([1, 2, 4].map(defaultScale)).toEqual(["1", "1/√2", "1/√4"]);
 });

@@ -24,6 +24,9 @@ function scientific(value: number, digits: number): string {
   return `${mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa}e${Number(power)}`;
 }
 
+// The default scale β for a head dim: 1/√d, which is 1 where d is 1.
+export const defaultScale = (headDim: number): string => (headDim === 1 ? "1" : `1/√${headDim}`);
+
 // Exact numbers and symbols in pieces with raised powers and lowered indices: e^(3/2)/2, W_Q, 1.2e-7.
 export function pieces(written: string): Piece[] {
   const pattern = /\^\(((?:[^()]|\([^()]*\))*)\)|\^(\w+)|(\d)e(-?\d+)|([WSZEAHQKV])_?([QKVO]\b|\d+(?=ᵀ|\b))/g;
