@@ -235,6 +235,7 @@ def test_a_layer_that_takes_only_whole_blocks_loses_the_points_for_running(rubri
     (mistake,) = grade.mistakes
     assert (mistake.property, grade.total) == ("runs", 9)
     assert "size of tensor" in mistake.evidence
+    assert "for a batch of 2 sequences of 4 tokens" in mistake.evidence
     assert fix is None or (mistake.fix == fix and fix in grade.remark)
 
 
@@ -276,6 +277,13 @@ def test_a_block_without_an_mlp_loses_only_the_mlp(tmp_path):
     without = ((f"{mlp}nn.Dropout(dropout))", "None"), ("return x + self.mlp(self.norm2(x))", "return x"))
     (mistake,) = grade_source("nyu-vit-encoder-block", replaced(VIT, *without), tmp_path).mistakes
     assert mistake.property == "MLP"
+
+
+def test_a_file_that_is_not_there_gets_advice(tmp_path):
+    source = replaced(NAMES, ("class NameDataset", "open('weights.pt')\n\nclass NameDataset"))
+    (mistake,) = grade_source("cs224n-name-dataset", source, tmp_path).mistakes
+    assert "opens a file that is not there" in mistake.fix
+    assert "weights.pt" in mistake.where.text
 
 
 def test_post_norm_is_not_called_a_missing_residual_connection(tmp_path):
