@@ -142,8 +142,8 @@ CORRUPTION_STYLES = {
 CORRUPTION_WRONG = {
     "y is x": (("codes[:-1], codes[1:]", "codes[:-1], codes[:-1]"), {"y is x shifted by one"}),
     "shifted the wrong way": (("codes[:-1], codes[1:]", "codes[1:], codes[:-1]"), {"y is x shifted by one"}),
-    "no padding": (("out = out.ljust(self.block_size, self.PAD_CHAR)", ""), {"Long tensors"}),
-    "floats": (("dtype=torch.long", "dtype=torch.float"), {"Long tensors"}),
+    "no padding": (("out = out.ljust(self.block_size, self.PAD_CHAR)", ""), {"Long tensors of the right length"}),
+    "floats": (("dtype=torch.long", "dtype=torch.float"), {"Long tensors of the right length"}),
     "mask sign first": (("[self.PAD_CHAR, self.MASK_CHAR] +", "[self.MASK_CHAR, self.PAD_CHAR] +"), {"vocabulary"}),
     "not sorted": (("sorted(set(data))", "sorted(set(data), reverse=True)"), {"vocabulary"}),
     "never cut": (("random.randint(4, int(self.block_size * 7 / 8))", "int(self.block_size * 7 / 8)"), {"cut"}),
@@ -160,6 +160,9 @@ CORRUPTION_WRONG = {
     "no first sign": (("text[:begin] + self.MASK_CHAR + text[end:] + self.MASK_CHAR + text[begin:end]", "text[:begin] + text[end:] + self.MASK_CHAR + text[begin:end] + self.MASK_CHAR"), {"form"}),
     "a lost character": (("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[end + 1:]"), {"content in order"}),
     "not cut": (("[: random.randint(4, int(self.block_size * 7 / 8))]", ""), {"cut"}),
+    "a sign at the end only": (("text[end:] + self.MASK_CHAR + text[begin:end]", "text[end:] + text[begin:end] + self.MASK_CHAR"), {"form"}),
+    "no suffix": (("self.MASK_CHAR + text[end:] + self", "self.MASK_CHAR + self"), {"content in order"}),
+    "no span at the end": (("text[end:] + self.MASK_CHAR + text[begin:end]", "text[end:] + self.MASK_CHAR"), {"content in order"}),
 }  # fmt: skip
 
 NAMES = """
@@ -193,11 +196,11 @@ NAMES_STYLES = {
 NAMES_WRONG = {
     "question scored": (('"\\u25a1" * (len(question) - 1) + text[len(question):]', "text[1:]"), {"y: the question is not scored"}),
     "not shifted": (('(len(question) - 1) + text[len(question):]', "len(question) + text[len(question):-1]"), {"y: the answer, aligned"}),
-    "one item too many": (("return len(self.pairs)", "return len(self.pairs) + 1"), {"length"}),
+    "one item too many": (("return len(self.pairs)", "return len(self.pairs) + 1"), {"number of items"}),
     "no sign at the end": (('answer + "\\u2047"', "answer"), {"x: question ⁇ answer ⁇"}),
     "no sign before the answer": (('question + "\\u2047" + answer', "question + answer"), {"x: question ⁇ answer ⁇"}),
-    "x too long": (("self.encode(text[:-1])", "self.encode(text)"), {"Long tensors"}),
-    "floats": (("dtype=torch.long", "dtype=torch.float"), {"Long tensors"}),
+    "x too long": (("self.encode(text[:-1])", "self.encode(text)"), {"Long tensors of the right length"}),
+    "floats": (("dtype=torch.long", "dtype=torch.float"), {"Long tensors of the right length"}),
     "its own vocabulary": (("self.stoi, self.itos = pretraining_dataset.stoi, pretraining_dataset.itos", 'self.stoi = {c: i for i, c in enumerate(["\\u25a1", "\\u2047"] + sorted(set(data)))}'), {"x: question ⁇ answer ⁇"}),
     "answer first": (("question, answer = self.pairs[index]", "answer, question = self.pairs[index]"), {"x: question ⁇ answer ⁇"}),
     "split at a space": (('line.split("\\t")', 'line.split(" ", 1)'), {"x: question ⁇ answer ⁇"}),
@@ -332,6 +335,7 @@ PERCEIVER_WRONG = {
     "MLP not normalized": (("self.ff(self.norm_mlp(z))", "self.ff(z)"), {"down: layer norms, MLP"}),
     "no MLP": (("return z + self.ff(self.norm_mlp(z))", "return z"), {"down: layer norms, MLP"}),
     "C of the block size": (("config.bottleneck_dim, c", "config.block_size, c"), {"down: shape", "down: learned vectors C", "down: residual connections", "down: layer norms, MLP"}),
+    "post-norm": (("z = self.C + self.cross(x_input, self.norm_q(self.C))\n        return z + self.ff(self.norm_mlp(z))", "z = self.norm_q(self.C + self.cross(x_input, self.C))\n        return self.norm_mlp(z + self.ff(z))"), {"down: layer norms, MLP"}),
     "tokens in place of C": (("z = self.C + self.cross(x_input, self.norm_q(self.C))", "c = x_input[:, : self.C.shape[1]]\n        z = c + self.cross(x_input, self.norm_q(c))"), {"down: learned vectors C"}),
     "attention to C only": (("self.cross(x_input, self", "self.cross(self.C, self"), None),
     "up attends to itself": (("self.cross(self.norm_y(y), x_input)", "self.cross(x_input, x_input)"), {"up: reads both"}),
@@ -370,6 +374,7 @@ def train(model, writing_params_path, trainer_obj):
 FINETUNING_STYLES = {
     "course": FINETUNING,
     "absolute imports": FINETUNING.replace("from .", "from "),
+    "a file of the course that is not there": f"import models, helper\nfrom models.gpt import GPT2\n{FINETUNING}",
     "attributes set one by one": FINETUNING.replace(
         "settings(pretrain_dataset, block_size, max_epochs=epochs, batch_size=256, learning_rate=finetune_lr)",
         "settings(pretrain_dataset, block_size)\n    tconf.max_epochs, tconf.batch_size, tconf.learning_rate = epochs, 256, 0.0006",
@@ -439,7 +444,9 @@ EVALUATION_WRONG = {
     "whole sequence": (("x[:, -longest:]", "x"), {"sample: block size"}),
     "training mode": (("    model.eval()\n", ""), {"sample: eval mode"}),
     "gradients": (("@torch.no_grad()\n", ""), {"sample: eval mode"}),
-    "top k ignored": (("if top_k is not None:", "if False:"), {"sample: top k"}),
+    "temperature multiplied": (("[:, -1] / temperature", "[:, -1] * temperature"), {"sample: temperature, top k"}),
+    "temperature ignored": (("[:, -1] / temperature", "[:, -1]"), {"sample: temperature, top k"}),
+    "top k ignored": (("if top_k is not None:", "if False:"), {"sample: temperature, top k"}),
     "any place of the file": (("row[1] == guess for row, guess in zip(rows, predicted_places)", "guess in {row[1] for row in rows} for guess in predicted_places"), {"counts right answers"}),
     "a prefix": (("row[1] == guess", "row[1].startswith(guess)"), {"exact match"}),
     "first line skipped": (("for line in file]", "for line in file][1:]"), {"counts every line"}),
@@ -676,6 +683,8 @@ MODEL_WRONG = {
 TRAINING_WRONG = {
     "no zero_grad": (("        optimizer.zero_grad()\n", ""), {"gradients cleared"}),
     "no step": (("        optimizer.step()\n", ""), {"right step"}),
+    "no gradient": (("        loss = criterion(model(images), labels)\n", "        with torch.no_grad():\n            loss = criterion(model(images), labels)\n"), {"right step"}),
+    "a forged mode": (("    model.train()\n", "    model.modes = type('L', (list,), {'append': lambda s, v: list.append(s, True)})()\n"), {"training mode"}),
     "a sum": (("return total / len(loader)", "return total"), {"returns the loss"}),
     "no backward": (("        loss.backward()\n", ""), {"right step"}),
     "cleared before the step": (("        optimizer.zero_grad()\n        loss = criterion(model(images), labels)\n        loss.backward()\n", "        loss = criterion(model(images), labels)\n        loss.backward()\n        optimizer.zero_grad()\n"), {"right step"}),

@@ -198,6 +198,8 @@ ROPE_WRONG = {
     "no rotation": (("b * angle.cos() + a * angle.sin()", "b * angle.cos() - a * angle.sin()"), {"a rotation", "relative positions", "equals the formula"}),
     "positions of its own": (("positions[:, None]", "torch.arange(x.shape[2])[:, None]"), {"uses positions", "equals the formula"}),
     "from 1": (("positions[:, None]", "(positions[:, None] + 1)"), {"position 0", "equals the formula"}),
+    "half the exponent": (("-torch.arange(0, d, 2) / d", "-torch.arange(d // 2) / d"), {"equals the formula"}),
+    "another base": (("10000 **", "1000 **"), {"equals the formula"}),
     "one speed": (("10000 ** (-torch.arange(0, d, 2) / d)", "torch.ones(d // 2)"), {"equals the formula"}),
     "added": (("return out.flatten(-2)", "return x + out.flatten(-2) - x.flip(-1)"), None),
     "detached": (("return out.flatten(-2)", "return out.flatten(-2).detach()"), {"gradient"}),

@@ -212,11 +212,85 @@ def test_a_detached_part_is_not_explained_with_the_code_of_the_grader(tmp_path):
     assert "part of the computation is detached" in grade.mistakes[0].fix
 
 
-def test_a_mask_that_is_not_cut_is_an_error_with_a_fix(tmp_path):
-    source = replaced(CAUSAL, ("self.mask[:t, :t]", "self.mask"))
-    grade = grade_source("causal-self-attention", source, tmp_path)
-    assert grade.mistakes[0].fix == "cut the mask to the length of the sequence: mask[:, :, :T, :T]"
-    assert grade.mistakes[0].fix in grade.remark
+@pytest.mark.parametrize(
+    ("rubric", "source", "change", "fix"),
+    [
+        (
+            "causal-self-attention",
+            CAUSAL,
+            ("self.mask[:t, :t]", "self.mask"),
+            "cut the mask to the length of the sequence: mask[:, :, :T, :T]",
+        ),
+        (
+            "dense-synthesizer",
+            SYNTHESIZER,
+            ("(h @ self.w2 + self.b2)[..., :t]", "h @ self.w2 + self.b2"),
+            None,
+        ),
+    ],
+    ids=["mask", "w2"],
+)
+def test_a_layer_that_takes_only_whole_blocks_loses_the_points_for_running(rubric, source, change, fix, tmp_path):
+    grade = grade_source(rubric, replaced(source, change), tmp_path)
+    (mistake,) = grade.mistakes
+    assert (mistake.property, grade.total) == ("runs", 9)
+    assert "size of tensor" in mistake.evidence
+    assert "for a batch of 2 sequences of 4 tokens" in mistake.evidence
+    assert fix is None or (mistake.fix == fix and fix in grade.remark)
+
+
+def test_an_import_that_a_graded_function_needs_is_still_an_error(tmp_path):
+    source = NAMES.replace("class NameDataset", "from course_files import helper\n\nclass NameDataset")
+    unneeded = grade_source("cs224n-name-dataset", source, tmp_path)
+    assert (unneeded.total, unneeded.mistakes) == (10, ())
+    assert "there is no module 'course_files'" in unneeded.notes[0]
+    needed = grade_source(
+        "cs224n-name-dataset", source.replace("def __len__", "h = helper\n\n    def __len__"), tmp_path
+    )
+    assert needed.total == 0
+    assert "No module named 'course_files'" in needed.remark
+
+
+@pytest.mark.parametrize(
+    ("change", "total", "lost", "words"),
+    [
+        (("        return self.proj(", "        return x + self.proj("), 9, "equals the formula", "the input is added"),
+        (
+            ("        b, t, c = x.shape\n", "        x = x[:1].expand_as(x)\n        b, t, c = x.shape\n"),
+            8,
+            "deterministic, independent rows, equals the formula",
+            "every row of a batch gets the output of the first one",
+        ),
+        (("        b, t, c = x.shape\n", "        x = x[0][None]\n        b, t, c = x.shape\n"), 9, "runs", ""),
+    ],
+    ids=["residual", "first row", "x[0]"],
+)
+def test_a_mistake_around_attention_costs_only_what_it_breaks(change, total, lost, words, tmp_path):
+    grade = grade_source("causal-self-attention", replaced(CAUSAL, change), tmp_path)
+    (mistake,) = grade.mistakes
+    assert (grade.total, mistake.property) == (total, lost)
+    assert words in str(mistake.fix)
+
+
+def test_a_block_without_an_mlp_loses_only_the_mlp(tmp_path):
+    mlp = "nn.Sequential(nn.Linear(embed_dim, hidden_dim), nn.GELU(), nn.Linear(hidden_dim, embed_dim), "
+    without = ((f"{mlp}nn.Dropout(dropout))", "None"), ("return x + self.mlp(self.norm2(x))", "return x"))
+    (mistake,) = grade_source("nyu-vit-encoder-block", replaced(VIT, *without), tmp_path).mistakes
+    assert mistake.property == "MLP"
+
+
+def test_a_file_that_is_not_there_gets_advice(tmp_path):
+    source = replaced(NAMES, ("class NameDataset", "open('weights.pt')\n\nclass NameDataset"))
+    (mistake,) = grade_source("cs224n-name-dataset", source, tmp_path).mistakes
+    assert "opens a file that is not there" in mistake.fix
+    assert "weights.pt" in mistake.where.text
+
+
+def test_post_norm_is_not_called_a_missing_residual_connection(tmp_path):
+    _, right, cases = COURSES["cs224n-perceiver"]
+    (mistake,) = grade_source("cs224n-perceiver", replaced(right, cases["post-norm"][0]), tmp_path).mistakes
+    assert "(post-norm)" in mistake.evidence
+    assert "residual" not in mistake.fix
 
 
 def test_a_syntax_error_is_one_entry_for_all_parts_of_a_homework(tmp_path):

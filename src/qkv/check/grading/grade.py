@@ -54,9 +54,12 @@ REMEDIES = {
     "expected two numbers: total and correct": "return (total, correct)",
     "the return is missing": "return what the function computes",
     "Resource temporarily unavailable": "it starts processes, which is not allowed here: leave that out",
+    "SystemExit": "the code ends its process: leave exit() and sys.exit() out",
+    "No such file or directory": "it opens a file that is not there while it is graded: leave that out",
     "File too large": "it writes or prints too much: leave that out",
     "NaN or infinite values": "a softmax over scores that are all −∞ gives NaN: a mask that hides every key of a "
-    "query, as an inverted one does; or a division by zero",
+    "query (an inverted one, or one that hides a token from itself), or a softmax over another axis than the keys; or "
+    "a division by zero",
 }  # by what an error says
 SIZES = re.compile(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 CUTS = {

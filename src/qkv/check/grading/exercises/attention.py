@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.check.calling.functions import HEAD_DIM, HEADS, function_implementation
@@ -23,6 +24,7 @@ from qkv.check.contract import Contract
 from qkv.check.explain import explain_function
 from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
 from qkv.check.grading.exercises.common import (
+    BATCH_CHECKS,
     EXPLAINED,
     FIX,
     LAYER_CHECKS,
@@ -30,6 +32,7 @@ from qkv.check.grading.exercises.common import (
     Exercise,
     GradedCheck,
     GradedLayer,
+    check_shape_of_layer,
     compare,
     no_grad,
     relative_error,
@@ -46,7 +49,7 @@ WEIGHT_CHECKS = ("rows sum to one", "scale", "head independence")
 MASK_CHECKS = ("mask polarity", "fully masked row")
 PARTS = ("query", "key", "value", "output")
 MODEL_DIM = HEADS * HEAD_DIM
-BY_OUTPUT = ("causal", "truncation", "past reachable", "kind", *WEIGHT_CHECKS)
+BY_OUTPUT = ("causal", "truncation", "past reachable", "kind", *WEIGHT_CHECKS, *BATCH_CHECKS)
 NO_FUTURE = ("causal", "truncation")
 BREAKS = {
     "no mask": NO_FUTURE,
@@ -64,6 +67,8 @@ BREAKS = {
     "inputs swapped": (),
     "mask inverted": (*NO_FUTURE, "past reachable"),
     "no projection": (),
+    "input added": (),
+    "first row": BATCH_CHECKS,
 }  # which checks a mistake breaks by itself, besides the formula
 MAX_LAYOUTS = 500
 WRONG_MASKS = (
@@ -84,6 +89,11 @@ class GradedAttention(GradedLayer):
         self.sandbox, self.parts, self.mask = sandbox, settings.get("parts", {}), settings.get("mask")
         self.takes_qkv = settings.get("call", "x") == "query, key, value"
         self._layout: Layout | None = None
+        config: Any = (rubric.interface.build or {}).get("config", {})
+        self.block_size: int | None = config.get("block_size") if isinstance(config, dict) else None
+        self.pad_to: int | None = None  # the only length that it takes; shorter inputs then get zeros at their end
+        self.by_row = False  # whether it is called row by row, because it returns only one row of a batch
+        self.call_error: SubmissionError | None = None  # why it is padded, or called row by row
         implementation = Implementation(
             name=rubric.interface.name,
             level="layer",
@@ -97,8 +107,20 @@ class GradedAttention(GradedLayer):
         super().__init__(implementation, rubric.contract, parameters)
 
     def run(self, x: Tensor, token_mask: Tensor | None = None) -> Tensor:
-        inputs = [x, x, x] if self.takes_qkv else [x]
-        return check_shape(call_remote(self.sandbox, inputs, {}, self.weights), tuple(x.shape))
+        if self.takes_qkv:
+            return check_shape(call_remote(self.sandbox, [x, x, x], {}, self.weights), tuple(x.shape))
+        return self.call(x, self.weights)
+
+    def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """Its output for x, called as `find_other_call` found that it works.
+
+        A block that begins with x gives the same for x, because a layer that gets whole blocks is causal.
+        """
+        if self.by_row:
+            rows = [call_remote(self.sandbox, [row[None]], {}, weights) for row in x]
+            return torch.stack([check_shape(out.reshape(out.shape[-2:]), tuple(x.shape[1:])) for out in rows])
+        whole = x if self.pad_to is None else F.pad(x, (0, 0, 0, self.pad_to - x.shape[1]))
+        return check_shape(call_remote(self.sandbox, [whole], {}, weights), tuple(whole.shape))[:, : x.shape[1]]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """The layer as a function of q, k and v, by choosing its weights; a causal layer is always causal."""
@@ -114,8 +136,11 @@ class GradedAttention(GradedLayer):
             weights = self.layout["output"].write(weights, identity)
         queries, keys = (_unit_vectors(b, length).to(self.implementation.dtype) for length in (t, s))
         kwargs = {} if mask is None or self.mask is None else {self.mask: mask}
-        inputs = [queries, keys, keys] if self.takes_qkv else [queries]
-        out = check_shape(call_remote(self.sandbox, inputs, kwargs, weights), (b, t, MODEL_DIM)).double()
+        if self.takes_qkv or kwargs:
+            inputs = [queries, keys, keys] if self.takes_qkv else [queries]
+            out = check_shape(call_remote(self.sandbox, inputs, kwargs, weights), (b, t, MODEL_DIM)).double()
+        else:
+            out = self.call(queries, weights).double()
         return out.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
 
     def _set_projection(self, weights: dict[str, Tensor], part: str, wanted: Tensor) -> dict[str, Tensor]:
@@ -202,14 +227,46 @@ def prepare_layer(sandbox: Sandbox, rubric: GradedExercise) -> GradedAttention:
     for dtype in ("float64", "float32"):
         sandbox.dtype = dtype
         layer = GradedAttention(sandbox, rubric, load_parameters(sandbox, parameter_seed(sandbox)))
+        x = layer.implementation.random_input(2, 4, torch.Generator().manual_seed(32))
         try:
             with torch.no_grad():
-                layer.run(layer.implementation.random_input(1, 4, torch.Generator().manual_seed(32)))
+                layer.run(x)
             return layer
         except SubmissionError as error:
             first_error = first_error or error
+            if find_other_call(layer, x, error):
+                return layer
     assert first_error is not None
     raise first_error
+
+
+def find_other_call(layer: GradedAttention, x: Tensor, error: SubmissionError) -> bool:
+    """Whether a layer that fails for x works for one row at a time, or, if it is causal, for whole blocks only.
+
+    Then it is called in that way from here on: the error costs the points of its shape, and the rest is graded.
+    """
+    if layer.takes_qkv or error.stage != "call":
+        return False
+    size = layer.block_size if layer.contract.kind == "causal" else None
+    for by_row, pad_to in ((True, None), *(((False, size), (False, size - 1)) if size else ())):
+        layer.by_row, layer.pad_to = by_row, pad_to
+        try:
+            with torch.no_grad():
+                layer.run(x)
+        except (SubmissionError, RuntimeError):
+            layer.by_row, layer.pad_to = False, None
+        else:
+            layer.call_error = error
+            return True
+    return False
+
+
+def check_layer_shape(layer: GradedAttention) -> list[Finding]:
+    """As for any layer; one that works only in another way fails with the error of the usual call."""
+    if layer.call_error is not None:
+        evidence = f"for a batch of 2 sequences of 4 tokens the call failed: {layer.call_error}"
+        return [Finding("shape", "fail", None, evidence)]
+    return check_shape_of_layer(layer)
 
 
 def check_formula(layer: GradedAttention) -> list[Finding]:
@@ -221,6 +278,7 @@ def check_formula(layer: GradedAttention) -> list[Finding]:
     if error > limit:
         hint = "its weights are used differently: q·k/√d, a causal mask, a softmax over keys, weights · v, projection"
         cause = _explain_output(layer)
+        cause = cause or _explain_heads(layer)
         if cause is None and (found := explain_function(layer.as_function, layer.contract)):
             cause = found.family, found.mistake, BUG_FAMILIES[found.family]
         if cause:
@@ -230,20 +288,38 @@ def check_formula(layer: GradedAttention) -> list[Finding]:
 
 
 def _explain_output(layer: GradedAttention) -> tuple[str, str, str] | None:
-    """The family, the mistake and the fix of what its outputs show: a wrong mask, or no output projection."""
+    """The family, the mistake and the fix of what its outputs show, without choosing its weights."""
     inputs = [layer.implementation.random_input(2, length, torch.Generator().manual_seed(48)) for length in (5, 7)]
     outputs = [layer.implementation.run(x) for x in inputs]
 
-    def explains(hidden: Callable[[Tensor], Tensor] | None, *, project: bool = True) -> bool:
-        masks = [hidden(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)) if hidden else None for x in inputs]
-        expected = [_expected_output(layer, x, mask, project=project) for x, mask in zip(inputs, masks, strict=True)]
-        errors = [relative_error(out, each) for out, each in zip(outputs, expected, strict=True)]
-        return max(errors) <= tolerance(layer)
+    def are(expected: list[Tensor]) -> bool:
+        return max(map(relative_error, outputs, expected)) <= tolerance(layer)
 
-    if "output" in layer.layout and explains(None, project=False):
+    def explains(hidden: Callable[[Tensor], Tensor]) -> bool:
+        masks = [hidden(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)) for x in inputs]
+        return are([_expected_output(layer, x, mask) for x, mask in zip(inputs, masks, strict=True)])
+
+    if "output" in layer.layout and are([_expected_output(layer, x, project=False) for x in inputs]):
         return "no projection", "the output projection is never applied", "return the projection of the merged heads"
+    if are([_expected_output(layer, x) + x for x in inputs]):
+        words = "the input is added to the output (a residual connection)"
+        return "input added", words, "leave it out: the block adds it, not this layer"
+    if are([_expected_output(layer, x[:1]).expand_as(x) for x in inputs]):
+        return "first row", "every row of a batch gets the output of the first one", "use all of x, not x[0]"
     masks = WRONG_MASKS if layer.contract.kind == "causal" else ()
     return next(((family, words, fix) for family, words, hidden, fix in masks if explains(hidden)), None)
+
+
+def _explain_heads(layer: GradedAttention) -> tuple[str, str, str] | None:
+    """As above, for heads that are split or merged in the wrong way: no weights can be measured through them."""
+    x = layer.implementation.random_input(2, 7, torch.Generator().manual_seed(48))
+    causal = layer.contract.kind == "causal"
+    best = explain_attention(
+        x, layer.implementation.run(x), layer.weights, [layer.layout], tolerance(layer), causal=causal
+    )
+    if best is None or best[1].split not in ("tokens", "merge", "both"):
+        return None
+    return "heads mixed", best[1].words, best[1].fix
 
 
 def tolerance(layer: GradedAttention) -> float:
@@ -346,7 +422,8 @@ def validate_layer(rubric: GradedExercise, where: str) -> None:
 ATTENTION_LAYER = Exercise(
     prepare_layer,
     (
-        *LAYER_CHECKS,
+        GradedCheck(("shape",), no_grad(check_layer_shape)),
+        *(check for check in LAYER_CHECKS if "shape" not in check.names),
         GradedCheck(WEIGHT_CHECKS, no_grad(check_layer_weights)),
         GradedCheck(MASK_CHECKS, lambda layer: check_masks(layer.as_function, layer.contract)),
         GradedCheck(("formula",), no_grad(check_formula)),

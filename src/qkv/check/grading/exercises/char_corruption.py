@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.check.grading.client import Sandbox, SubmissionError
 from qkv.check.grading.exercises.common import Exercise, GradedCheck, mix_seeds
 from qkv.check.grading.exercises.span_corruption import (
+    SPAN_LINES,
     Corrupted,
     GradedSpans,
     check_content,
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
 PAD, MASK = "\u25a1", "\u2047"
 LETTERS = string.ascii_letters + string.digits + " ,."
 NUM_LONG, NUM_SHORT, NUM_REPEATS = 200, 40, 6
-FORM_LINES = (
-    r"MASK_CHAR\s*\+|\+\s*(self\.)?MASK_CHAR",
-    r"\+\s*\[?\s*mask|mask\w*\]?\s*\+|cat\(|join\(",
-    r"MASK_CHAR",
-)
 UNKNOWN = "\ufffd"  # an index that its vocabulary does not hold
 
 
@@ -192,16 +188,10 @@ CHAR_CORRUPTION = Exercise(
     validate,
     require_response_of_dataset,
     lines={
+        **SPAN_LINES,
         "vocabulary": (r"insert\(|(PAD|MASK)_CHAR\s*,\s*(self\.)?(PAD|MASK)_CHAR", r"(stoi|itos)\s*=", r"stoi|itos"),
         "sorted": (r"sorted|set\(|unique", r"(stoi|itos)\s*="),
-        "padding": (r"(?#last)PAD_?CHAR\s*\*|\*\s*(self\.)?(PAD|MASK)|MASK_?CHAR\s*\*|[lr]just|pad\(", r"PAD|MASK"),
         "items": (r"tensor\(|Tensor\(", r"return "),
         "shift": (r"\[1:\]|\[:-1\]", r"return "),
-        "form": FORM_LINES,
-        "content": (*FORM_LINES, r"prefix|suffix|mask"),
-        "cut": (r"rand|7\s*/\s*8|trunc",),
-        "masked share": (r"mask\w*_?len|len\w*_?mask|span\w*\s*=|n_mask|num_mask", r"\b4\b|0?\.25", r"rand"),
-        "span position": (r"^\s*\w*(start|begin|left|pos|offset|idx)\w*\s*=(?!=)", r"rand(int|range|om)", r"prefix"),
-        "randomness": (r"seed|rand",),
     },
 )

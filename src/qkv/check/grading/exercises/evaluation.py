@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLACES = ("London", "Paris", "New York", "Brno", "Tokyo", "São Paulo", "Vienna", "Cairo", "Accra", "Lima")
 SIZE, BLOCK_SIZE, STEPS = 17, 8, 12
+COLD = 0.05  # a temperature at which only the most likely token is drawn
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Evaluation:
         "samples": {
             "greedy": {}, "greedy again": {},
             "one of one": {"sample": True, "top_k": 1}, "one of two": {"sample": True, "top_k": 2},
+            "cold": {"sample": True, "temperature": COLD},
         },
     }  # fmt: skip
     tensors, values = sandbox.probe(read_probe("evaluation"), arguments, {"tokens": tokens})
@@ -263,6 +265,18 @@ def check_top_k(evaluation: Evaluation) -> list[Finding]:
     return [Finding("top k", "fail", None, "with top_k=2 other tokens than the two most likely occur", hint)]
 
 
+def check_temperature(evaluation: Evaluation) -> list[Finding]:
+    """Close to temperature 0, sampling gives the most likely token."""
+    cold, greedy = evaluation.sample("cold"), evaluation.sample("greedy")
+    inputs = _inputs(evaluation, "cold")  # what is most likely after the model's own inputs
+    own = torch.stack([(each[:, -1] + 3) % SIZE for each in inputs], dim=1) if inputs else None
+    is_likely = own is not None and torch.equal(cold[:, -STEPS:], own)
+    if is_likely or torch.equal(cold, greedy) or torch.equal(cold, _greedy(evaluation.tokens)):
+        return [Finding("temperature", "pass", 0.0, f"at temperature {COLD} only the most likely token is drawn")]
+    evidence = f"at temperature {COLD} other tokens than the most likely one are drawn"
+    return [Finding("temperature", "fail", None, evidence, "divide the logits by the temperature before the softmax")]
+
+
 def validate(rubric: GradedExercise, where: str) -> None:
     if rubric.interface.build is not None or rubric.interface.settings:
         raise ValueError(f'{where}: this exercise is a function without further settings: function = "evaluate_places"')
@@ -277,6 +291,7 @@ EVALUATION = Exercise(
         GradedCheck(("context",), check_context),
         GradedCheck(("eval mode",), check_modes),
         GradedCheck(("top k",), check_top_k),
+        GradedCheck(("temperature",), check_temperature),
     ),
     validate,
     require_response_of_evaluation,
@@ -298,6 +313,7 @@ EVALUATION = Exercise(
         "random choice": (r"multinomial|rand",),
         "context": (r"\[:,.*:", r"block_size", r"def sample"),
         "eval mode": (r"\.eval\(\)|no_grad", r"def sample"),
+        "temperature": (r"[/*]\s*(self\.)?temp\w*|\.(div|mul)_?\(\s*temp", r"softmax", r"def sample"),
         "top k": (r"inf\b|masked_fill|\[.*<.*\]\s*=", r"top_?k"),
     },
     fixes={"no places": "return (0, 0) if the lines have no second column"},
@@ -306,5 +322,6 @@ EVALUATION = Exercise(
         "context": ("sample",),
         "eval mode": ("sample",),
         "top k": ("top_k_logits", "sample"),
+        "temperature": ("sample",),
     },
 )

@@ -163,6 +163,8 @@ def check_targets(dataset: Questions) -> list[Finding]:
         found, expected = aligned[0]
         evidence = f"from the answer on y is {found[:24]!r}…, expected {expected[:24]!r}…"
         hint = "the target of position i is the character i + 1 of x: ⁇, the answer, ⁇, then □"
+        if found[1:] == expected[:-1]:
+            hint = f"y is not shifted, each character is one place too late: {hint}"
         second = Finding("answer aligned", "fail", None, evidence, hint)
     return [first, second]
 

@@ -55,6 +55,8 @@ DROPOUT = (
     r"\w*drop\w*\(", r"return ",
 )  # fmt: skip
 LINES_OF_CAUSES = {
+    "input added": (r"return.*(\bx\s*\+|\+\s*x\b)", r"(\bx\s*\+|\+\s*x\b)", r"return "),
+    "first row": (r"\[0\]|\[:1\]|\[0,", r"expand|repeat"),
     **dict.fromkeys(("no mask", "mask not −∞", "mask after softmax", "leak"), MASK),
     **dict.fromkeys(("mask off by one", "mask transposed", "window"), (r"tril|triu", *MASK)),
     **dict.fromkeys(("softmax axis", "softmax replaced"), (r"softmax|exp\(",)),

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.check.grading.client import Sandbox, SubmissionError, derive_seed
@@ -106,6 +107,35 @@ class Perceiver:
         change = self.down.run(x, **{name: self.down.weights[name].flip(-1)}) - self.down.run(x)
         return float(change.abs().max()) > 1e-9
 
+    @cached_property
+    def reads_input(self) -> bool:
+        """Whether the output of DownProjectBlock depends on its input."""
+        x, other = self.draw(104, self.length), self.draw(105, self.length)
+        return float((self.down.run(x) - self.down.run(other)).abs().max()) > 1e-9
+
+    @cached_property
+    def post_norm(self) -> set[str]:
+        """The blocks that normalize after their residual connections.
+
+        With all weights 0 but those of the norms, such a block returns its normalized input.
+        """
+        x, y = self.draw(106, self.length), self.draw(117, self.bottleneck)
+        found = set[str]()
+        for block, inputs in ((self.down, (x,)), (self.up, (y, x))):
+            if block.error or (block is self.down and not self.has_basis):
+                continue
+            kept = self.basis if block is self.down else None
+            start = block.weights[kept].double().reshape(1, -1, self.dim).expand(2, -1, -1) if kept else x
+            changed = {name: torch.zeros_like(weight) for name, weight in block.weights.items() if name != kept}
+            changed |= {n: torch.ones_like(w) for n, w in changed.items() if is_gain(n, w, self.dim)}
+            try:
+                out = block.run(*inputs, **changed)
+            except SubmissionError:
+                continue
+            if out.shape == start.shape and relative_error(out, F.layer_norm(start, (self.dim,))) <= LIMIT:
+                found.add(block.name)
+        return found
+
     def mlp(self, block: Block) -> dict[str, Tensor]:
         """The weights of the block's MLP as zeros: those with a size of its hidden layer."""
         usual = {self.dim, self.bottleneck, 1, 3 * self.dim, 2 * self.dim if self.bottleneck == 2 else 0}
@@ -117,6 +147,10 @@ class Perceiver:
         if not found:
             raise SubmissionError("it has no MLP: no parameter has the size of a hidden layer")
         return found
+
+
+def is_gain(name: str, weight: Tensor, dim: int) -> bool:
+    return name.endswith("weight") and weight.shape == (dim,)
 
 
 DOWN = "keys and values come from x_input, queries from C, and the result is added to C"
@@ -171,9 +205,7 @@ def check_basis(perceiver: Perceiver) -> list[Finding]:
 
 
 def check_down_reads(perceiver: Perceiver) -> list[Finding]:
-    x, other = perceiver.draw(104, perceiver.length), perceiver.draw(105, perceiver.length)
-    effect = float((perceiver.down.run(x) - perceiver.down.run(other)).abs().max())
-    if effect > 1e-9:
+    if perceiver.reads_input:
         return [Finding("down: reads the input", "pass", 0.0, "another input gives another output")]
     hint = "attend to x_input: it gives the keys and values"
     return [Finding("down: reads the input", "fail", None, "its output is the same for every input", hint)]
@@ -184,7 +216,7 @@ def _has_only_mlp(perceiver: Perceiver, block: Block, inputs: tuple[Tensor, ...]
     passing = identity_mlp(block.weights, perceiver.dim)
     if passing is None:
         return False
-    gains = {n: torch.ones_like(w) for n, w in zeros.items() if n.endswith("weight") and w.shape == (perceiver.dim,)}
+    gains = {n: torch.ones_like(w) for n, w in zeros.items() if is_gain(n, w, perceiver.dim)}
     without = block.run(*inputs, **zeros)
     return not bool(without.abs().max() > 1e-9) and bool(
         block.run(*inputs, **{**zeros, **gains, **passing}).abs().max() > 1e-3
@@ -204,7 +236,20 @@ def _residual(check: str, found: Tensor, expected: Tensor, what: str, *, has_onl
     return [replace(finding, family="mlp" if has_only_mlp else None)]
 
 
+def _residual_of_post_norm(check: str) -> list[Finding]:
+    evidence = "the residual connections are there; that the norms come after them is judged by the norms"
+    return [Finding(check, "pass", None, evidence)]
+
+
+def _norms_of_post_norm(check: str, what: str, attention: str) -> list[Finding]:
+    evidence = "the layer norms come after the residual connections (post-norm)"
+    hint = f"normalize before: x = {what} + {attention}, then x = x + self.mlp(self.ln2(x))"
+    return [Finding(check, "fail", None, evidence, hint)]
+
+
 def check_down_residual(perceiver: Perceiver) -> list[Finding]:
+    if perceiver.down.name in perceiver.post_norm:
+        return _residual_of_post_norm("down: residual")
     if not perceiver.has_basis:
         return [_residual_of_constant(perceiver)]
     name = perceiver.basis
@@ -232,6 +277,8 @@ def _residual_of_constant(perceiver: Perceiver) -> Finding:
 
 def check_down_norm(perceiver: Perceiver) -> list[Finding]:
     """With the MLP off, the block adds the same to C, however long the vectors of C are."""
+    if perceiver.down.name in perceiver.post_norm:
+        return _norms_of_post_norm("down: norms", "C", "self.attn(x_input, self.ln1(C))")
     if not perceiver.has_basis:  # C cannot be changed from here: only the MLP's norm is measured
         x = perceiver.draw(107, perceiver.length)
         return [_mlp_norm("down: norms", perceiver, perceiver.down, lambda factor: ((factor * x,), {}))]
@@ -245,6 +292,7 @@ def check_down_norm(perceiver: Perceiver) -> list[Finding]:
         relative_error(added[1], added[0]), relative_error(outs[1], outs[0])
     )  # a missing residual is judged above
     hint = "normalize the queries: attn(x_input, self.ln1(self.C))"
+    error = error if perceiver.reads_input else 0.0  # attention to C grows with C, which is judged above
     first = compare("down: norms", error, LIMIT, "with C three times as large attention differs", hint)
     if first[0].verdict != "pass":
         return first
@@ -284,6 +332,8 @@ def check_up_reads(perceiver: Perceiver) -> list[Finding]:
 
 
 def check_up_residual(perceiver: Perceiver) -> list[Finding]:
+    if perceiver.up.name in perceiver.post_norm:
+        return _residual_of_post_norm("up: residual")
     y, x = perceiver.draw(117, perceiver.bottleneck), perceiver.draw(118, perceiver.length)
     zeros = {name: torch.zeros_like(value) for name, value in perceiver.up.weights.items()}
     found = check_shape(perceiver.up.run(y, x, **zeros), tuple(x.shape))
@@ -293,6 +343,8 @@ def check_up_residual(perceiver: Perceiver) -> list[Finding]:
 
 def check_up_norm(perceiver: Perceiver) -> list[Finding]:
     """y is normalized: its scale does not matter; so is the input of the MLP."""
+    if perceiver.up.name in perceiver.post_norm:
+        return _norms_of_post_norm("up: norms", "x_input", "self.attn(self.ln1(y), x_input)")
     y, x = perceiver.draw(119, perceiver.bottleneck), perceiver.draw(120, perceiver.length)
     error = relative_error(perceiver.up.run(3.0 * y, x), perceiver.up.run(y, x))
     first = compare("up: norms", error, LIMIT, "with y three times as large the output differs", "use self.ln1(y)")

@@ -243,6 +243,8 @@ MISTAKES = (
     Variant("there is no softmax", "apply a softmax over the keys", softmax="none"),
     Variant("heads are split without a transpose: tokens mix", "use view(b, t, h, d).transpose(1, 2)", split="tokens"),
     Variant("heads are merged without a transpose", "use transpose(1, 2).reshape(b, t, c) after them", split="merge"),
+    Variant("heads are split and merged without a transpose: each gets a part of the tokens",
+            "use view(b, t, h, d).transpose(1, 2) before, and transpose(1, 2).reshape(b, t, c) after", split="both"),
     Variant("there is one head only", "split the projections into heads", split="one"),
     Variant("the output projection is missing", "apply the output projection to the merged heads", project=False),
 )  # fmt: skip
@@ -257,7 +259,7 @@ def attention_of(x: Tensor, layout: Layout, weights: dict[str, Tensor], variant:
         out = torch.einsum("btc,hdc->bhtd", x, matrix.to(x.dtype))
         found.append(out if bias is None else out + bias.to(x.dtype)[None, :, None])
     h, d = found[0].shape[1], found[0].shape[-1]
-    if variant.split == "tokens":
+    if variant.split in ("tokens", "both"):
         found = [each.transpose(1, 2).reshape(b, h, t, d) for each in found]
     if variant.split == "one":
         found = [each.transpose(1, 2).reshape(b, 1, t, h * d) for each in found]
@@ -265,7 +267,7 @@ def attention_of(x: Tensor, layout: Layout, weights: dict[str, Tensor], variant:
     d = q.shape[-1]
     scale = {"head": d**-0.5, "one": 1.0, "model": c**-0.5, "square": 1 / d, "inverse": d**0.5}[variant.scale]
     mixed = _mix(q @ k.mT * scale, v, variant, causal=causal)
-    merged = mixed.reshape(b, t, -1) if variant.split == "merge" else mixed.transpose(1, 2).reshape(b, t, -1)
+    merged = mixed.reshape(b, t, -1) if variant.split in ("merge", "both") else mixed.transpose(1, 2).reshape(b, t, -1)
     if "output" not in layout or not variant.project:
         return merged
     matrix, bias = layout["output"].read(weights)

@@ -5,14 +5,23 @@ Axes: b batch · h heads · t tokens · d head dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from qkv.check.grading.client import Sandbox
-from qkv.check.grading.exercises.common import Exercise, GradedCheck, compare, no_grad, relative_error, require_response
+from qkv.check.grading.exercises.common import (
+    EXPLAINED,
+    FIX,
+    Exercise,
+    GradedCheck,
+    compare,
+    no_grad,
+    relative_error,
+    require_response,
+)
 from qkv.check.grading.proxy import call_remote, check_shape
 from qkv.check.report import Finding
 
@@ -22,6 +31,9 @@ if TYPE_CHECKING:
 HEAD_DIM, LENGTH = 8, 10
 LIMIT = 1e-5  # tables in float32 are fine
 FORMULA_LIMIT = 1e-3
+FREQUENCIES = "angles are position · base^(−2i/d), i = 0 … d/2 − 1"
+ROTATION = "a pair (a, b) becomes (a cos − b sin, b cos + a sin)"
+BY_OUTPUT = ("position 0", "norms preserved", "relative positions", "positions")
 
 
 @dataclass(frozen=True)
@@ -37,14 +49,20 @@ class GradedRope:
 
     def expected(self, x: Tensor, positions: Tensor, *, pairing: str | None = None, sign: float = 1.0) -> Tensor:
         """The formula, for either pairing."""
+        return self.rotate(x, self.angles(x, positions), pairing=pairing, sign=sign)
+
+    def angles(self, x: Tensor, positions: Tensor, *, base: float | None = None, exponent: float = 2.0) -> Tensor:
+        """position · base^(−2i/d): (t, d/2)."""
         d = x.shape[-1]
-        angles = sign * positions.double()[:, None] * self.base ** (-torch.arange(0, d, 2).double() / d)
-        cos, sin = angles.cos(), angles.sin()
-        if (pairing or self.pairing) == "interleaved":
-            first, second = x[..., 0::2], x[..., 1::2]
-            return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return positions.double()[:, None] * (base or self.base) ** (-exponent * torch.arange(d // 2).double() / d)
+
+    def rotate(self, x: Tensor, angles: Tensor, *, pairing: str | None = None, sign: float = 1.0) -> Tensor:
+        """Pairs of features, rotated by these angles."""
+        cos, sin = angles.cos(), sign * angles.sin()
+        pairing = pairing or self.pairing
+        first, second = x.chunk(2, dim=-1) if pairing == "halves" else (x[..., 0::2], x[..., 1::2])
+        rotated = first * cos - second * sin, second * cos + first * sin
+        return torch.stack(rotated, dim=-1).flatten(-2) if pairing == "interleaved" else torch.cat(rotated, dim=-1)
 
 
 def prepare(sandbox: Sandbox, rubric: GradedExercise) -> GradedRope:
@@ -119,24 +137,72 @@ def check_formula(rope: GradedRope) -> list[Finding]:
     found = rope(x, positions)
     error = relative_error(found, rope.expected(x, positions))
     evidence = f"for positions to 4000, base {rope.base:g}, {rope.pairing} pairs, it differs from the formula"
-    hint = None if error <= FORMULA_LIMIT else _explain(rope, x, positions, found)
-    return compare("formula", error, FORMULA_LIMIT, evidence, hint)
+    cause = None if error <= FORMULA_LIMIT else _explain(rope, x, positions, found)
+    hint = f"{EXPLAINED}{cause[1]}{FIX}{cause[2]}" if cause else f"{FREQUENCIES}; {ROTATION}"
+    findings = compare("formula", error, FORMULA_LIMIT, evidence, hint)
+    return [replace(finding, family=cause[0] if cause else None) for finding in findings]
 
 
-def _explain(rope: GradedRope, x: Tensor, positions: Tensor, found: Tensor) -> str | None:
+def _explain(rope: GradedRope, x: Tensor, positions: Tensor, found: Tensor) -> tuple[str, str, str] | None:
+    """The family, the mistake and the fix, if a formula with this mistake gives the same output."""
     other = {"interleaved": "halves", "halves": "interleaved"}[rope.pairing]
-    one_speed = GradedRope(rope.sandbox, 1.0, rope.pairing)
-    guesses = {
-        f"pairs are {other}; expected {rope.pairing}": rope.expected(x, positions, pairing=other),
-        "it rotates the other way: the signs of the sines are swapped": rope.expected(x, positions, sign=-1.0),
-        "positions are one too high": rope.expected(x, positions + 1),
-        "every pair rotates at the same speed": one_speed.expected(x, positions),
-        "nothing is rotated": x,
-    }
-    for cause, guess in guesses.items():
+    for cause, guess in {**_wrong_angles(rope, x, positions), **_wrong_pairs(rope, x, positions, other)}.items():
         if relative_error(found, guess) <= FORMULA_LIMIT:
-            return f"explained exactly: {cause}"
+            return cause
     return None
+
+
+def _wrong_angles(rope: GradedRope, x: Tensor, positions: Tensor) -> dict[tuple[str, str, str], Tensor]:
+    def rotated(shift: int = 0, base: float | None = None, exponent: float = 2.0) -> Tensor:
+        return rope.rotate(x, rope.angles(x, positions + shift, base=base, exponent=exponent))
+
+    guesses = {
+        ("positions", "positions are one too high", "use the positions as they are given"): rotated(1),
+        ("angles", "every pair rotates at the same speed", FREQUENCIES): rotated(exponent=0.0),
+        ("angles", "the exponent is −i/d; expected −2i/d", FREQUENCIES): rotated(exponent=1.0),
+        ("angles", "the exponent is −4i/d; expected −2i/d", FREQUENCIES): rotated(exponent=4.0),
+        ("angles", "the exponent has the wrong sign", FREQUENCIES): rotated(exponent=-2.0),
+        ("order of tokens", "positions 0, 1, 2, … are used, not those that are given", "use the positions argument"): (
+            rope.expected(x, torch.arange(x.shape[-2]))
+        ),
+    }
+    for base in (10.0, 100.0, 1000.0, 1e5, 5e5, 1e6):
+        words = f"the base is {base:g}; expected {rope.base:g}"
+        guesses[("angles", words, FREQUENCIES)] = rotated(base=base)
+    return guesses
+
+
+def _wrong_pairs(rope: GradedRope, x: Tensor, positions: Tensor, other: str) -> dict[tuple[str, str, str], Tensor]:
+    angles = rope.angles(x, positions)
+    neighbors = rope.pairing == "interleaved"
+    pairs = "x[..., 0::2] with x[..., 1::2]" if neighbors else "the first half of the features with the second"
+    turned = torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+    turned = turned if neighbors else torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), dim=-1)
+    wrong = torch.cat((angles, angles), dim=-1) if neighbors else angles.repeat_interleave(2, dim=-1)
+    repeat = "angles.repeat_interleave(2, dim=-1)" if neighbors else "torch.cat((angles, angles), dim=-1)"
+    by_head = x.transpose(1, 2)
+    head_angles = rope.angles(by_head, positions[: x.shape[1]])
+    guesses = {
+        ("pairs", f"pairs are {other}; expected {rope.pairing}", f"pair {pairs}"): (
+            rope.expected(x, positions, pairing=other)
+        ),
+        ("direction", "it rotates the other way: the signs of the sines are swapped", ROTATION): (
+            rope.expected(x, positions, sign=-1.0)
+        ),
+        ("nothing", "nothing is rotated", ROTATION): x,
+        ("repeated angles", "the two features of a pair get different angles", f"repeat each angle: {repeat}"): (
+            x * wrong.cos() + turned * wrong.sin()
+        ),
+        ("axis", "heads are taken for positions: the rotation runs along axis 1", "positions run along axis 2"): (
+            rope.rotate(by_head, head_angles).transpose(1, 2)
+        ),
+    }
+    if neighbors:
+        words = "torch.stack((first, second), dim=-1).flatten(-2) puts them back; torch.cat does not"
+        guesses[("order", "the two features of a pair are not put back next to each other", words)] = rope.rotate(
+            x, angles, pairing="not put back"
+        )
+    return guesses
 
 
 def check_gradient(rope: GradedRope) -> list[Finding]:
@@ -184,4 +250,30 @@ ROPE = Exercise(
     ),
     validate,
     require_response_of_rope,
+    lines={
+        "shape": (r"flatten|reshape|view|stack|cat\(", r"return "),
+        "position 0": (r"arange|positions", r"cos|sin"),
+        "norms preserved": (r"cos.*sin|sin.*cos", r"cos|sin|complex"),
+        "relative positions": (r"cos.*sin|sin.*cos", r"cos|sin|complex"),
+        "positions": (r"positions", r"arange"),
+        "order of tokens": (r"positions", r"arange"),
+        "formula": (r"cos.*sin|sin.*cos", r"sin|complex", r"return "),
+        "gradient": (r"detach|no_grad|item\(|numpy", r"return "),
+        "angles": (r"\b10*(\.0*)?\s*\*\*|\b1e\d|10_000|\bbase\b", r"arange"),
+        "pairs": (r"\bcat\(|chunk|//\s*2|\[\.\.\.", r"view|reshape"),
+        "order": (r"\bcat\(|concat", r"stack|flatten", r"return "),
+        "direction": (r"cos.*sin|sin.*cos", r"sin|complex"),
+        "nothing": (r"return ",),
+        "repeated angles": (r"\bcat\(|repeat", r"cos|sin"),
+        "axis": (r"cos|sin|angle|size\(|shape", r"positions"),
+    },
+    breaks={
+        "positions": ("position 0",),
+        "order of tokens": ("positions",),
+        "repeated angles": ("norms preserved", "relative positions"),
+        "nothing": BY_OUTPUT,
+        "axis": ("position 0", "relative positions", "positions"),
+        **dict.fromkeys(("angles", "pairs", "order", "direction"), ()),
+    },
+    by_output=BY_OUTPUT,
 )

@@ -9,6 +9,7 @@ import random
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qkv.check.grading.client import Call, Sandbox, SubmissionError
@@ -22,6 +23,21 @@ NUM_DOCUMENTS = 60
 RARE = 1e-6  # how often a right submission may fail a check by chance
 LETTERS = string.ascii_letters + string.digits + " ,.äéß"
 SETTINGS = {"block_size", "mask", "pad", "min_length", "max_length", "masked_share"}
+FORM_LINES = (
+    r"MASK(_CHAR)?\s*\+|\+\s*(self\.)?MASK",
+    r"\+\s*\[?\s*mask|mask\w*\]?\s*\+|cat\(|join\(",
+    r"MASK_CHAR|⁇.*⁇",
+)
+SPAN_LINES = {
+    "length": (r"(PAD|pad|□)\w*['\"]?\s*\*|\*\s*(self\.)?(PAD|pad|□)|[lr]just", r"(?#last)return "),
+    "padding": (r"(?#last)PAD_?CHAR\s*\*|\*\s*(self\.)?(PAD|MASK)|MASK_?CHAR\s*\*|[lr]just|pad\(", r"PAD|MASK"),
+    "form": FORM_LINES,
+    "content": (*FORM_LINES, r"prefix|suffix|mask"),
+    "cut": (r"7\s*/\s*8|\.875|trunc", r"rand|block_size"),
+    "masked share": (r"mask\w*_?len|len\w*_?mask|span\w*\s*=|n_mask|num_mask", r"\b4\b|0?\.25", r"rand"),
+    "span position": (r"^\s*\w*(start|begin|left|pos|offset|idx)\w*\s*=(?!=)", r"rand(int|range|om)", r"prefix"),
+    "randomness": (r"seed|rand",),
+}  # the lines that a check is about, in any code that corrupts a span
 
 
 @dataclass(frozen=True)
@@ -56,12 +72,8 @@ class GradedSpans:
         if len(pieces) != 3 or self.pad in "".join(pieces):
             return None
         prefix, suffix, masked = pieces
-        if (
-            not masked
-            and not result.document.startswith(prefix + suffix)
-            and self._without_first_sign(prefix, suffix, result.document)
-        ):
-            return None  # what looks like prefix ⁇ suffix ⁇ is all the rest ⁇ masked ⁇
+        if not masked and not result.document.startswith(prefix + suffix) and self.rejoin(result):
+            return None  # what looks like prefix ⁇ suffix ⁇ is all the rest ⁇ masked ⁇, or prefix ⁇ suffix masked ⁇
         return prefix, suffix, masked
 
     def without_padding(self, text: str) -> str:
@@ -75,7 +87,11 @@ class GradedSpans:
 
         A wrong form is judged by itself; lengths and positions are measured all the same.
         """
-        return self.parts_in_text(result) or self._fill_in(self.plain(result))
+        parts = self.parts_in_text(result)
+        if parts is not None and not parts[2] and not result.document.startswith(parts[0] + parts[1]):
+            start = result.document.find(parts[1], len(parts[0])) if len(parts[1]) >= 4 else -1
+            return None if start < 0 else (parts[0], parts[1], result.document[len(parts[0]) : start])
+        return parts or self._fill_in(self.plain(result))
 
     def plain(self, result: Corrupted) -> Corrupted:
         return replace(result, text=self.without_padding(result.text))
@@ -125,6 +141,19 @@ class GradedSpans:
         prefix, second, last = parts
         in_order = result.document.startswith(prefix + last + second)
         return second if not in_order and result.document.startswith(prefix + second + last) else last
+
+    @cached_property
+    def loses_suffix(self) -> bool:
+        """Whether the suffix is left out of every text: then neither the cut nor the masked share can be measured."""
+        texts = [result for result in self.results if len(result.document) > result.block_size]
+        parts = [found for result in texts if (found := self.split(self.plain(result)))]
+        if not parts or any(suffix for _, suffix, _ in parts):
+            return False
+        lengths = [len(prefix + masked) for prefix, _, masked in parts]
+        shares = [len(masked) / max(1, len(prefix + masked)) for prefix, _, masked in parts]
+        longest = int(self.max_length * self.results[0].block_size)
+        in_range = self.min_length <= min(lengths) and max(lengths) > longest - 8
+        return not in_range and sum(shares) / len(shares) > self.masked_share[1]
 
     def spans(self) -> list[tuple[str, str, str]]:
         """Prefix, suffix and masked span of every text in which they are found."""
@@ -212,6 +241,10 @@ def _explain_form(spans: GradedSpans, wrong: list[Corrupted]) -> tuple[str, str]
 
 def check_content(spans: GradedSpans) -> list[Finding]:
     """prefix + masked + suffix is the beginning of the document."""
+    if spans.loses_suffix:
+        evidence = f"in no text there is anything between the two {spans.mask}, so the suffix is lost"
+        hint = f"prefix {spans.mask} suffix {spans.mask} masked: keep what comes after the masked span"
+        return [Finding("content", "fail", 1.0, evidence, hint)]
     wrong = _wrong_content(spans)
     hint = "prefix + masked + suffix must be the beginning of the document"
 
@@ -254,8 +287,14 @@ def _explain_content(spans: GradedSpans, result: Corrupted) -> str | None:
     return None
 
 
+def _without_suffix(check: str) -> Finding:
+    return Finding(check, "pass", None, "it cannot be measured without the suffix, which is judged by the content")
+
+
 def check_cut(spans: GradedSpans) -> list[Finding]:
     """Documents are cut at a random length, neither too short nor too long."""
+    if spans.loses_suffix:
+        return [_without_suffix("cut")]
     lengths = [
         len("".join(parts))
         for result in spans.results
@@ -270,7 +309,7 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
     )
     longest = int(spans.max_length * block_size)
     lost = 2 if len(_wrong_content(spans)) > len(spans.results) / 2 else 0  # characters, which is judged by the content
-    in_range = least >= spans.min_length - lost and most <= longest
+    in_range = least >= spans.min_length - lost and most <= longest + lost
     ends = block_size // 16
     seen = 1 - ends / (longest - spans.min_length + 1)
     if in_range and seen ** len(lengths) < RARE:  # enough documents to see both ends of the range
@@ -285,6 +324,8 @@ def check_cut(spans: GradedSpans) -> list[Finding]:
 
 def check_masked_share(spans: GradedSpans) -> list[Finding]:
     """About a quarter is masked, on average, and not always the same number of characters."""
+    if spans.loses_suffix:
+        return [_without_suffix("masked share")]
     found = [
         (len(spans.masked_part(result, parts)), sum(map(len, parts)))
         for result in spans.results
@@ -327,10 +368,10 @@ def check_randomness(spans: GradedSpans) -> list[Finding]:
     cases = [(document, block_size, rng.getrandbits(31)) for _ in range(6)]
     first, again = _corrupt(spans.sandbox, cases), _corrupt(spans.sandbox, cases)
     if first != again:
-        hint = "draw from the generator argument and from nothing else"
+        hint = "draw from rng, the generator argument, and from nothing else"
         return [Finding("randomness", "fail", 1.0, "the same generator gave another text", hint)]
     if len(set(first)) < 3:
-        hint = "draw from the generator argument"
+        hint = "draw from rng, the generator argument"
         return [Finding("randomness", "fail", 1.0, "different generators gave the same text", hint)]
     evidence = "the same generator gives the same text, different generators give different texts"
     return [Finding("randomness", "pass", 0.0, evidence)]
@@ -377,4 +418,5 @@ SPAN_CORRUPTION = Exercise(
     ),
     validate,
     require_response_of_spans,
+    lines=SPAN_LINES,
 )

@@ -1,11 +1,13 @@
 """Grade a training step: zero the gradients, compute the loss, backpropagate, step; for one batch or for an epoch.
 
-The model is the grader's, a linear classifier trained by SGD, so that the parameters after each step are known.
+The model is the grader's, a linear classifier trained by SGD, so that the parameters after each step are known. In
+training mode it drops some features, so that the parameters also tell the mode in which it was called.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 BATCH, CLASSES, FEATURES, LR = 5, 4, 12, 0.1
 LIMIT = 1e-5
+MODES = ((True, True), (False, False), (True, False), (False, True))  # training mode in the first and second batch
 DIVISORS = {"divided by the batch size": BATCH, "divided by the batches": 2, "divided by the images": 2 * BATCH}
 MISTAKES = {
     "no update": "the parameters do not change: optimizer.step() is missing, or the gradients are cleared before it",
@@ -48,6 +51,7 @@ class Trained:
 
     weight: Tensor
     bias: Tensor
+    kept: Tensor  # by what the model multiplies its input in training mode: 0 where it drops a feature
     batches: tuple[tuple[Tensor, Tensor], ...]
     tensors: dict[str, Tensor]
     values: dict[str, Any]
@@ -60,20 +64,21 @@ class Trained:
             raise SubmissionError("the parameters of the model are not those that it had")
         return found[-1].double()
 
-    def losses(self) -> list[float]:
-        """The loss of each batch when it is its turn."""
-        return self.simulate("")[1]
+    def simulate(self, mistake: str, modes: tuple[bool, bool] | None = None) -> tuple[Tensor, list[float]]:
+        """The parameters after both batches, and the losses, right or with a mistake.
 
-    def simulate(self, mistake: str) -> tuple[Tensor, list[float]]:
-        """The parameters after both batches, and the losses, right or with a mistake."""
+        modes: whether each batch is in training mode; by default as the parameters show.
+        """
+        modes = self.modes if modes is None else modes
         weight, bias = self.weight.clone().requires_grad_(), self.bias.clone().requires_grad_()
         losses, kept = [], [torch.zeros_like(weight), torch.zeros_like(bias)]
         batches = list(self.batches)
+        batches = [(x.flatten(1) * (self.kept if on else 1), y) for (x, y), on in zip(batches, modes, strict=True)]
         chosen = {"first batch only": batches[:1], "last batch only": batches[1:], "read twice": batches * 2}
         batches = chosen.get(mistake, batches)
         with torch.enable_grad():
             for x, y in batches:
-                logits = x.flatten(1) @ weight.mT + bias
+                logits = x @ weight.mT + bias
                 logits = logits.softmax(-1) if mistake == "softmax first" else logits
                 y = logits.argmax(-1) if mistake == "own labels" else y
                 loss = F.cross_entropy(logits, y, reduction="sum" if mistake == "sum" else "mean")
@@ -90,12 +95,26 @@ class Trained:
             weight, bias = weight - LR * kept[0], bias - LR * kept[1]
         return torch.cat((weight.detach().flatten(), bias.detach().flatten())), losses
 
+    @cached_property
+    def explained(self) -> tuple[str, tuple[bool, bool]] | None:
+        """The mistake ("" for none) and the modes of both batches that give these parameters; None if nothing does."""
+        for mistake in ("", *MISTAKES):
+            for modes in MODES:
+                if relative_error(self.final, self.simulate(mistake, modes)[0]) <= LIMIT:
+                    return mistake, modes
+        return None
+
+    @property
+    def modes(self) -> tuple[bool, bool]:
+        """Whether the model is in training mode: as the parameters show, or else as the model noted it."""
+        noted = [bool(each) for each in self.values.get("modes", [])] or [False]
+        if self.explained is None or self.explained[0] == "no update":
+            return noted[0], noted[min(1, len(noted) - 1)]
+        return self.explained[1]
+
     def explain(self) -> str:
         """The mistake that gives these parameters; "" if they are right, "?" if nothing explains them."""
-        for mistake in ("", *MISTAKES):
-            if relative_error(self.final, self.simulate(mistake)[0]) <= LIMIT:
-                return mistake
-        return "?"
+        return self.explained[0] if self.explained else "?"
 
 
 def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Trained:
@@ -109,13 +128,15 @@ def prepare(sandbox: Sandbox, rubric: GradedExercise) -> Trained:
         )
         for _ in range(2)
     )
+    kept = torch.ones(FEATURES)
+    kept[torch.randperm(FEATURES, generator=generator)[: FEATURES // 3]] = 0.0
     sandbox.dtype = "float32"
-    sent = {"weight": weight, "bias": bias}
+    sent = {"weight": weight, "bias": bias, "kept": kept}
     for number, (x, y) in enumerate(batches):
         sent |= {f"images{number}": x, f"labels{number}": y}
     tensors, values = sandbox.probe(read_probe("training_step"), {}, sent)
     doubled = tuple((x.double(), y) for x, y in batches)
-    return Trained(weight.double(), bias.double(), doubled, tensors, values)
+    return Trained(weight.double(), bias.double(), kept.double(), doubled, tensors, values)
 
 
 def require_response_of_training(trained: Trained) -> None:
@@ -149,6 +170,9 @@ def check_step(trained: Trained) -> list[Finding]:
 def _explain_no_update(trained: Trained) -> tuple[str, str]:
     """Why no parameter changes, by the order of the calls: its family and words."""
     events = [str(each) for each in trained.values.get("events", [])]
+    if "backward without gradient" in events:
+        words = "the loss has no gradient: compute it outside torch.no_grad(), and without detach() or item()"
+        return "no gradient", words
     if "backward" not in events:
         return "no backward", "the parameters do not change: loss.backward() is never called, so there are no gradients"
     if "step" not in events:
@@ -174,6 +198,8 @@ def check_zero_grad(trained: Trained) -> list[Finding]:
 def check_batches(trained: Trained) -> list[Finding]:
     """One step for each batch."""
     steps, calls = trained.values.get("num_steps"), len(trained.values.get("modes", []))
+    if trained.explain() == "":
+        return [Finding("every batch", "pass", 0.0, "two batches make two steps")]
     if calls >= 2 and (steps == 2 or (steps == 0 and trained.explain() == "no update")):
         return [Finding("every batch", "pass", 0.0, "two batches make two steps")]
     if calls >= 2 and trained.explain() == "two steps":
@@ -187,10 +213,9 @@ def check_batches(trained: Trained) -> list[Finding]:
 
 
 def check_mode(trained: Trained) -> list[Finding]:
-    modes = trained.values.get("modes", [])
     if not trained.values.get("takes loader"):
         return [Finding("train mode", "pass", None, "a function of one batch may leave the mode to its caller")]
-    if all(modes[:2]):
+    if all(trained.modes):
         return [Finding("train mode", "pass", 0.0, "the model is in training mode")]
     evidence = "the model was handed over in eval mode and stays in it: dropout is off while training"
     return [Finding("train mode", "fail", None, evidence, "call model.train() before the loop")]
@@ -198,7 +223,7 @@ def check_mode(trained: Trained) -> list[Finding]:
 
 def check_loss(trained: Trained) -> list[Finding]:
     """The loss is among the returned numbers: the mean, or that of each batch."""
-    losses = trained.losses()
+    losses = trained.simulate("")[1]
     returned = trained.values.get("returned")
     returned = [float(each) for each in returned if isinstance(each, int | float)] if isinstance(returned, list) else []
     cause = trained.explain()
@@ -254,6 +279,7 @@ TRAINING_STEP = Exercise(
         **dict.fromkeys(("softmax first", "sum", "ascent"), (r"softmax", r"\bloss\s*=|criterion\(|cross_entropy\(")),
         **dict.fromkeys(DIVISORS, (r"loss\w*\s*=.*/|/=|loss.*/", r"loss\s*=|backward")),
         "own labels": (r"\bloss\s*=|criterion\(|cross_entropy\(",),
+        "no gradient": (r"no_grad|detach\(|\.item\(", r"backward"),
         "no backward": (r"\bloss\s*=|criterion\(|cross_entropy\(",),
         "no step": (r"backward",),
         "step first": (r"opt\w*\.step\(|scaler\.step\(",),

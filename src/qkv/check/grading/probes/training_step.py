@@ -8,11 +8,12 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """A linear classifier that records in which mode it is called."""
+    """A linear classifier that drops given features in training mode, so that its trained weights tell the mode."""
 
-    def __init__(self, weight, bias):
+    def __init__(self, weight, bias, kept):
         super().__init__()
         self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        self.register_buffer("kept", kept.clone())
         self.modes, self.grads, self.inputs, self.stale = [], [], [], []
         self.weight.register_hook(self.note_gradient)
 
@@ -29,7 +30,9 @@ class Model(nn.Module):
         self.modes.append(self.training)
         self.grads.append(torch.is_grad_enabled())
         self.inputs.append(x.detach())
-        return x.flatten(1) @ self.weight.T + self.bias
+        x = x.flatten(1)
+        x = x * self.kept if self.training else x
+        return x @ self.weight.T + self.bias
 
 
 class Optimizer(torch.optim.SGD):
@@ -92,6 +95,24 @@ def norm_of(parameters, *args, **kwargs):
 
 
 @contextlib.contextmanager
+def without_errors_in_backward():
+    """A loss without a gradient is noted, not an error: then nothing is trained, and the rest is still graded."""
+    backward = torch.Tensor.backward
+
+    def note(self, *args, **kwargs):
+        if self.requires_grad:
+            backward(self, *args, **kwargs)
+        else:
+            Optimizer.events += ("backward without gradient",)
+
+    torch.Tensor.backward = note
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = backward
+
+
+@contextlib.contextmanager
 def without_clipping(target):
     """Turn off gradient clipping, by whatever name the function calls it."""
     names, places = getattr(target, "__globals__", {}), nn.utils.__dict__
@@ -108,7 +129,7 @@ def without_clipping(target):
 
 def run(target, tensors, tools, one_hot):
     Optimizer.num_steps, Optimizer.num_cleared, Optimizer.events = 0, 0, ()
-    model = Model(tensors["weight"], tensors["bias"]).eval()
+    model = Model(tensors["weight"], tensors["bias"], tensors["kept"]).eval()
     batches = [(tensors[f"images{i}"].clone(), tensors[f"labels{i}"].clone()) for i in range(2)]
     if one_hot:
         batches = [(x, nn.functional.one_hot(y, len(tensors["bias"])).to(x.dtype)) for x, y in batches]
@@ -144,7 +165,7 @@ def run(target, tensors, tools, one_hot):
 
 
 def probe(target, tensors, arguments, tools):
-    with without_clipping(target):
+    with without_clipping(target), without_errors_in_backward():
         try:
             return run(target, tensors, tools, one_hot=False)
         except Exception as first:
