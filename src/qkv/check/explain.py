@@ -13,6 +13,7 @@ import torch
 
 from qkv.check.checks.cache import failing_pieces, find_cache_bug
 from qkv.check.checks.padding import find_padding_bug
+from qkv.check.checks.state import HINT as KEPT
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.identify import Identified, identify
 from qkv.check.implementation import Implementation
@@ -74,7 +75,7 @@ def explain_findings(
         return findings, None
     names = [base_name(finding.check) for finding in failed]
     identified = None
-    if untested or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
+    if untested or "parameters reached" in names or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
         try:
             identified = identify(impl, contract, names)
         except Exception:  # a diagnosis must not hide the findings
@@ -168,7 +169,16 @@ def _causes(
             identified.family, identified.words, identified.where, exact=True, condition=identified.condition
         )
         names = dict.fromkeys(base_name(check) for check in failed)
-        yield cause, tuple(name for name in names if not name.startswith(BESIDE_OUTPUTS))
+        explained = [name for name in names if not name.startswith(BESIDE_OUTPUTS)]
+        if identified.family == "inputs swapped":  # what is not used gets no gradient
+            explained += [name for name in names if name == "parameters reached"]
+        if identified.family == "state":
+            explained += [name for name in names if name == "state"]
+            kept = [f.hint or "" for f in findings if f.verdict == "fail" and base_name(f.check) == "state"]
+            place = next((hint for hint in kept if hint and hint != KEPT), "")
+            if place:
+                cause = replace(cause, words=f"{identified.words.partition(': something')[0]}: {place}")
+        yield cause, tuple(explained)
         return
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
@@ -203,7 +213,7 @@ def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis:
     failed = [finding for finding in findings if finding.verdict == "fail"]
     named = [finding for finding in failed if finding.family is not None]
     for finding in named:
-        if base_name(finding.check) in FIRST:
+        if base_name(finding.check) in FIRST and not (best is not None and best.exact and best.family == "state"):
             return _name(finding)
     if best is not None:
         return best

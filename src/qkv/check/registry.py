@@ -263,7 +263,7 @@ CHECKS: tuple[Check, ...] = (
         ("order", "relative positions", "long positions", "positions in scores only", "alibi"),
         lambda m: check_positions(m.impl, m.contract, m.kind),
         "anything",
-        "only distances matter, also at length 200; ALiBi slopes; permutation equivariance without positions",
+        "only distances matter, also at length 300; ALiBi slopes; permutation equivariance without positions",
     ),
     Check(
         "drawn shapes",

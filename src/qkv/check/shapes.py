@@ -191,7 +191,7 @@ def describe_lengths(sweep: Sweep) -> str:
     return "; ".join(words)
 
 
-PROBES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 257)
+PROBES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 257, 300)
 
 
 def describe_condition(is_right: Callable[[int], bool | None], longest: int = 1 << 30) -> str:
@@ -212,13 +212,11 @@ def describe_condition(is_right: Callable[[int], bool | None], longest: int = 1 
     first = min(bad)
     below = [length for length in good if length < first]
     if all(length < first for length in good):
-        low, high = max(below), first
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if is_right(middle) else (low, middle)
-        return f"from {high} tokens on"
+        return f"from {_first_wrong(is_right, max(below), first)} tokens on"
     if max(bad) < min(good):
         return f"up to {max(bad)} tokens"
+    if max(below, default=0) > 8:
+        first = _first_wrong(is_right, max(below), first)
     from_there = f" from {first} tokens on" if max(below, default=0) > 8 else ""
     above = [length for length in good if length > first] if from_there else [n for n in good if n > 1]
     for size in (first - 1, 2, 3, 4, 8, 16, 32, 64, 128):
@@ -229,6 +227,14 @@ def describe_condition(is_right: Callable[[int], bool | None], longest: int = 1 
         if not any(n % size for n in bad) and all(n % size for n in above):
             return ("for even lengths" if size == 2 else f"for lengths that are multiples of {size}") + from_there
     return f"for lengths such as {', '.join(map(str, bad[:4]))}, not for {', '.join(map(str, good[-3:]))}"
+
+
+def _first_wrong(is_right: Callable[[int], bool | None], right: int, wrong: int) -> int:
+    """The first wrong length between one that is right and one that is wrong, by bisection."""
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (middle, wrong) if is_right(middle) else (right, middle)
+    return wrong
 
 
 # -- the log of shapes -------------------------------------------------------------------------------------------------

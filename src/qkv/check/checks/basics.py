@@ -94,7 +94,37 @@ def _check_batch_sizes(impl: Implementation, sweep: Sweep) -> Finding:
             ),
         }
         findings += [_compare_rows(impl, "sizes", words, *row) for words, row in rows.items()]
-    return max(findings, key=lambda finding: (finding.verdict == "fail", finding.score or 0.0))
+    worst = max(findings, key=lambda finding: (finding.verdict == "fail", finding.score or 0.0))
+    if worst.verdict == "fail":
+        return worst
+    return _check_later_rows(impl, sweep) or worst
+
+
+ROWS = 9  # one above the sizes of the blocks into which batches are cut
+
+
+def _check_later_rows(impl: Implementation, sweep: Sweep) -> Finding | None:
+    """The later rows of larger batches, which blocks of rows may get wrong; None if they are right."""
+    length = sweep.only(13, impl.length)[0]
+    x = impl.random_input(ROWS, length, torch.Generator().manual_seed(46)).to(sweep.x)
+    limit = 1e-9 if impl.dtype == torch.float64 else 1e-4
+    try:
+        alone = torch.cat([impl.run(x[row : row + 2])[:1] for row in range(ROWS - 1)])
+        outs = {count: impl.run(x[:count]) for count in range(3, ROWS)}
+    except Exception:  # it takes few batch sizes
+        return None
+    for count, found in outs.items():
+        wrong = [row for row in range(count) if relative_difference(alone[row], found[row]) > limit]
+        if wrong:
+            off = max(relative_difference(alone[row], found[row]) for row in wrong)
+            rows = f"row {wrong[0]}" if len(wrong) == 1 else f"rows {', '.join(map(str, wrong))}"
+            evidence = (
+                f"in a batch of {count}, {rows} differ by {off:.2g} (relative) from the same rows in smaller ones"
+            )
+            hint = f"in a batch of {count}, {rows} use something of other rows: check how a batch is cut into blocks"
+            condition = f"from {count} rows on"
+            return Finding("batch (sizes)", "fail", off, evidence, hint, "batch mixed", condition=condition)
+    return None
 
 
 def check_strides(impl: Implementation, sweep: Sweep) -> Finding:

@@ -40,7 +40,7 @@ def position_hypotheses(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterat
 def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     right, pairing, base = design.formula, design.rotary, design.base
     name = "rotary"
-    whole = partial(rotate, pairing=pairing, base=base)
+    whole = partial(rotate, pairing=pairing, base=base, dims=design.rotary_dim)
 
     def only(roles: str) -> Formula:
         return right.but(rotate=lambda x, p, role: whole(x, p, "q") if role in roles else x)
@@ -63,13 +63,15 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
             words = f"{what} are rotated as if they were one position {words}"
             yield Hypothesis(name, words, moved(partial(one, move=lambda p, step=step: p + step)))
         other: Rotary = "interleaved" if pairing == "halves" else "halves"
-        pair_other = partial(rotate, pairing=other, base=base)
+        pair_other = partial(rotate, pairing=other, base=base, dims=design.rotary_dim)
         formula = right.but(
             rotate=lambda x, p, got, role=role, pair_other=pair_other: (
                 pair_other(x, p, got) if got == role else whole(x, p, got)
             )
         )
         yield Hypothesis(name, f"{what} are paired as {other}, the others as {pairing}", formula)
+    if design.rotary_dim is not None:  # the others have formulas for the whole head dim only
+        return
     for dtype in (torch.bfloat16, torch.float16):
         words = str(dtype).removeprefix("torch.")
         low = lambda p, role, dtype=dtype: p.to(dtype).double()  # noqa: E731
