@@ -15,7 +15,7 @@ from qkv.check.checks.cache import failing_pieces, find_cache_bug
 from qkv.check.checks.padding import find_padding_bug
 from qkv.check.checks.state import HINT as KEPT
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.identify import Identified, identify
+from qkv.check.hypotheses.identify import NAMED_MASKS, Identified, identify, prove_scale
 from qkv.check.implementation import Implementation
 from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
 from qkv.check.tracing.lines import find_line
@@ -73,6 +73,8 @@ def explain_findings(
     untested = not failed and bool(Report("", "", "", contract, tuple(findings)).unproven)
     if not failed and not untested:
         return findings, None
+    if untested and contract.scale is not None and contract.kind not in NAMED_MASKS:
+        return _try_scale(impl, contract, findings), None
     names = [base_name(finding.check) for finding in failed]
     identified = None
     if untested or "parameters reached" in names or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
@@ -114,6 +116,20 @@ def explain_findings(
     if identified is not None and not cause.exact and ("token" in identified.condition or not cause.condition):
         cause = replace(cause, condition=identified.condition)
     return findings, replace(cause, line=find_line(impl, contract, cause))
+
+
+def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]) -> list[Finding]:
+    """The findings, with one about the scale where no check could measure it but the outputs prove it."""
+    if not any(missing.startswith("scale") for missing in Report("", "", "", contract, tuple(findings)).unproven):
+        return findings
+    try:
+        proved = prove_scale(impl, contract)
+    except Exception:  # a proof that fails leaves the promise unproven
+        proved = False
+    evidence = (
+        "the outputs are those of softmax(q·kᵀ·scale + mask) v with the promised scale, for a mask solved from them"
+    )
+    return [*findings, Finding("scale (from outputs)", "pass", 0.0, evidence)] if proved else findings
 
 
 def _overrule(findings: list[Finding], readings: list[Reading], identified: Identified) -> tuple[list[Finding], bool]:

@@ -108,7 +108,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "kind",
         ("causal", "past reachable", "kind"),
-        lambda m: check_kind(m.influence, m.contract, m.samples),
+        lambda m: check_kind(m.influence, m.contract, m.samples, crosses=m.impl.source is not None),
         "anything",
         "outputs change with the tokens that they may see, and with no others (influence map by perturbation)",
         shares=True,

@@ -56,7 +56,7 @@ def check_directional_derivative(impl: Implementation, sweep: Sweep) -> Finding:
     zero = [f for f in findings if f.verdict == "fail" and "is 0 although" in (f.hint or "")]
     findings = zero + findings  # one that is 0 says most
     worst = min(findings, key=lambda finding: (order.get(finding.verdict, 2), findings.index(finding)))
-    return _name_backward(impl, x, worst)
+    return _name_backward(impl, x, worst, impl.random_input(1, max(sweep.longest(65), impl.length), generator))
 
 
 def weighted_gradients(out: Tensor, weights: Tensor, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -189,7 +189,7 @@ def _compare(
     return Finding("gradient", "fail", score, evidence, hint, "detached")
 
 
-def _name_backward(impl: Implementation, x: Tensor, finding: Finding) -> Finding:
+def _name_backward(impl: Implementation, x: Tensor, finding: Finding, longer: Tensor) -> Finding:
     """A wrong gradient comes from a hand-written backward pass, if the graph has one and the gradient is not lost."""
     if finding.verdict != "fail" or "is 0," in finding.evidence:
         return finding
@@ -198,11 +198,29 @@ def _name_backward(impl: Implementation, x: Tensor, finding: Finding) -> Finding
         return finding
     hint = f"the hand-written backward pass of {' and '.join(functions)} is not the derivative of its forward pass"
     for name, function in functions.items():
-        wrong = [] if function is None else compare_backward(function, lambda: _output(impl, x))
+        if function is None:
+            continue
+        wrong = compare_backward(function, lambda: _output(impl, x))
+        condition = ""
+        if not wrong:
+            wrong = compare_backward(function, lambda: _output(impl, longer))
+            condition = _first_wrong_length(impl, function, longer) if wrong else ""
         if wrong:
             hint = f"in the backward pass of {name}, {'; '.join(wrong)}"
-            break
+            return replace(finding, hint=hint, family="wrong gradient", condition=condition)
     return replace(finding, hint=hint, family="wrong gradient")
+
+
+def _first_wrong_length(impl: Implementation, function: type, longer: Tensor) -> str:
+    """From which length on a backward pass is wrong, in words."""
+    low, high = impl.length, longer.shape[1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if not impl.takes_length(middle):
+            return f"at {longer.shape[1]} tokens, not at {impl.length}"
+        wrong = compare_backward(function, lambda middle=middle: _output(impl, longer[:, :middle]))
+        low, high = (low, middle) if wrong else (middle, high)
+    return f"from {high} tokens on"
 
 
 def compare_backward(function: type, call: Callable[[], object]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from qkv.check.implementation import Implementation
 
-INTERNAL = ("_parameters", "_modules", "_buffers", "training", "forward")
+INTERNAL = ("_qkv_parameters", "_parameters", "_modules", "_buffers", "training", "forward")
 KINDS = (dict, list, set, Tensor, int, float, tuple, type(None))
 
 
@@ -43,7 +43,14 @@ def find_kept(impl: Implementation, fresh: nn.Module | None, is_right: Callable[
     named = [place.name for place in places if _explains([place], is_right)]
     if named:
         return named[0]
-    return " and ".join(place.name for place in places) if 1 < len(places) <= 4 and _explains(places, is_right) else ""
+    if not 1 < len(places) <= 12 or not _explains(places, is_right):
+        return ""
+    for place in list(places):  # only those that are needed
+        fewer = [other for other in places if other is not place]
+        if fewer and _explains(fewer, is_right):
+            places = fewer
+    names = [place.name for place in places]
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
 def _explains(places: list[Place], is_right: Callable[[], bool]) -> bool:

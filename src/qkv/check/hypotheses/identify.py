@@ -328,9 +328,11 @@ def _search(
             if work.spend(first):
                 return None
             if _fits_all(observed, bug, cases):
+                if bug.family == "low precision" and bug.words.endswith("float32"):
+                    return None  # enough for any model, whatever the dtype of its weights
                 return _after_longer_call(observed, design, bug, len(observed.all(cases)))
     longer = [case for case in cases if case.length > 1]
-    solved = None if contract.kind is None else _solve_masks(observed, designs, longer, work)
+    solved = None if contract.kind not in NAMED_MASKS else _solve_masks(observed, designs, longer, work)
     if solved is not None and solved.family != "scores changed":  # a bias may be a design
         return solved
     for design in designs[:2]:
@@ -342,6 +344,8 @@ def _search(
     return None
 
 
+LONGEST_SOLVED = 140
+NAMED_MASKS = ("causal", "window", "bidirectional")  # kinds that say which keys a query may see
 MANY_ROWS = 8  # of a batch: enough equations to solve for a mask
 
 
@@ -349,8 +353,14 @@ def _solve_masks(
     observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work, condition: str = ""
 ) -> Identified | None:
     """What each query sees, solved from the outputs; all heads alike, or one head."""
-    few = [replace(case, batch=max(case.batch, MANY_ROWS)) for case in cases if 2 < (case.keys or case.length) <= 70]
+    few = [
+        replace(case, batch=max(case.batch, MANY_ROWS))
+        for case in cases
+        if 2 < (case.keys or case.length) <= LONGEST_SOLVED
+    ]
     few = list(dict.fromkeys(few))
+    short = [case for case in few if (case.keys or case.length) <= 70]
+    few = short or few[:2]  # long ones take seconds
     few = [few[0], few[len(few) // 2], few[-1]] if len(few) > 3 else few
     for design in designs[:24]:
         for case in few[:1]:
@@ -396,7 +406,30 @@ def _with_gradients(observed: Observed, designs: Sequence[Design], found: Identi
     """The bug with its condition, if the same call is right without gradients."""
     seen = observed.all([Case(7, no_grad=True), Case(12, no_grad=True)])
     right = any(all(one.fits(design.formula(one)) for _, one in seen) for design in designs)
-    return replace(found, condition="with gradients") if seen and right else found
+    if seen and right:
+        return replace(found, condition="with gradients")
+    seen = observed.all([Case(7, training=True), Case(12, training=True)])
+    right = any(all(one.fits(design.formula(one)) for _, one in seen) for design in designs)
+    return replace(found, condition="in eval mode") if seen and right else found
+
+
+def prove_scale(impl: Implementation, contract: Contract) -> bool:
+    """Whether every attention has the promised scale under some mask: only then a mask can be solved for."""
+    groups = list(_observers(impl, contract))
+    for group in groups:
+        observers = [Observed(observer) for _, observer in group]
+        if not any(_has_scale(observed, impl, contract) for observed in observers):
+            return False
+    return bool(groups)
+
+
+def _has_scale(observed: Observed, impl: Implementation, contract: Contract) -> bool:
+    cases = [Case(7, batch=MANY_ROWS), Case(12, batch=MANY_ROWS), Case(13, batch=MANY_ROWS)]
+    seen = [one for _, one in observed.all(cases)]
+    if len(seen) < 2:
+        return False
+    designs = chain(find_designs(contract, seen[0], find_clues(impl, seen[0])))
+    return any(all(solve_visibility(one, design.formula) is not None for one in seen) for design in designs)
 
 
 def _bugs(design: Design, seen: Observation, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:

@@ -34,7 +34,7 @@ def position_hypotheses(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterat
     if design.rotary != "none":
         yield from _rotary_bugs(design, sizes)
     if design.alibi:
-        yield from _alibi_bugs(design)
+        yield from _alibi_bugs(design, sizes)
 
 
 def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
@@ -170,7 +170,7 @@ def _by_head(x: Tensor, pairing: str, base: float) -> Tensor:
     return rotate(x.transpose(1, 2), places, "q", pairing, base).transpose(1, 2)  # pyright: ignore[reportArgumentType]
 
 
-def _alibi_bugs(design: Design) -> Iterator[Hypothesis]:
+def _alibi_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     right, name = design.formula, "alibi"
     slopes = {
         "slopes begin one step too early": lambda h: alibi_slopes(h) * 2.0 ** (8 / h),
@@ -184,8 +184,17 @@ def _alibi_bugs(design: Design) -> Iterator[Hypothesis]:
     }
     for words, function in slopes.items():
         yield Hypothesis(name, words, right.but(bias=partial(alibi_bias, slopes=function)))
+    for size in sizes:
+        if size >= 4:
+            for most in (size - 1, size):
+                words = f"the bias stops growing: distances are clamped at {most}"
+                yield Hypothesis(name, words, right.but(bias=partial(_clamped_bias, most=most)))
     shifted = lambda x: x - alibi_slopes(x.shape[1]).to(x)[:, None, None] * (distances(x) ** 2)  # noqa: E731
     yield Hypothesis(name, "the bias grows with the square of the distance", right.but(bias=shifted))
+
+
+def _clamped_bias(scores: Tensor, most: int) -> Tensor:
+    return scores - alibi_slopes(scores.shape[1]).to(scores)[:, None, None] * distances(scores).clamp(max=most)
 
 
 def find_residual(design: Design, seen: Observation) -> tuple[str, str, float] | None:

@@ -106,7 +106,20 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
         whole = all(bool((part | may).all()) for part, may in used)
         words = "there is no causal mask on this path" if whole else f"{who} see every key: they are not masked"
         return ("no mask" if whole else "leak"), words
+    for size in range(2, 129):
+        if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
+            return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
     return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+
+
+def _same_block(allowed: Tensor, size: int) -> Tensor:
+    t, s = allowed.shape
+    return torch.arange(s) // size == ((torch.arange(t) + s - t) // size)[:, None]
+
+
+def _starts(used: Sequence[tuple[Tensor, Tensor]]) -> str:
+    first = {int(part.any(1).nonzero()[0]) for part, _ in used}
+    return f"queries from {first.pop()} on" if len(first) == 1 and first != {0} else "queries"
 
 
 def _with_free_queries(extra: Tensor, allowed: Tensor) -> Tensor:
