@@ -1,4 +1,4 @@
-"""In a model cast to bfloat16, x-transformers computes rotary positions in bfloat16: from 256 on, neighbors are equal."""
+"""In a model cast to bfloat16, x-transformers rounds rotary positions to bfloat16: beyond 256 they are all even."""
 
 import torch
 from x_transformers.x_transformers import RotaryEmbedding
