@@ -13,8 +13,9 @@ import torch
 
 from qkv.check.checks.cache import failing_pieces, find_cache_bug
 from qkv.check.checks.padding import find_padding_bug
+from qkv.check.checks.state import HINT as KEPT
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.identify import Identified, identify
+from qkv.check.hypotheses.identify import NAMED_MASKS, Identified, identify, prove_scale
 from qkv.check.implementation import Implementation
 from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
 from qkv.check.tracing.lines import find_line
@@ -72,9 +73,11 @@ def explain_findings(
     untested = not failed and bool(Report("", "", "", contract, tuple(findings)).unproven)
     if not failed and not untested:
         return findings, None
+    if untested and contract.scale is not None and contract.kind not in NAMED_MASKS:
+        return _try_scale(impl, contract, findings), None
     names = [base_name(finding.check) for finding in failed]
     identified = None
-    if untested or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
+    if untested or "parameters reached" in names or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
         try:
             identified = identify(impl, contract, names)
         except Exception:  # a diagnosis must not hide the findings
@@ -113,6 +116,20 @@ def explain_findings(
     if identified is not None and not cause.exact and ("token" in identified.condition or not cause.condition):
         cause = replace(cause, condition=identified.condition)
     return findings, replace(cause, line=find_line(impl, contract, cause))
+
+
+def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]) -> list[Finding]:
+    """The findings, with one about the scale where no check could measure it but the outputs prove it."""
+    if not any(missing.startswith("scale") for missing in Report("", "", "", contract, tuple(findings)).unproven):
+        return findings
+    try:
+        proved = prove_scale(impl, contract)
+    except Exception:  # a proof that fails leaves the promise unproven
+        proved = False
+    evidence = (
+        "the outputs are those of softmax(q·kᵀ·scale + mask) v with the promised scale, for a mask solved from them"
+    )
+    return [*findings, Finding("scale (from outputs)", "pass", 0.0, evidence)] if proved else findings
 
 
 def _overrule(findings: list[Finding], readings: list[Reading], identified: Identified) -> tuple[list[Finding], bool]:
@@ -168,10 +185,21 @@ def _causes(
             identified.family, identified.words, identified.where, exact=True, condition=identified.condition
         )
         names = dict.fromkeys(base_name(check) for check in failed)
-        yield cause, tuple(name for name in names if not name.startswith(BESIDE_OUTPUTS))
+        explained = [name for name in names if not name.startswith(BESIDE_OUTPUTS)]
+        if identified.family == "inputs swapped":  # what is not used gets no gradient
+            explained += [name for name in names if name == "parameters reached"]
+        if identified.family == "state":
+            explained += [name for name in names if name == "state"]
+            kept = [f.hint or "" for f in findings if f.verdict == "fail" and base_name(f.check) == "state"]
+            place = next((hint for hint in kept if hint and hint != KEPT), "")
+            if place:
+                cause = replace(cause, words=f"{identified.words.partition(': something')[0]}: {place}")
+        yield cause, tuple(explained)
         return
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
+    if contract.softmax is None:  # linear attention is a design unless a softmax is promised
+        bugs = [bug for bug in bugs if bug.family != "softmax replaced"]
     for bug in bugs:
         yield bug, EXPLAINED_BY.get(bug.family, ("not one check",))
     if impl.module is not None and "truncation" in failed:
@@ -203,7 +231,7 @@ def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis:
     failed = [finding for finding in findings if finding.verdict == "fail"]
     named = [finding for finding in failed if finding.family is not None]
     for finding in named:
-        if base_name(finding.check) in FIRST:
+        if base_name(finding.check) in FIRST and not (best is not None and best.exact and best.family == "state"):
             return _name(finding)
     if best is not None:
         return best

@@ -108,7 +108,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "kind",
         ("causal", "past reachable", "kind"),
-        lambda m: check_kind(m.influence, m.contract, m.samples),
+        lambda m: check_kind(m.influence, m.contract, m.samples, crosses=m.impl.source is not None),
         "anything",
         "outputs change with the tokens that they may see, and with no others (influence map by perturbation)",
         shares=True,
@@ -263,7 +263,7 @@ CHECKS: tuple[Check, ...] = (
         ("order", "relative positions", "long positions", "positions in scores only", "alibi"),
         lambda m: check_positions(m.impl, m.contract, m.kind),
         "anything",
-        "only distances matter, also at length 200; ALiBi slopes; permutation equivariance without positions",
+        "only distances matter, also at length 300; ALiBi slopes; permutation equivariance without positions",
     ),
     Check(
         "drawn shapes",

@@ -26,7 +26,7 @@ from qkv.check.influence import measure_influence, name_kind
 from qkv.check.reference import compare_with_reference, measure_contract, torch_reference
 from qkv.check.registry import CHECKS, TRAINING_CHECKS, Measurements, TrainingCheck
 from qkv.check.report import Diagnosis, Finding, Report, describe_error
-from qkv.check.shapes import Options, ShapeLog, make_options, on_device, run_lengths
+from qkv.check.shapes import Options, ShapeLog, limit_batch, make_options, on_device, run_lengths
 from qkv.check.sizes import check_sizes
 from qkv.check.tracing.readings import read_attentions
 
@@ -139,6 +139,8 @@ def check_implementation(
     options = options or Options()
     seed = options.seed
     log = ShapeLog()
+    with torch.random.fork_rng(), torch.no_grad():
+        impl = limit_batch(impl)
     impl = log.watch(impl)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -148,7 +150,7 @@ def check_implementation(
                 impl = _with_copied_inputs(impl)
             determinism = check_determinism(impl)
             if determinism.verdict == "fail":  # outputs that differ from call to call cannot be compared
-                cause = Diagnosis(str(determinism.family), determinism.hint or "")
+                cause = Diagnosis(str(determinism.family), determinism.hint or "", condition=determinism.condition)
                 return Report(impl.name, impl.how, "random", contract, (determinism,), diagnosis=cause)
             influence = measure_influence(impl, seed=seed)
             sweep = run_lengths(impl, contract, options)
@@ -188,6 +190,7 @@ def _with_copied_inputs(impl: Implementation) -> Implementation:
     def run_copy(x: Tensor, token_mask: Tensor | None = None) -> Tensor:
         return run(x.clone(), None if token_mask is None else token_mask.clone())
 
+    vars(attend)["function"] = getattr(attention, "function", None)
     return replace(impl, run=run_copy, attention=None if attention is None else attend)
 
 

@@ -84,7 +84,20 @@ SETTINGS = (
     "latents",
     "cross_attention_dim",
 )
-CONFIG_NAMES = ("config", "cfg", "args", "params", "model_args", "hparams", "conf", "hps")
+CONFIG_NAMES = (
+    "config",
+    "cfg",
+    "args",
+    "params",
+    "model_args",
+    "hparams",
+    "conf",
+    "hps",
+    "hp",
+    "opts",
+    "options",
+    "spec",
+)
 
 
 class GuessedConfig(SimpleNamespace):
@@ -240,7 +253,17 @@ def _guess(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> An
         return GuessedConfig(**sizes | dict.fromkeys(DROPOUT_NAMES, 0.0) | {"bias": True, "qkv_bias": True})
     if name in SIZE_GUESSES:
         return SIZE_GUESSES[name]
-    return _guess_by_type(name, kind)
+    guess = _guess_by_type(name, kind)
+    if guess is None and _is_plain_class(kind):  # a config under another name
+        return build(kind)[0]
+    return guess
+
+
+def _is_plain_class(kind: Any) -> bool:
+    """Whether it is a class of the checked code that holds settings: no module, no tensor, nothing built in."""
+    if not isinstance(kind, type) or issubclass(kind, torch.nn.Module | torch.Tensor):
+        return False
+    return kind.__module__.partition(".")[0] not in ("builtins", "typing", "torch", "numpy", "collections", "inspect")
 
 
 def _smaller(config: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ CACHE_FLAGS = (
 CACHE_RESETS = ("reset_cache", "reset_kv_cache", "clear_cache", "clear_kv_cache", "empty_cache")
 CACHE_SETUPS = ("set_kv_cache", "setup_cache", "setup_caches")
 
+LENGTHS = ("max_len", "max_length", "max_seq_len", "max_seq_length", "length", "capacity", "size")
 CACHE_DIMS = ("head_dim", "d_head", "dim_head", "head_size", "d_k", "dh", "hd")
 MAKER = re.compile(
     r"(new|make|init|create|empty|alloc|allocate|get|build|fresh|start|initial|prepare)_\w*(cache|caches|state)|(cache|caches|kv_cache)_(init|new)"
@@ -149,14 +150,17 @@ def _layer_counts(module: nn.Module) -> list[int]:
 def _make_cache(make: Callable[..., Any], batch: int, module: nn.Module) -> Any:
     """An empty cache; sizes are passed if it asks for them, those of heads as the module names them."""
     known: dict[str, Any] = dict.fromkeys(("batch", "batch_size", "b", "bsz", "max_batch_size", "B"), batch)
-    known |= dict.fromkeys(
-        ("max_len", "max_length", "max_seq_len", "max_seq_length", "length", "capacity", "size"), 512
-    )
+    known |= dict.fromkeys(LENGTHS, 512)
     dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
     known |= {"device": torch.device("cpu"), "dtype": dtype}
     known |= _head_sizes(module)
     parameters = inspect.signature(make).parameters
-    needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty or name in known]
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        or (name in known and not (name in LENGTHS and isinstance(parameter.default, int)))  # its own may show a bug
+    ]
     return make(**{name: known[name] for name in needed if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD})
 
 

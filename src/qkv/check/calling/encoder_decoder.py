@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkv.check.calling.forms import fill_required, find_dims, find_vocab_size, has_sequence_first, padding_argument
 from qkv.check.calling.guard import call_target
-from qkv.check.calling.mask_forms import MaskForm, find_mask_form
+from qkv.check.calling.mask_forms import MaskForm, find_mask_form, polarity_of
 from qkv.check.calling.masking import find_pad_id, padded_by_id
 from qkv.check.calling.names import (
     MEMORIES,
@@ -273,6 +273,7 @@ def _make_implementation(
         dtype=call.dtype,
         module=call.module,
         takes_padding=masking.takes_target_padding,
+        mask_polarity=None if masking.source_mask is None else polarity_of(masking.source_mask.values),
     )
     source_side = replace(
         target_side,
@@ -309,4 +310,11 @@ def _source_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Con
         return call(x, target, {form.parameter: form(mask, call.dtype)})
 
     likely = [known for known in SOURCE_MASKS if known in parameters]
-    return find_mask_form(likely, run, call.random_source(2, 6, 1), contract.mask, keys=True)
+    x = call.random_source(2, 6, 1)
+    found = find_mask_form(likely, run, x, contract.mask, keys=True)
+    if found is None and contract.mask is not None:  # it may mean the opposite of what is promised
+        found = find_mask_form(likely, run, x, None, keys=True)
+    if found is None and contract.padding:  # a part of the model may not use it, which is for the checks to say
+        padding = [known for known in likely if "pad" in known]
+        found = find_mask_form(padding, run, x, contract.mask, keys=True, weak=True)
+    return found

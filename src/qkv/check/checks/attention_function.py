@@ -5,6 +5,8 @@ With unit vectors as values, the output of a function is its weights.
 Axes: b batch · h heads · g key heads · t queries · s keys · d head dim.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,32 @@ def check_weights(impl: Implementation, contract: Contract) -> list[Finding]:
     q, k = (torch.randn(2, HEADS, n, n, generator=generator, dtype=torch.float64) for _ in range(2))
     v = torch.eye(n, dtype=torch.float64).expand(2, HEADS, -1, -1)
     weights = impl.attention(q, k, v)
-    return [
-        _check_row_sums(weights, contract),
-        _check_scale(weights, q, k, contract),
-        _check_head_independence(impl, q, k),
-    ]
+    scale = _check_scale(weights, q, k, contract)
+    if scale.verdict != "fail":
+        other = _check_scale_by_keys(impl, n, contract)
+        scale = other if other is not None and other.verdict == "fail" else scale
+    return [_check_row_sums(weights, contract), scale, _check_head_independence(impl, q, k)]
+
+
+def _check_scale_by_keys(impl: Implementation, n: int, contract: Contract) -> Finding | None:
+    """The scale with fewer keys than features: it must not depend on their number; None if such sizes do not run."""
+    assert impl.attention is not None
+    fewer = n - 3
+    if contract.scale is None or not impl.takes_length(fewer) or fewer < 3:
+        return None
+    generator = torch.Generator().manual_seed(16)
+    q, k = (torch.randn(2, HEADS, fewer, n, generator=generator, dtype=torch.float64) for _ in range(2))
+    v = torch.eye(fewer, n, dtype=torch.float64).expand(2, HEADS, -1, -1)
+    try:
+        weights = impl.attention(q, k, v)[..., :fewer]
+    except Exception:  # it takes as many tokens as features only
+        return None
+    finding = _check_scale(weights, q, k, contract)
+    if finding.verdict != "fail" or finding.hint is None:
+        return finding
+    return replace(
+        finding, evidence=f"with {fewer} keys, {finding.evidence}", condition="where keys and features differ"
+    )
 
 
 def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:

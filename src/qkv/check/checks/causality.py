@@ -34,13 +34,19 @@ HINTS = {
 }
 
 
-def check_kind(influence: InfluenceMap, contract: Contract, samples: Sequence[InfluenceMap] = ()) -> list[Finding]:
+def check_kind(
+    influence: InfluenceMap, contract: Contract, samples: Sequence[InfluenceMap] = (), *, crosses: bool = False
+) -> list[Finding]:
     """Judge the influence map if a kind is promised, else describe it.
 
     Args:
         samples: columns of the maps of longer sequences.
+        crosses: it attends to another sequence, which the check of cross-attention judges.
     """
     found = name_kind(influence)
+    if crosses and found == "each token alone" and contract.kind == "bidirectional":
+        evidence = "queries do not see each other; what they see of the other sequence is judged as cross-attention"
+        return [Finding("kind", "described", None, evidence)]
     if influence.empty:
         return [Finding("kind", "inconclusive", None, "no output changes when any token changes")]
     if influence.effects.shape[0] != influence.effects.shape[1]:

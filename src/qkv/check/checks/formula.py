@@ -47,6 +47,7 @@ class Formula:
     by_head_dim: bool
     causal: Literal["bottom-right", "top-left"] | None
     alibi: str | None = None
+    window: int | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         scale = self.scale * (HEAD_DIM / q.shape[-1]) ** 0.5 if self.by_head_dim else self.scale
@@ -59,6 +60,9 @@ class Formula:
         if self.causal is not None:
             allowed = torch.ones(t, s, dtype=torch.bool, device=q.device)
             allowed = allowed.tril(s - t if self.causal == "bottom-right" else 0)
+            if self.window is not None:
+                places = torch.arange(t, device=q.device)[:, None] + (s - t if self.causal == "bottom-right" else 0)
+                allowed &= places - torch.arange(s, device=q.device) < self.window
             mask = allowed if mask is None else mask & allowed
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
@@ -125,7 +129,7 @@ def fit_formula(impl: Implementation, contract: Contract, mode: Mode) -> list[Fo
         scales.setdefault(promised, contract.scale == "head")
     biases = tuple(alibi_slopes(HEADS)) if contract.position == "alibi" else (None,)
     forms = [
-        Formula(scale, by_head_dim, causal, alibi)
+        Formula(scale, by_head_dim, causal, alibi, contract.window if causal is not None else None)
         for scale, by_head_dim in scales.items()
         for causal in (None, "bottom-right", "top-left")
         for alibi in biases

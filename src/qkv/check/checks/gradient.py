@@ -1,9 +1,11 @@
 """Gradients: they agree with finite differences, and they reach every parameter."""
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -51,8 +53,10 @@ def check_directional_derivative(impl: Implementation, sweep: Sweep) -> Finding:
     if not findings:
         return Finding("gradient", "n/a", None, "tokens have no gradient and there are no parameters")
     order = {"fail": 0, "inconclusive": 1}
+    zero = [f for f in findings if f.verdict == "fail" and "is 0 although" in (f.hint or "")]
+    findings = zero + findings  # one that is 0 says most
     worst = min(findings, key=lambda finding: (order.get(finding.verdict, 2), findings.index(finding)))
-    return _name_backward(impl, x, worst)
+    return _name_backward(impl, x, worst, impl.random_input(1, max(sweep.longest(65), impl.length), generator))
 
 
 def weighted_gradients(out: Tensor, weights: Tensor, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
@@ -114,8 +118,24 @@ def _derivatives_by_parameters(impl: Implementation, x: Tensor, generator: Gener
         pairs = [(gradients[id(p)], d) for p, d in zip(group, directions, strict=True)]
         slopes[role] = float(sum(float((g * d).sum()) for g, d in pairs if g is not None))
         quotients[role] = partial(_parameter_quotient, impl, x, weights, group, directions)
+        for part, rows in _fused_parts(group):
+            only = [torch.zeros_like(directions[0])]
+            only[0][rows] = directions[0][rows]
+            gradient = gradients[id(group[0])]
+            slopes[f"{role} ({part})"] = 0.0 if gradient is None else float((gradient * only[0]).sum())
+            quotients[f"{role} ({part})"] = partial(_parameter_quotient, impl, x, weights, group, only)
     floor = 1e-4 * max(map(abs, slopes.values()), default=0.0)
     return [_compare(slopes[role], quotients[role], impl, f"of {role}", floor) for role in slopes]
+
+
+def _fused_parts(group: list[Tensor]) -> list[tuple[str, slice]]:
+    """The rows of a fused projection that make queries, keys and values, in the usual order."""
+    rows = group[0].shape[0]
+    if len(group) > 1 or group[0].ndim != 2 or rows != 3 * group[0].shape[1]:
+        return []
+    n = rows // 3
+    return [(f"rows {i * n} to {i * n + n - 1}, {name}", slice(i * n, i * n + n)) for i, name in enumerate(
+        ("usually queries", "usually keys", "usually values"))]  # fmt: skip
 
 
 def _direction(impl: Implementation, parameter: Tensor, generator: Generator) -> Tensor:
@@ -164,32 +184,141 @@ def _compare(
     if spread > 0.05 * abs(best):  # the function jumps (a choice of experts): there is no quotient to compare with
         return Finding("gradient", "inconclusive", score, "the difference quotient depends on the step: it jumps")
     hint = "part of the computation is detached (detach, item, no_grad, numpy), so training misses it"
+    if abs(slope) <= 1e-6 * abs(best) and what.startswith("of "):
+        hint = f"the gradient {what} is 0 although the output depends on it: it is detached (detach, item, no_grad)"
     return Finding("gradient", "fail", score, evidence, hint, "detached")
 
 
-def _name_backward(impl: Implementation, x: Tensor, finding: Finding) -> Finding:
+def _name_backward(impl: Implementation, x: Tensor, finding: Finding, longer: Tensor) -> Finding:
     """A wrong gradient comes from a hand-written backward pass, if the graph has one and the gradient is not lost."""
     if finding.verdict != "fail" or "is 0," in finding.evidence:
         return finding
-    names = sorted(written_backwards(_output(impl, x)))
-    if not names:
+    functions = written_backwards(_output(impl, x))
+    if not functions:
         return finding
-    hint = f"the hand-written backward pass of {' and '.join(names)} is not the derivative of its forward pass"
+    hint = f"the hand-written backward pass of {' and '.join(functions)} is not the derivative of its forward pass"
+    for name, function in functions.items():
+        if function is None:
+            continue
+        wrong = compare_backward(function, lambda: _output(impl, x))
+        condition = ""
+        if not wrong:
+            wrong = compare_backward(function, lambda: _output(impl, longer))
+            condition = _first_wrong_length(impl, function, longer) if wrong else ""
+        if wrong:
+            hint = f"in the backward pass of {name}, {'; '.join(wrong)}"
+            return replace(finding, hint=hint, family="wrong gradient", condition=condition)
     return replace(finding, hint=hint, family="wrong gradient")
 
 
-def written_backwards(out: Tensor) -> set[str]:
-    """The names of the autograd functions with a hand-written backward pass in the graph of an output."""
-    found, seen, waiting = set(), set(), [out.grad_fn]
+def _first_wrong_length(impl: Implementation, function: type, longer: Tensor) -> str:
+    """From which length on a backward pass is wrong, in words."""
+    low, high = impl.length, longer.shape[1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if not impl.takes_length(middle):
+            return f"at {longer.shape[1]} tokens, not at {impl.length}"
+        wrong = compare_backward(function, lambda middle=middle: _output(impl, longer[:, :middle]))
+        low, high = (low, middle) if wrong else (middle, high)
+    return f"from {high} tokens on"
+
+
+def compare_backward(function: type, call: Callable[[], object]) -> list[str]:
+    """What is wrong in a hand-written backward pass, argument by argument, in words; empty if nothing was found.
+
+    Args:
+        function: a subclass of torch.autograd.Function. call: runs code that applies it.
+    """
+    kept: list[tuple[Any, ...]] = []
+    apply = function.apply  # pyright: ignore[reportAttributeAccessIssue]
+
+    def remember(*arguments: Any) -> Any:
+        kept.append(arguments)
+        return apply(*arguments)
+
+    own = "apply" in vars(function)
+    function.apply = staticmethod(remember)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        call()
+    finally:
+        if own:
+            function.apply = apply  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            del function.apply  # pyright: ignore[reportAttributeAccessIssue]
+    if not kept:
+        return []
+    arguments = [x.detach().clone() if isinstance(x, Tensor) else x for x in kept[0]]
+    names = list(inspect.signature(function.forward).parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    names = names[1:] if len(names) > len(arguments) else names
+    found = []
+    for place, name in enumerate(names[: len(arguments)]):
+        x = arguments[place]
+        if isinstance(x, Tensor) and x.dtype == torch.float64:
+            ratios = _gradient_ratios(apply, arguments, place)
+            words = None if ratios is None else _describe_ratios(ratios, x.shape[-1])
+            if words is not None:
+                found.append(f"the gradient of {name} is {words}")
+    return found
+
+
+def _gradient_ratios(apply: Callable[..., Any], arguments: list[Any], place: int) -> list[float] | None:
+    """The gradient along some directions of one argument, divided by the difference quotient; None without one."""
+    generator = torch.Generator().manual_seed(17)
+    x = arguments[place].clone().requires_grad_()
+
+    def run(y: Tensor) -> Tensor:
+        out = apply(*arguments[:place], y, *arguments[place + 1 :])
+        return out[0] if isinstance(out, tuple) else out
+
+    out = run(x)
+    weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    (gradient,) = weighted_gradients(out, weights, [x])
+    ratios = []
+    for _ in range(3):
+        direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        slope = 0.0 if gradient is None else float((gradient * direction).sum())
+        with torch.no_grad():
+            ahead, behind = (run(x.detach() + sign * 1e-5 * direction) for sign in (1, -1))
+        quotient = float(((ahead - behind) * weights).sum()) / 2e-5
+        if abs(quotient) < 1e-9:
+            return None
+        ratios.append(slope / quotient)
+    return ratios
+
+
+def _describe_ratios(ratios: list[float], head_dim: int) -> str | None:
+    """A wrong gradient in words; None if it is right."""
+    if all(abs(ratio - 1) < 1e-3 for ratio in ratios):
+        return None
+    middle = sorted(ratios)[1]
+    if any(abs(ratio - middle) > 1e-3 * max(abs(middle), 1e-3) for ratio in ratios):
+        return "not the derivative: no constant factor, so a term is missing or wrong"
+    known = {
+        0.0: "0",
+        -1.0: "the negative of the derivative",
+        head_dim**0.5: "√d times the derivative: the scale 1/√d is missing",
+        head_dim**-0.5: "1/√d of the derivative: the scale is applied twice",
+        float(head_dim): "d times the derivative",
+        2.0: "twice the derivative",
+        0.5: "half of the derivative",
+    }
+    words = next((words for value, words in known.items() if abs(middle - value) < 2e-3 * max(abs(value), 1.0)), None)
+    return words or f"{middle:.4g} times the derivative"
+
+
+def written_backwards(out: Tensor) -> dict[str, type | None]:
+    """The autograd functions with a hand-written backward pass in the graph of an output, by name."""
+    found: dict[str, type | None] = {}
+    seen, waiting = set(), [out.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found.add(type(node).__name__.removesuffix("Backward"))
+            found[type(node).__name__.removesuffix("Backward")] = getattr(type(node), "_forward_cls", None)
         waiting += [child for child, _ in node.next_functions]
-    return found
+    return dict(sorted(found.items()))
 
 
 def check_position_tables(impl: Implementation, sweep: Sweep) -> list[Finding]:

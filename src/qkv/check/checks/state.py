@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.calling.building import DROPOUT_NAMES
+from qkv.check.checks.kept import find_kept
 from qkv.check.implementation import Implementation, randomize_weights, relative_difference
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep
@@ -42,9 +43,22 @@ def check_state(impl: Implementation, sweep: Sweep) -> list[Finding]:
         if off > worst:
             worst, after = off, words
     evidence = f"{short} tokens give the same output after {', '.join(cases)}"
-    if worst > _limit(impl):
-        evidence = f"after {after}, {short} tokens give an output that differs by {worst:.2g} (relative)"
-    return [judge("state", worst, _limit(impl), evidence, HINT, "state"), *_check_instances(impl, x, expected)]
+    if worst <= _limit(impl):
+        return [judge("state", worst, _limit(impl), evidence, HINT, "state"), *_check_instances(impl, x, expected)]
+    evidence = f"after {after}, {short} tokens give an output that differs by {worst:.2g} (relative)"
+    hint = _name_kept(impl, x, expected)
+    return [judge("state", worst, _limit(impl), evidence, hint, "state", condition=f"after {after}")]
+
+
+def _name_kept(impl: Implementation, x: Tensor, expected: Tensor) -> str:
+    """What is wrong, with the place that keeps what an earlier call left behind, if it is found."""
+
+    def is_right() -> bool:
+        return relative_difference(expected, impl.run(x)) <= _limit(impl)
+
+    fresh = _fresh_copy(impl, same_buffers=False) if impl.fresh is not None else None
+    place = find_kept(impl, fresh, is_right)
+    return HINT if not place else f"{place} keeps what an earlier call left behind, and it is used again"
 
 
 def _limit(impl: Implementation) -> float:
@@ -122,12 +136,17 @@ def _check_instances(impl: Implementation, x: Tensor, expected: Tensor) -> list[
             impl.run(x.flip(0))
         else:
             words = "the first call of a new instance with the same weights"
-        off = relative_difference(expected, impl.run(x))
+        first = impl.run(x)
+        off = relative_difference(expected, first)
     evidence = f"{words} differs by {off:.2g} (relative)"
-    return [judge("state (two instances)", off, _limit(impl), evidence, HINT, "state")]
+    if off <= _limit(impl):
+        return [judge("state (two instances)", off, _limit(impl), evidence, HINT, "state")]
+    hint = HINT if other is None else _name_kept(impl, x, first)
+    condition = "after earlier calls"
+    return [judge("state (two instances)", off, _limit(impl), evidence, hint, "state", condition=condition)]
 
 
-def _fresh_copy(impl: Implementation) -> nn.Module | None:
+def _fresh_copy(impl: Implementation, *, same_buffers: bool = True) -> nn.Module | None:
     """A new module with the weights of the old one; None if they cannot be moved or something else differs."""
     assert impl.fresh is not None and impl.module is not None
     try:
@@ -137,7 +156,7 @@ def _fresh_copy(impl: Implementation) -> nn.Module | None:
         return None
     ours, theirs = dict(impl.module.named_buffers()), dict(other.named_buffers())
     same = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    return other if same else None
+    return other if same or not same_buffers else None
 
 
 # -- dropout in eval ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch import Tensor
 
 Role = Literal["q", "k", "v"]
 Rotary = Literal["none", "halves", "interleaved"]
+Norms = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]  # of queries and of keys (b, h, t, d)
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,19 @@ def rotate_by(x: Tensor, angles: Tensor, pairing: Rotary) -> Tensor:
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
-def rotate(x: Tensor, positions: Tensor, role: Role, pairing: Rotary = "none", base: float = 10_000.0) -> Tensor:
-    """Rotary positions of queries and keys; values stay."""
+def rotate(
+    x: Tensor,
+    positions: Tensor,
+    role: Role,
+    pairing: Rotary = "none",
+    base: float = 10_000.0,
+    dims: int | None = None,
+) -> Tensor:
+    """Rotary positions of queries and keys, of their first dims if given; values stay."""
     if pairing == "none" or role == "v" or x.shape[-1] % 2:
         return x
+    if dims is not None and dims < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dims], positions, role, pairing, base), x[..., dims:]), -1)
     return rotate_by(x, positions.double()[:, None] * frequencies(x.shape[-1], base), pairing)
 
 
@@ -185,14 +195,19 @@ class Design:
     window: int | None = None
     scale: float | None = None
     cap: float | None = None
+    rotary_dim: int | None = None
+    norms: Norms | None = None
 
     @property
     def formula(self) -> Formula:
         steps: dict[str, Any] = {}
+        if self.norms is not None:
+            normed = self.norms
+            steps["inputs"] = lambda q, k, v: (normed[0](q), normed[1](k), v)
         if self.causal:
             steps["mask"] = partial(causal_mask, window=self.window)
         if self.rotary != "none":
-            steps["rotate"] = partial(rotate, pairing=self.rotary, base=self.base)
+            steps["rotate"] = partial(rotate, pairing=self.rotary, base=self.base, dims=self.rotary_dim)
         if self.alibi:
             steps["bias"] = alibi_bias
         if self.tiled:

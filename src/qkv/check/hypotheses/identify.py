@@ -10,17 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, product
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from qkv.check.calling.names import parameters_of
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.formula import Design, Observation
+from qkv.check.hypotheses.formula import Design, Norms, Observation, merge_heads, split_heads
 from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
 from qkv.check.hypotheses.operators import BLOCKS, Hypothesis, fit_scale, hypotheses
 from qkv.check.hypotheses.position_operators import find_residual, position_hypotheses
+from qkv.check.hypotheses.visibility import describe_visibility, solve_visibility
 from qkv.check.implementation import Implementation
 from qkv.check.shapes import PROBES, describe_condition
 
@@ -151,7 +154,8 @@ def _find_right(
     small = observed.all(SMALL)
     if not small:
         return None
-    for design in find_designs(contract, small[0][1], rotary_bases(impl), softcaps(impl)):
+    clues = find_clues(impl, small[0][1])
+    for design in chain(find_designs(contract, small[0][1], clues), _rare_designs(contract, small[0][1], clues)):
         formula = design.formula
         if any(seen.fits(formula(seen)) for _, seen in small):
             found = _find_condition(observed, design, impl, contract, failed)
@@ -166,8 +170,82 @@ def _search_bug(
     small = observed.all(SMALL)
     if len(small) < 2:
         return None
-    designs = list(find_designs(contract, small[0][1], rotary_bases(impl), softcaps(impl)))
-    return _search(observed, designs, CONFIRM, work)
+    designs = list(find_designs(contract, small[0][1], find_clues(impl, small[0][1])))
+    return _search(observed, designs, CONFIRM, work, contract)
+
+
+@dataclass(frozen=True)
+class Clues:
+    """What names and numbers in a module say about its design.
+
+    Args:
+        bases: of RoPE, beside 10,000. caps: of the scores. rotary_dims: how many dims of a head are rotated.
+        norms: of queries and keys.
+    """
+
+    bases: Sequence[float] = (500_000.0, 1e6)
+    caps: Sequence[float] = ()
+    rotary_dims: Sequence[int] = ()
+    norms: Norms | None = None
+
+
+def find_clues(impl: Implementation, seen: Observation) -> Clues:
+    return Clues(rotary_bases(impl), softcaps(impl), rotary_dims(impl, seen.sizes.head_dim), find_norms(impl, seen))
+
+
+def rotary_dims(impl: Implementation, head_dim: int) -> list[int]:
+    """Numbers below the head dim, or shares of it, whose names say that they are rotated."""
+    found: list[int] = []
+    for part in [] if impl.module is None else list(impl.module.modules()):
+        for holder in (part, *(getattr(part, name, None) for name in ("config", "cfg", "args"))):
+            for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
+                rotary = any(word in name.lower() for word in ("rot", "rope", "partial"))
+                if rotary and type(value) in (int, float) and not isinstance(value, bool):
+                    dims = value if type(value) is int else round(value * head_dim)
+                    found += [dims] if 2 <= dims < head_dim and dims % 2 == 0 else []
+    return list(dict.fromkeys(found))[:2]
+
+
+def find_norms(impl: Implementation, seen: Observation) -> Norms | None:
+    """The norms of queries and keys, if a module has some with such names."""
+    d, h = seen.sizes.head_dim, seen.sizes.heads
+    found: dict[str, nn.Module] = {}
+    for path, part in [] if impl.module is None else list(impl.module.named_modules()):
+        last = path.rpartition(".")[2].lower().replace("_", "")
+        is_norm = (
+            "norm" in last or "norm" in type(part).__name__.lower() or last in ("qn", "kn", "qln", "kln", "lnq", "lnk")
+        )
+        weights = list(part.parameters(recurse=False))
+        fits = all(w.numel() in (d, h * d, seen.sizes.kv_heads * d) for w in weights)
+        if is_norm and fits and not list(part.children()):
+            for letter in ("q", "k"):
+                if last.startswith(letter) or last.endswith(letter) or {"q": "query", "k": "key"}[letter] in last:
+                    found.setdefault(letter, part)
+    return (partial(_normed, found["q"]), partial(_normed, found["k"])) if len(found) == 2 else None
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm of each head, or of all heads together, by the number of its weights."""
+    weights = list(norm.parameters(recurse=False))
+    if not weights or weights[0].numel() == x.shape[-1]:
+        return norm(x).detach().double()
+    return split_heads(norm(merge_heads(x)), x.shape[1]).detach().double()
+
+
+def _unit_norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def _rare_designs(contract: Contract, seen: Observation, clues: Clues) -> Iterator[Design]:
+    """Designs that only a fit can suggest: norms without gain, and RoPE over a part of the head dim."""
+    d = seen.sizes.head_dim
+    if clues.norms is None:
+        yield from find_designs(contract, seen, replace(clues, norms=(_unit_norm, _unit_norm)))
+    if not clues.rotary_dims:
+        dims = [part for part in (d // 2, d // 4) if part >= 2 and part % 2 == 0]
+        for design in find_designs(contract, seen, replace(clues, rotary_dims=dims)):
+            if design.rotary_dim is not None:
+                yield design
 
 
 def rotary_bases(impl: Implementation) -> list[float]:
@@ -196,10 +274,11 @@ def softcaps(impl: Implementation) -> list[float]:
 def find_designs(
     contract: Contract,
     seen: Observation,
-    bases: Sequence[float] = (500_000.0, 1e6),
-    caps: Sequence[float] = (),
+    clues: Clues | None = None,
 ) -> Iterator[Design]:
-    """The designs that a contract allows; the plain ones first. bases: of RoPE, beside 10,000. caps: of the scores."""
+    """The designs that a contract allows; the plain ones first."""
+    clues = clues or Clues()
+    bases, caps = clues.bases, clues.caps
     causals = (True,) if contract.kind in ("causal", "window") else (False,)
     if contract.kind is None:
         causals = (False, True)
@@ -219,6 +298,10 @@ def find_designs(
     elif contract.position == "none":
         positions = positions[:1]
     positions = [replace(position, cap=cap) for cap in caps for position in positions[:3]] + positions
+    rotated = [position for position in positions if position.rotary != "none"]
+    positions = [replace(position, rotary_dim=dims) for dims in clues.rotary_dims for position in rotated] + positions
+    if clues.norms is not None:
+        positions = [replace(position, norms=clues.norms) for position in positions]
     for position in positions:
         for tiled in tilings:
             for scale in scales:
@@ -230,7 +313,9 @@ def find_designs(
 # -- a bug at every size -----------------------------------------------------------------------------------------------
 
 
-def _search(observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work) -> Identified | None:
+def _search(
+    observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work, contract: Contract
+) -> Identified | None:
     """The first hypothesis that fits in all cases, over all designs; designs without positions go first."""
     first = observed(cases[0])
     if first is None:
@@ -243,7 +328,13 @@ def _search(observed: Observed, designs: Sequence[Design], cases: Sequence[Case]
             if work.spend(first):
                 return None
             if _fits_all(observed, bug, cases):
+                if bug.family == "low precision" and bug.words.endswith("float32"):
+                    return None  # enough for any model, whatever the dtype of its weights
                 return _after_longer_call(observed, design, bug, len(observed.all(cases)))
+    longer = [case for case in cases if case.length > 1]
+    solved = None if contract.kind not in NAMED_MASKS else _solve_masks(observed, designs, longer, work)
+    if solved is not None and solved.family != "scores changed":  # a bias may be a design
+        return solved
     for design in designs[:2]:
         for bug in _pairs(design, first):
             if work.spend(first):
@@ -251,6 +342,55 @@ def _search(observed: Observed, designs: Sequence[Design], cases: Sequence[Case]
             if _fits_all(observed, bug, cases):
                 return Identified(bug.family, bug.words, cases=len(observed.all(cases)))
     return None
+
+
+LONGEST_SOLVED = 140
+NAMED_MASKS = ("causal", "window", "bidirectional")  # kinds that say which keys a query may see
+MANY_ROWS = 8  # of a batch: enough equations to solve for a mask
+
+
+def _solve_masks(
+    observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work, condition: str = ""
+) -> Identified | None:
+    """What each query sees, solved from the outputs; all heads alike, or one head."""
+    few = [
+        replace(case, batch=max(case.batch, MANY_ROWS))
+        for case in cases
+        if 2 < (case.keys or case.length) <= LONGEST_SOLVED
+    ]
+    few = list(dict.fromkeys(few))
+    short = [case for case in few if (case.keys or case.length) <= 70]
+    few = short or few[:2]  # long ones take seconds
+    few = [few[0], few[len(few) // 2], few[-1]] if len(few) > 3 else few
+    for design in designs[:24]:
+        for case in few[:1]:
+            seen = observed(case)
+            heads = 0 if seen is None else seen.sizes.heads
+            for head in (None, *range(heads if heads > 1 else 0)):
+                if work.spend(seen) if seen is not None else True:
+                    return None
+                found = _solve_at(observed, design, few, head)
+                if found is not None:
+                    family, words = found
+                    where = "" if head is None else f"in head {head}, "
+                    return Identified(family, f"{where}{words}", condition, cases=len(few))
+    return None
+
+
+def _solve_at(observed: Observed, design: Design, cases: Sequence[Case], head: int | None) -> tuple[str, str] | None:
+    solved = []
+    for case in cases:
+        seen = observed(case)
+        if seen is None:
+            continue
+        try:
+            factors = solve_visibility(seen, design.formula, head=head)
+        except (RuntimeError, ValueError, IndexError):  # a step that this shape does not allow
+            return None
+        if factors is None:
+            return None
+        solved.append((factors, design.formula.mask(seen.sizes)))
+    return describe_visibility(solved) if len(solved) >= 2 or (solved and len(cases) == 1) else None
 
 
 def _after_longer_call(observed: Observed, design: Design, bug: Hypothesis, cases: int) -> Identified:
@@ -266,7 +406,30 @@ def _with_gradients(observed: Observed, designs: Sequence[Design], found: Identi
     """The bug with its condition, if the same call is right without gradients."""
     seen = observed.all([Case(7, no_grad=True), Case(12, no_grad=True)])
     right = any(all(one.fits(design.formula(one)) for _, one in seen) for design in designs)
-    return replace(found, condition="with gradients") if seen and right else found
+    if seen and right:
+        return replace(found, condition="with gradients")
+    seen = observed.all([Case(7, training=True), Case(12, training=True)])
+    right = any(all(one.fits(design.formula(one)) for _, one in seen) for design in designs)
+    return replace(found, condition="in eval mode") if seen and right else found
+
+
+def prove_scale(impl: Implementation, contract: Contract) -> bool:
+    """Whether every attention has the promised scale under some mask: only then a mask can be solved for."""
+    groups = list(_observers(impl, contract))
+    for group in groups:
+        observers = [Observed(observer) for _, observer in group]
+        if not any(_has_scale(observed, impl, contract) for observed in observers):
+            return False
+    return bool(groups)
+
+
+def _has_scale(observed: Observed, impl: Implementation, contract: Contract) -> bool:
+    cases = [Case(7, batch=MANY_ROWS), Case(12, batch=MANY_ROWS), Case(13, batch=MANY_ROWS)]
+    seen = [one for _, one in observed.all(cases)]
+    if len(seen) < 2:
+        return False
+    designs = chain(find_designs(contract, seen[0], find_clues(impl, seen[0])))
+    return any(all(solve_visibility(one, design.formula) is not None for one in seen) for design in designs)
 
 
 def _bugs(design: Design, seen: Observation, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
@@ -407,6 +570,8 @@ def _explain_condition(
         for bug in _bugs(design, seen, _block_sizes(condition)):
             if not _fits_all(observed, bug, probes, all_rows=all_rows):
                 continue
+            if len(wrong) > len(probes) and not _fits_all(observed, bug, wrong, all_rows=all_rows):
+                continue
             if fine and _fits_all(observed, bug, [*wrong, *fine, *others]):
                 return Identified(bug.family, bug.words, cases=len(wrong) + len(fine))
             when = "" if bug.family == "alignment" else condition  # its words say when
@@ -418,6 +583,9 @@ def _explain_condition(
     added = _search_residual(observed, [design], probes)
     if added is not None:
         return replace(added, condition=condition)
+    solved = _solve_masks(observed, [design], [case for case in wrong if case.length > 1], Work(100), condition)
+    if solved is not None:
+        return solved
     return _search_scales(observed, design, probes, condition, contract) or Identified(None, "", condition)
 
 

@@ -83,6 +83,8 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
     yield Hypothesis(one, "a query does not see itself", right.but(mask=lambda s: _shifted(s, -1)))
     others = lambda s: _shifted(s, -1) | (torch.arange(s.keys) == 0)  # noqa: E731
     yield Hypothesis(one, "a query does not see itself", right.but(mask=others))
+    last = lambda s: right.mask(s) & ~_last_own(s)  # noqa: E731
+    yield Hypothesis(one, "the last query does not see its own key", right.but(mask=last))
     yield Hypothesis(one, "a query sees one key ahead", right.but(mask=lambda s: _shifted(s, 1)))
     yield Hypothesis(
         "mask transposed", "the mask is transposed", right.but(mask=lambda s: _shifted(s, -1).logical_not())
@@ -153,6 +155,13 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
         }.items():
             words = f"key blocks ({columns}) {words} ({rows}) are skipped, although its later queries see them"
             yield Hypothesis("block", words, right.but(mask=partial(mask, rows=rows, columns=columns)))
+
+
+def _last_own(sizes: Sizes) -> Tensor:
+    """The last query and the last key."""
+    place = torch.zeros(sizes.queries, sizes.keys, dtype=torch.bool)
+    place[-1, -1] = sizes.keys > 1
+    return place
 
 
 def _filled(scores: Tensor, mask: Tensor, v: Tensor, value: float) -> Tensor:
@@ -564,9 +573,19 @@ def _batch_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
     yield Hypothesis(name, words, right.but(merge=lambda x: right.merge(other(x))))
     back = lambda x: x.transpose(0, 1).flatten(0, 1).unflatten(0, x.shape[:2])  # noqa: E731
     yield Hypothesis(name, words, right.but(merge=lambda x: right.merge(back(x))))
+    for order in (other, back):
+        for what, parts in {"keys and values": "kv", "keys": "k", "values": "v", "queries": "q"}.items():
+            words = f"rows and heads of {what} are in another order than those of the others: rows of the batch mix"
+            inputs = partial(_reordered, order=order, parts=parts)
+            yield Hypothesis(name, words, right.but(inputs=inputs))
     for step in (1, -1):
         words = "a row uses the keys and values of another row"
         yield Hypothesis(name, words, right.but(inputs=lambda q, k, v, s=step: (q, k.roll(s, 0), v.roll(s, 0))))
+
+
+def _reordered(q: Tensor, k: Tensor, v: Tensor, order, parts: str) -> tuple[Tensor, ...]:
+    """Some of q, k and v with rows of the batch and heads in another order."""
+    return tuple(order(x) if name in parts else x for name, x in (("q", q), ("k", k), ("v", v)))
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------
@@ -625,6 +644,8 @@ def _block_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequen
         yield Hypothesis(name, by_maxima, right.but(core=partial(_combined_by_maxima, size=size)))
         mean = f"the softmax is taken in each block of {size} keys and the outputs are averaged"
         yield Hypothesis(name, mean, right.but(core=partial(_separate, size=size, average_blocks=True)))
+        seen_only = f"the softmax is taken in each block of {size} keys and the outputs of visible blocks are averaged"
+        yield Hypothesis(name, seen_only, right.but(core=partial(_separate_visible, size=size)))
         total = f"the softmax is taken in each block of {size} keys and the outputs are added"
         yield Hypothesis(name, total, right.but(core=partial(_separate, size=size, average_blocks=False)))
         last = f"the last, partial block of keys is dropped (blocks of {size})"
@@ -670,6 +691,15 @@ def _separate(scores: Tensor, mask: Tensor, v: Tensor, size: int, average_blocks
     out = sum(average(*part) for part in parts)
     assert isinstance(out, Tensor)
     return out / math.ceil(scores.shape[-1] / size) if average_blocks else out
+
+
+def _separate_visible(scores: Tensor, mask: Tensor, v: Tensor, size: int) -> Tensor:
+    """The mean of the outputs of the blocks of which a query sees something."""
+    mask = mask.expand_as(scores)
+    total = torch.zeros_like(scores[..., :1])
+    for part in mask.split(size, -1):
+        total = total + part.any(-1, keepdim=True)
+    return _separate(scores, mask, v, size, average_blocks=False) / total.clamp(min=1)
 
 
 def _combined_by_maxima(scores: Tensor, mask: Tensor, v: Tensor, size: int) -> Tensor:

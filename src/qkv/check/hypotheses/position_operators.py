@@ -34,13 +34,13 @@ def position_hypotheses(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterat
     if design.rotary != "none":
         yield from _rotary_bugs(design, sizes)
     if design.alibi:
-        yield from _alibi_bugs(design)
+        yield from _alibi_bugs(design, sizes)
 
 
 def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     right, pairing, base = design.formula, design.rotary, design.base
     name = "rotary"
-    whole = partial(rotate, pairing=pairing, base=base)
+    whole = partial(rotate, pairing=pairing, base=base, dims=design.rotary_dim)
 
     def only(roles: str) -> Formula:
         return right.but(rotate=lambda x, p, role: whole(x, p, "q") if role in roles else x)
@@ -63,13 +63,15 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
             words = f"{what} are rotated as if they were one position {words}"
             yield Hypothesis(name, words, moved(partial(one, move=lambda p, step=step: p + step)))
         other: Rotary = "interleaved" if pairing == "halves" else "halves"
-        pair_other = partial(rotate, pairing=other, base=base)
+        pair_other = partial(rotate, pairing=other, base=base, dims=design.rotary_dim)
         formula = right.but(
             rotate=lambda x, p, got, role=role, pair_other=pair_other: (
                 pair_other(x, p, got) if got == role else whole(x, p, got)
             )
         )
         yield Hypothesis(name, f"{what} are paired as {other}, the others as {pairing}", formula)
+    if design.rotary_dim is not None:  # the others have formulas for the whole head dim only
+        return
     for dtype in (torch.bfloat16, torch.float16):
         words = str(dtype).removeprefix("torch.")
         low = lambda p, role, dtype=dtype: p.to(dtype).double()  # noqa: E731
@@ -168,7 +170,7 @@ def _by_head(x: Tensor, pairing: str, base: float) -> Tensor:
     return rotate(x.transpose(1, 2), places, "q", pairing, base).transpose(1, 2)  # pyright: ignore[reportArgumentType]
 
 
-def _alibi_bugs(design: Design) -> Iterator[Hypothesis]:
+def _alibi_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     right, name = design.formula, "alibi"
     slopes = {
         "slopes begin one step too early": lambda h: alibi_slopes(h) * 2.0 ** (8 / h),
@@ -182,8 +184,17 @@ def _alibi_bugs(design: Design) -> Iterator[Hypothesis]:
     }
     for words, function in slopes.items():
         yield Hypothesis(name, words, right.but(bias=partial(alibi_bias, slopes=function)))
+    for size in sizes:
+        if size >= 4:
+            for most in (size - 1, size):
+                words = f"the bias stops growing: distances are clamped at {most}"
+                yield Hypothesis(name, words, right.but(bias=partial(_clamped_bias, most=most)))
     shifted = lambda x: x - alibi_slopes(x.shape[1]).to(x)[:, None, None] * (distances(x) ** 2)  # noqa: E731
     yield Hypothesis(name, "the bias grows with the square of the distance", right.but(bias=shifted))
+
+
+def _clamped_bias(scores: Tensor, most: int) -> Tensor:
+    return scores - alibi_slopes(scores.shape[1]).to(scores)[:, None, None] * distances(scores).clamp(max=most)
 
 
 def find_residual(design: Design, seen: Observation) -> tuple[str, str, float] | None:

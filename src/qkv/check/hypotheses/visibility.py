@@ -1,0 +1,244 @@
+"""Solve for what each query sees: the additive mask or bias under which attention gives the observed output.
+
+Softmax attention with a bias B gives out_i = Σ_j m_ij e_ij v_j / Σ_j m_ij e_ij with e = exp(score) and m = exp(B). So
+Σ_j m_ij e_ij (v_j − out_i) = 0 for every row of the batch, head and feature: m_i is the null vector of a matrix. No
+list of known masks is needed, and a null vector that exists is no coincidence: there are more equations than keys.
+
+Axes: b batch · h heads · t queries · s keys · d head dim.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.check.hypotheses.formula import Formula, Observation, average, full_mask
+
+SMALL = 1e-6  # the factor of a key that is not seen
+
+
+def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = None) -> Tensor | None:
+    """The factors m (t, s) with a largest one of 1 in each row; None if none give the output.
+
+    Args:
+        formula: how scores are made; its mask is not used.
+        head: solve for one head alone; by default one mask serves all heads.
+    """
+    kept: dict[str, Tensor] = {}
+
+    def remember(scores: Tensor, mask: Tensor, v: Tensor) -> Tensor:
+        kept.update(scores=scores, v=v)
+        return average(scores, mask, v)
+
+    if seen.tokens is not None:
+        return None
+    formula.but(core=remember, mask=full_mask)(seen)
+    scores, v = kept["scores"], kept["v"]
+    out = seen.out.unflatten(-1, (scores.shape[1], -1)).transpose(1, 2)
+    if head is not None:
+        scores, v, out = (x[:, head : head + 1] for x in (scores, v, out))
+    if out.shape[:2] != v.shape[:2] or out.shape[0] * out.shape[1] * out.shape[3] < 1.3 * scores.shape[-1] + 4:
+        return None
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    gaps = v[:, :, None] - out[:, :, :, None]  # (b, h, t, s, d)
+    system = (powers[..., None] * gaps).permute(2, 0, 1, 4, 3).flatten(1, 3)  # (t, b·h·d, s)
+    sizes = system.norm(dim=1, keepdim=True)
+    largest = sizes.amax(-1, keepdim=True).clamp(min=1e-300)
+    sizes = torch.where(sizes > 1e-12 * largest, sizes, largest)  # a query that sees one key: its gap is zero
+    _, values, vectors = torch.linalg.svd(system / sizes, full_matrices=False)
+    if float(values[:, -1].max()) > 1e-6 or (values.shape[1] > 1 and float(values[:, -2].min()) < 1e-4):
+        return None
+    factors = vectors[:, -1] / sizes[:, 0]
+    factors = factors / factors.gather(1, factors.abs().argmax(1, keepdim=True))
+    return None if float(factors.min()) < -1e-4 else factors.clamp(min=0)
+
+
+def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str] | None:
+    """The bug family and the words for what queries see, at several lengths.
+
+    Args:
+        solved: for each length the factors (t, s) and what each query may see (t, s).
+
+    >>> causal = torch.ones(6, 6).tril()
+    >>> ahead = torch.ones(6, 6).tril(1)
+    >>> describe_visibility([(ahead, causal.bool())])
+    ('mask off by one', 'all queries see one key ahead')
+    """
+    seen = [(factors > SMALL, allowed) for factors, allowed in solved]
+    extra = [found & ~allowed for found, allowed in seen]
+    missing = [allowed & ~found for found, allowed in seen]
+    if any(bool(part.any()) for part in extra):
+        soft = [factors[part] for (factors, _), part in zip(solved, extra, strict=True) if bool(part.any())]
+        if not _biased(solved) and float(torch.cat(soft).max()) < 0.9:
+            return "mask not −∞", f"{_common(extra, _queries)} see later keys with scores {_lowered(soft)}, not −∞"
+        family, words = _describe_extra(extra, [allowed for _, allowed in seen])
+        if any(bool(part.any()) for part in missing):
+            words = f"{words}, and {_describe_missing(missing, [allowed for _, allowed in seen])[1]}"
+        return family, words
+    if any(bool(part.any()) for part in missing):
+        return _describe_missing(missing, [allowed for _, allowed in seen])
+    return _describe_bias(solved) if _biased(solved) else None
+
+
+def _biased(solved: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether keys that a query may see have different factors."""
+    return any(bool((allowed & (factors > SMALL) & (factors < 0.999)).any()) for factors, allowed in solved)
+
+
+def _lowered(soft: Sequence[Tensor]) -> str:
+    """By how much scores are lower, if all are lower by the same number."""
+    gaps = -torch.cat(list(soft)).log()
+    middle = float(gaps.median())
+    same = float((gaps - middle).abs().max()) < 1e-3 * max(middle, 1.0)
+    return f"lower by {middle:.4g}" if same else f"lower by {float(gaps.min()):.2g} to {float(gaps.max()):.2g}"
+
+
+def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple[str, str]:
+    who = _common([_with_free_queries(part, may) for part, may in zip(extra, allowed, strict=True)], _queries)
+    used = [(part, may) for part, may in zip(extra, allowed, strict=True) if bool(part.any())]
+    if all(torch.equal(part, part & ~may & _next_key(may)) for part, may in used):
+        return "mask off by one", f"{who} see one key ahead"
+    if all(torch.equal(part[part.any(1)], ~may[part.any(1)]) for part, may in used):
+        whole = all(bool((part | may).all()) for part, may in used)
+        words = "there is no causal mask on this path" if whole else f"{who} see every key: they are not masked"
+        return ("no mask" if whole else "leak"), words
+    for size in range(2, 129):
+        if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
+            return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
+    return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+
+
+def _same_block(allowed: Tensor, size: int) -> Tensor:
+    t, s = allowed.shape
+    return torch.arange(s) // size == ((torch.arange(t) + s - t) // size)[:, None]
+
+
+def _starts(used: Sequence[tuple[Tensor, Tensor]]) -> str:
+    first = {int(part.any(1).nonzero()[0]) for part, _ in used}
+    return f"queries from {first.pop()} on" if len(first) == 1 and first != {0} else "queries"
+
+
+def _with_free_queries(extra: Tensor, allowed: Tensor) -> Tensor:
+    """A last query that may see everything says nothing: it goes with the one before it."""
+    if len(extra) > 1 and bool(allowed[-1].all()) and bool(extra[-2].any()):
+        extra = extra.clone()
+        extra[-1] = extra[-2]
+    return extra
+
+
+def _next_key(allowed: Tensor) -> Tensor:
+    """The first key after those that a query may see."""
+    after = torch.zeros_like(allowed)
+    after[:, 1:] = allowed[:, :-1] & ~allowed[:, 1:]
+    return after
+
+
+def _describe_missing(missing: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple[str, str]:
+    who = _common(missing, _queries)
+    used = [(part, may) for part, may in zip(missing, allowed, strict=True) if bool(part.any())]
+    if all(_only_own(part) for part, _ in used):
+        return "mask off by one", f"{who} do not see their own key"
+    widths = {width for part, may in used for width in _window(may & ~part, part)}
+    if len(widths) == 1:
+        width = widths.pop()
+        return "window", f"{who} see a window of {width} keys only"
+    return "truncated", f"{who} do not see {_common(missing, _keys)}"
+
+
+def _only_own(part: Tensor) -> bool:
+    t, s = part.shape
+    own = torch.arange(s) == torch.arange(t)[:, None] + s - t
+    return torch.equal(part, part & own)
+
+
+def _window(seen: Tensor, hidden: Tensor) -> set[int]:
+    """The widths of the windows of queries that do not see everything; a width of −1 if one is no window."""
+    t, s = seen.shape
+    found = set()
+    for i in hidden.any(1).nonzero()[:, 0].tolist():
+        keys = seen[i].nonzero()[:, 0].tolist()
+        run = bool(keys) and keys == list(range(keys[0], keys[-1] + 1)) and keys[-1] == i + s - t
+        found.add(len(keys) if run else -1)
+    return found if -1 not in found else {-1, -2}
+
+
+def _describe_bias(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str]:
+    """A bias within what queries may see."""
+    steps = []
+    for factors, allowed in solved:
+        _t, _s = factors.shape
+        bias = factors.clamp(min=1e-300).log()
+        both = allowed[:, 1:] & allowed[:, :-1]
+        steps.append((bias[:, 1:] - bias[:, :-1])[both])
+    step = torch.cat(steps)
+    if float((step - step.median()).abs().max()) < 1e-4:
+        words = f"a bias of {float(step.median()):.4g} for each position is added to the scores"
+        return "scores changed", words
+    rows = [int((factors < 0.999).logical_and(allowed).any(1).sum()) for factors, allowed in solved]
+    places = _common([allowed & (factors < 0.999) for factors, allowed in solved], _keys)
+    largest = max(-math.log(max(float(f[a & (f > SMALL)].min()), 1e-300)) for f, a in solved)
+    words = f"a bias is added to the scores of {max(rows)} queries (up to {largest:.3g}, at {places})"
+    return "scores changed", words
+
+
+# -- sets of queries and keys in words -----------------------------------------------------------------------------
+
+
+def _common(parts: Sequence[Tensor], phrases) -> str:
+    """The first phrase that is right at all lengths, or else one for each of two lengths."""
+    lists = [(part.shape[0], phrases(part)) for part in parts if bool(part.any())]
+    for phrase in lists[0][1]:
+        if all(phrase in others for _, others in lists):
+            return phrase
+    shown = {length: found[-1] for length, found in lists}
+    return " and ".join(f"{words} (of {length} tokens)" for length, words in list(shown.items())[:2])
+
+
+def _queries(part: Tensor) -> list[str]:
+    return _intervals(part.any(1), "quer", ("y", "ies"))
+
+
+def _keys(part: Tensor) -> list[str]:
+    same = part[part.any(1)]
+    if not bool((same == same[0]).all()):
+        return ["some keys", *(_intervals(part.any(0), "key", ("", "s")))][-1:]
+    return _intervals(part.any(0), "key", ("", "s"))
+
+
+def _intervals(chosen: Tensor, stem: str, ends: tuple[str, str]) -> list[str]:
+    """Phrases for a set of places, the general ones first, the numbers last."""
+    places, size = chosen.nonzero()[:, 0].tolist(), len(chosen)
+    one, many = (f"{stem}{end}" for end in ends)
+    found = []
+    if len(places) >= size - 1 and places[-1] - places[0] == len(places) - 1 and size > 2:
+        found.append(f"all {many}")
+    if places == [0]:
+        found.append(f"the first {one}")
+    if places == [size - 1]:
+        found.append(f"the last {one}")
+    if places == list(range(places[0], size)) and len(places) > 1:
+        found += [f"{many} from {places[0]} on", f"the last {len(places)} {many}"]
+    if places == list(range(places[-1] + 1)) and len(places) > 1:
+        found.append(f"the first {len(places)} {many}")
+    if len(places) > 2 and len({b - a for a, b in itertools.pairwise(places)}) == 1:
+        step = places[1] - places[0]
+        if step > 1:
+            found.append(f"every {step}. {one} from {places[0]} on")
+    runs = _runs(places)
+    shown = ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in runs[:4]) + (", …" if len(runs) > 4 else "")
+    found.append(f"{one if len(places) == 1 else many} {shown}")
+    return found
+
+
+def _runs(places: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place - 1:
+            runs[-1] = (runs[-1][0], place)
+        else:
+            runs.append((place, place))
+    return runs
