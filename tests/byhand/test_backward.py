@@ -56,7 +56,7 @@ def problems(draw):
 
 
 def autograd(problem):
-    """Output and gradients of every step by torch's autograd, one token a row."""
+    """Output and gradients of every step by torch's autograd, one token per row."""
 
     def leaf(rows):
         return torch.tensor([[float(cell) for cell in row] for row in rows], dtype=torch.float64, requires_grad=True)
@@ -104,7 +104,7 @@ def loss_of(problem, output):
 
 
 def columns_of(problem):
-    """The same problem with one token a column."""
+    """The same problem with one token per column."""
     turned = ("x", "wq", "wk", "wv", "wo", "q", "k", "v", "positions", "mask", "upstream")
     found = {n: [list(row) for row in zip(*m, strict=True)] if n in turned else m for n, m in problem.items()}
     if "target" in problem and not problem["loss"].startswith("cross"):

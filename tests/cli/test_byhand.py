@@ -142,7 +142,7 @@ HUNDRED = "; ".join([" ".join(["1"] * 100)] * 100)
         (["--verify", "missing.toml"], "no such file or folder: missing.toml"),
         ([], "nothing to solve: give --example three-tokens"),
         (["--q", "1 2", "--k", "1 2"], "v missing"),
-        (["--q", "1 2", "--k", "1; 2", "--v", "1; 2"], "q has 2, k has 1 numbers a token"),
+        (["--q", "1 2", "--k", "1; 2", "--v", "1; 2"], "q has 2, k has 1 numbers per token"),
         (["--q", "1", "--k", "1; 2", "--v", "1"], "every key needs its value"),
         (["--x", "1 2 3", "--heads", "2"], "heads that fit: 1, 3"),
         (["--x", "1 2", "--heads", "0"], "heads: expected a whole number from 1 up"),
@@ -216,4 +216,4 @@ def test_byhand_does_not_import_torch(arguments, unwanted):
 def test_byhand_says_scale_1_where_one_over_the_root_is_one(capsys):
     assert run(["byhand", "--x", "1; 2"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first == "one token a row · 1 head of dimension 1 · scale 1"
+    assert first == "one token per row · 1 head of dimension 1 · scale 1"

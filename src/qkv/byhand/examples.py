@@ -56,7 +56,7 @@ def example(name: str, **changes: Any) -> Problem:
 
 
 def example_settings(name: str, convention: str | None = None) -> dict[str, Any]:
-    """The settings of an example; stored with one token a row, transposed for the column convention."""
+    """The settings of an example; stored with one token per row, transposed for the column convention."""
     if name not in EXAMPLES:
         near = difflib.get_close_matches(name, EXAMPLES, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""

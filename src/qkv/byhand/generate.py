@@ -69,7 +69,7 @@ def asked_steps(problem: Problem) -> list[str]:
 
 
 def _draw(random: Random, fixed: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """Matrices with one token a row, and a target."""
+    """Matrices with one token per row, and a target."""
     heads = int(fixed.get("heads") or 1)
     dim = 2 * heads
 

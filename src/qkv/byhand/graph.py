@@ -1,6 +1,6 @@
 """The steps of attention and of its backward pass as a graph: what each number is computed from, and how.
 
-Every table has one token a row; cells are (name, row, column) counted from 0. Tables of several heads hold the heads
+Every table has one token per row; cells are (name, row, column) counted from 0. Tables of several heads hold the heads
 side by side (queries, keys, values, concatenated and their gradients) or one below the other (scores, scaled, weights
 and their gradients).
 

@@ -52,7 +52,7 @@ def standalone(body: str) -> str:
 def _setting(solution: Solution) -> str:
     problem = solution.problem
     heads = f"{problem.heads} heads" if problem.heads > 1 else "one head"
-    convention = "One token a column" if problem.convention == "columns" else "One token a row"
+    convention = "One token per column" if problem.convention == "columns" else "One token per row"
     mask = "" if problem.mask is None else "; some scores are masked: " + _mask_text(solution)
     loss = "" if problem.loss is None else f"; loss: {problem.loss.name.replace('-', ' ')}"
     return f"{convention}, {heads}, $\\beta = {to_latex(problem.scale)}${mask}{loss}."

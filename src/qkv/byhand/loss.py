@@ -44,7 +44,7 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of the output, one token a row."""
+    """A loss of the output, one token per row."""
 
     name: str
     upstream: Rows | None  # the gradient of the output, if it does not depend on the output

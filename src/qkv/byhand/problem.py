@@ -24,7 +24,7 @@ LABELS = ("student", "sheet")  # of an answer to a sheet; they change nothing
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention problem, one token a row; `convention` says how it was given and how results are shown."""
+    """One attention problem, one token per row; `convention` says how it was given and how results are shown."""
 
     title: str
     convention: Convention
@@ -111,7 +111,7 @@ def _check_inputs(matrices: Mapping[str, Rows | None], positions: Any) -> None:
 def _check_dims(problem: Problem, q: Rows, k: Rows, v: Rows) -> None:
     if len(q[0]) != len(k[0]):
         dims = f"q has {len(q[0])}, k has {len(k[0])}"
-        raise ValueError(f"queries and keys need the same dimension for dot products: {dims} numbers a token")
+        raise ValueError(f"queries and keys need the same dimension for dot products: {dims} numbers per token")
     if len(k) != len(v):
         counts = f"k has {len(k)} {'columns' if problem.convention == 'columns' else 'rows'}, v has {len(v)}"
         raise ValueError(f"every key needs its value: {counts}; give as many values as keys")

@@ -19,7 +19,7 @@ _MINUS_INFINITY = re.compile(r"-(inf|infinity|∞|oo)|-|masked", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class WrittenStep:
-    """One step of an answer, one token a row. values and unit: (heads, rows, columns)."""
+    """One step of an answer, one token per row. values and unit: (heads, rows, columns)."""
 
     step: str
     texts: list[list[str]]
@@ -57,7 +57,7 @@ class WrittenStep:
 
 
 def read_step(step: str, matrix: MatrixLike, shape: tuple[int, int, int], columns: bool) -> WrittenStep:
-    """Read a step of an answer whose array must have this shape: heads, rows, columns, one token a row.
+    """Read a step of an answer whose array must have this shape: heads, rows, columns, one token per row.
 
     An integer or a short decimal among longer ones, such as 0.5 beside 0.333, is read at their precision.
     """

@@ -27,7 +27,7 @@ class Solution:
 
     problem: Problem
     graph: StepGraph
-    tables: Mapping[str, Rows]  # every step by name, one token a row
+    tables: Mapping[str, Rows]  # every step by name, one token per row
     agreement: Agreement  # of the output
     gradient_agreement: Agreement | None
     loss: Number | None  # its value
@@ -68,12 +68,12 @@ class Solution:
 
     @property
     def concatenated(self) -> Rows:
-        """The heads' outputs before W_O, one token a row."""
+        """The heads' outputs before W_O, one token per row."""
         return self.tables["concatenated"]
 
     @property
     def result(self) -> Rows:
-        """The output, one token a row."""
+        """The output, one token per row."""
         return self.tables["output"]
 
     @cached_property
@@ -145,7 +145,7 @@ def solve(
     scale: β, which multiplies the scores; 1/√d if not given, "1" for no scale.
     mask: 1 where a query may attend to a key.
     positions: "sinusoidal" or a matrix; added to x.
-    convention: "columns" takes and returns one token a column, H = V softargmax(KᵀQ).
+    convention: "columns" takes and returns one token per column, H = V softargmax(KᵀQ).
     loss: adds the backward pass: sum, mean, upstream, squared-error, half-squared-error, mean-squared-error,
         cross-entropy or cross-entropy-sum; with target (a matrix, or a class from 1 for each token) or upstream (dO).
 

@@ -58,7 +58,7 @@ class SolutionStep:
     color: Color
     cells: tuple[tuple[StepCell, ...], ...]
     sums: tuple[Number, ...] = ()  # of the exponentials, one for each query
-    columns: bool = False  # one token a column
+    columns: bool = False  # one token per column
     given: bool = False  # equal to what was given: nothing to compute
 
     @property
@@ -278,7 +278,7 @@ class _StepWriter:
                 symbol = self.symbol("output", "")
                 return f"softmax of each {line} of {symbol}", rf"\operatorname{{softmax}}({latex_symbol(symbol)})"
             last = latex_symbol(NAMES[self.last_key()][0] + number)
-            return f"each {line} of E{number} over its sum", rf"\operatorname{{softmax}}({last})"
+            return f"each {line} of E{number} divided by its sum", rf"\operatorname{{softmax}}({last})"
         if step.operation == "row-dot":
             a, d = f"A{number}", f"dA{number}"
             return f"{line} sums of {a}∘{d}", rf"\Sigma\,{latex_symbol(a)} \circ {latex_symbol(d)}"

@@ -80,7 +80,7 @@ def describe_setting(solution: Solution) -> str:
     """The setting in one line: convention, sizes, scale, mask."""
     problem = solution.problem
     dim = solution.graph.shapes["keys"][1] // problem.heads
-    convention = "one token a column" if problem.convention == "columns" else "one token a row"
+    convention = "one token per column" if problem.convention == "columns" else "one token per row"
     heads = "1 head" if problem.heads == 1 else f"{problem.heads} heads"
     scale = f"β = {to_text(problem.scale)}"
     if problem.scale == Number.of(1):

@@ -64,6 +64,8 @@ def _step_lines(number: int, step: SolutionStep, places: int) -> Iterator[Text]:
 def _equation(step: SolutionStep, cell: StepCell, places: int) -> str:
     """S[1,1] = 1·3 + 3·(-1/2) = 3/2; an irrational number is followed by its decimal."""
     exact, decimal = to_text(cell.number), format_decimal(cell.number.decimal, places)
+    if cell.number.fraction is None and cell.written == decimal:  # the loss of a single output
+        return f"{cell.name} ≈ {decimal}"
     if cell.number.fraction is not None:
         return f"{cell.name} = {cell.written} = {exact}"
     if _is_output(step) or exact.startswith("≈") or cell.states_exact:

@@ -72,7 +72,8 @@ def look(
         With --html: store all queries and keys, so that the page can show every weight of a long text. The file is
         larger.
     png
-        Write a PNG file: all heads, the head chosen by --layer and --head, or attention over the input image.
+        Write a PNG file: all heads, the head chosen by --layer and --head, attention over the input image, or the
+        ablation sweep.
     ablate
         Ablate heads, such as 5.1 (layer.head) or 5.1,6.9, and measure the effect on the prediction. Can be repeated.
     scale

@@ -55,8 +55,8 @@ def reproduce(
     row
         The row of the table. Omit ROW to list the rows.
     data
-        A folder with birthplaces/, multi30k/, audiomnist/, spoken-digits/ and cifar10.npz (or CIFAR-10's own
-        cifar-10-batches-bin/).
+        A folder with birthplaces/, multi30k/, audiomnist/, spoken-digits/, cifar10.npz (or CIFAR-10's own
+        cifar-10-batches-bin/) and cifar100/. Only the data of the row is needed.
     seeds
         Number of seeds, starting with 0. Default: 1.
     minutes

@@ -16,23 +16,26 @@ from qkv.bench.reproduce.rows import ROWS, SYSTEMS, Metric, ResultRow, System
 SCALE = 1.8  # pixels for each point of a figure
 INTRODUCTION = """# Results
 
-Drawn by `qkv reproduce --draw` from the JSON files in `{folder}/`; each row names the command that measures it.
-`DATA` is a folder with the data (docs/training.md says where to get it), `RUN_OF_…` the folder of that part's run.
+`qkv reproduce --draw` writes this page from the JSON files in `{folder}/`. Each row names the command that measures it.
+`DATA` is a folder with the data (docs/training.md says where to get it). `RUN_OF_…` is the run directory of that part.
 
-Minutes are minutes of training, including evaluations but not the test. A row with a time limit makes as many steps as
-fit into it with the cores it uses, by a speed measured beforehand; the minutes shown are those it took.
-With `OMP_NUM_THREADS=1` it uses one core, which makes more than half of the steps of two cores, so training two parts
-in parallel (`--label`) is faster. A figure of several seeds is their mean, with the smallest and the largest in
-brackets; ± is half of the 95 % interval of a share of so many test items (training again varies besides: the range of
-the seeds). *Published* figures are those of others, with their source; the protocol may differ, and the row then says
-how. A part made by `qkv train` has the steps that its command names. Test data is used only at the end of a
-finished recipe; choices are made on validation data (docs/lab-log.md says how often). *Share of peak*: the operations
-of a training step's forward and backward pass (matrix products; attention in full), divided by the time of the step,
-including data and optimizer, and by the speed of a large float32 matrix product with the same threads."""
+Minutes are minutes of training, including evaluations but not the test. For a row with a time limit, qkv measures the
+speed first and chooses as many steps as fit into the limit with the cores that it uses; the minutes shown are those
+that the run took. With `OMP_NUM_THREADS=1` a run uses one core, which makes more than half as many steps as two cores,
+so training two parts in parallel (`--label`) is faster.
 
-OPERATIONS = """Validation during training over the operations (FLOPs) spent so far, the course's recipe beside ours.
-The published curve of NYU DL HW4 and the row cifar100-nyu-hw4 are of the test set instead. Where a record has no count
-of operations, they are its time at its share of the peak."""
+For several seeds, a number is their mean, with the smallest and the largest in parentheses. ± is half of the 95%
+interval of a proportion for this number of test items; it does not include the variation between training runs, which
+the range of the seeds shows. *Published* numbers are results of others, with their source; if the protocol differs, the
+row says how. A part trained with `qkv train` has the number of steps in its command. Test data is used only at the end
+of a finished recipe, and choices are made on validation data (docs/lab-log.md says how often); the preset nyu-hw4 for
+CIFAR-100 selects the best epoch on the test set, as the homework does. *Share of peak* is the number of operations in
+the forward and backward pass of a training step (matrix products; attention counts in full), divided by the time of the
+step, including data and optimizer, and by the speed of a large float32 matrix product with the same threads."""
+
+OPERATIONS = """The figures show the validation metric over the operations (FLOPs) spent so far, for the course's recipe
+and for ours. The published curve of NYU DL HW4 and that of the row cifar100-nyu-hw4 are measured on the test set
+instead. If a record has no count of operations, the figure uses its time multiplied by its share of the peak speed."""
 
 
 def row_table(row: ResultRow, records: Sequence[Record], *, wide: bool = False) -> Table:
@@ -171,7 +174,7 @@ def _describe_machines(records: Sequence[Record]) -> list[str]:
         about = record.machine
         text = (
             f"{about['processor']}, {about['cores']} cores, torch {about['torch']}, Python {about['python']}; "
-            f"qkv at {record.commit}; matrix products with {record.threads} threads"
+            f"qkv at {record.commit}; matrix products with {record.threads} thread{'s' if record.threads != 1 else ''}:"
         )
         peaks.setdefault(text, []).append(record.peak_gigaflops)
     return [f"{text} {format_range(found, lambda value: f'{value:,.1f}')} GFLOPS." for text, found in peaks.items()]

@@ -148,7 +148,7 @@ def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
         return Finding("alignment", "n/a", None, f"unequal lengths raise {type(error).__name__}")
     if impl.causal_flag is None and found == "irregular":
         return Finding("alignment", "n/a", None, "it has no causal mask of its own")
-    evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} keys)"
+    evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} {'key' if visible == 1 else 'keys'})"
     if contract.alignment is None:
         return Finding("alignment", "described", None, evidence)
     if found == contract.alignment:

@@ -193,9 +193,7 @@ def _find_cached_mask_bug(
         return None
     seen, wanted = int(found.sum()), int(expected.sum())
     if end - start == 1 and not bool(expected.all()):  # a window
-        words = (
-            f"with the cache, a step sees {seen} keys; in the whole it sees {wanted}: the cache keeps the wrong number"
-        )
+        words = f"with the cache, a step sees {seen} keys; without it, {wanted}: the cache keeps the wrong number"
         return Diagnosis("window", words, name)
     if bool(found.all()):
         words = "the mask is skipped when there is a cache: tokens of one piece see each other's future"

@@ -216,7 +216,7 @@ def _check_future(influence: InfluenceMap, found: str) -> Finding:
     if allowed < influence.tolerance and worst < influence.tolerance:
         return Finding("causal", "inconclusive", None, f"output {i} changes for no token at all")
     score = worst / max(allowed, 1e-12) if allowed > influence.tolerance else worst
-    numbers = f"effect {worst:.2g}; an allowed change has {allowed:.2g}"
+    numbers = f"effect {worst:.2g}; an allowed change has an effect of {allowed:.2g}"
     if score <= influence.tolerance:
         evidence = f"no output changes when a later token changes (largest {numbers})"
         return Finding("causal", "pass", score, evidence)

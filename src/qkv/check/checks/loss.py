@@ -149,7 +149,7 @@ def check_alignment(scored: ScoredPositions, contract: Contract, name: str) -> F
         note = "; the caller must shift the labels" if offsets == [0] and not promised else ""
         return Finding(check, verdict, 0.0, evidence + note)
     if offsets == [2] or (offsets == [1] and contract.loss == "same"):
-        hint = "labels are shifted twice: once by the data or the caller, once in here"
+        hint = "labels are shifted twice: once by the data or the caller, once by the loss"
     elif offsets == [0]:
         hint = "labels are not shifted: each position is scored on the token that it has just read"
     elif offsets and max(offsets) < 0:

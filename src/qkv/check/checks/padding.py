@@ -116,7 +116,7 @@ def _check_content(impl: Implementation, contract: Contract, side: str, token_ma
     if not allowed > 0:
         return Finding(name, "inconclusive", None, "changing a real token changes no output either")
     score = effect / allowed
-    evidence = f"other padding has effect {effect:.2g} on real tokens (an allowed change has {allowed:.2g})"
+    evidence = f"other padding has an effect of {effect:.2g} on real tokens (an allowed change: {allowed:.2g})"
     if score <= impl.tolerance:
         return Finding(name, "pass", score, evidence)
     hint = "the padding mask does not reach the scores of every key: check its polarity, its axis and its broadcasting"
@@ -212,7 +212,7 @@ def check_packing(impl: Implementation) -> list[Finding]:
         by_itself = impl.run(alone).detach()
     effect, allowed = (float((after - packed)[:, cut:].abs().max()) for after in (other, control))
     evidence = (
-        f"a token of the first document has effect {effect:.2g} on the second (an allowed change has {allowed:.2g})"
+        f"a token of the first document has an effect of {effect:.2g} on the second (an allowed change: {allowed:.2g})"
     )
     if not allowed > 0:
         return [Finding("packing", "inconclusive", None, evidence)]

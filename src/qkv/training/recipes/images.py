@@ -265,7 +265,7 @@ CIFAR10 = _cifar(
     ImageData(class_names=_CIFAR10_CLASSES, augment=ImageAugment(crop=4, flip=True)),
     _train_config(7_000, warmup_steps=200),
     {"nyu-hw4": _NYU_VIT_IN_STEPS},
-    "A ViT on CIFAR-10; --data says where it is (an .npz file, or CIFAR's .bin files).",
+    "A ViT on CIFAR-10, downloaded or from --data (an .npz file, or CIFAR's .bin files).",
 )
 CIFAR100 = _cifar(
     replace(_SMALL_VIT, layers=6),

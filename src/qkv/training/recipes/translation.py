@@ -203,7 +203,7 @@ _TRANSFORMER_BASE: dict[str, Any] = {  # the base model of Vaswani et al. (2017)
 }
 TRANSLATE = RecipeDefinition(
     name="translate",
-    summary="An encoder-decoder on line-aligned pairs (--data FOLDER); without them on numbers in two languages.",
+    summary="An encoder-decoder on sentence pairs (--data FOLDER; without it, numbers in English and German).",
     data=TranslationData(),
     models={
         "seq2seq": Seq2SeqConfig(

@@ -376,7 +376,7 @@ def _check_last_scale(layer: GradedAttention) -> Finding:
     promised = _promised_scale(layer.contract)
     score = abs(slope / promised - 1)
     known = {1.0: "the scale is missing", 1 / HEAD_DIM: "the root is missing, or it is applied twice",
-             HEAD_DIM**0.5: "it is inverted", MODEL_DIM**-0.5: "it is that of the model dim"}  # fmt: skip
+             HEAD_DIM**0.5: "it is inverted", MODEL_DIM**-0.5: "model dim instead of head dim"}  # fmt: skip
     cause = next((f": {words}" for value, words in known.items() if abs(slope / value - 1) < 0.01), "")
     evidence = f"log-weights of the last query grow with q·k by {slope:.4f}, promised {promised:.4f}{cause}"
     if score <= 0.01:

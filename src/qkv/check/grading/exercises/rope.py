@@ -136,7 +136,7 @@ def check_formula(rope: GradedRope) -> list[Finding]:
     x, positions = _draw(57), torch.cat((torch.arange(6), torch.tensor([100, 1000, 1001, 4000])))
     found = rope(x, positions)
     error = relative_error(found, rope.expected(x, positions))
-    evidence = f"for positions to 4000, base {rope.base:g}, {rope.pairing} pairs, it differs from the formula"
+    evidence = f"up to position 4000 (base {rope.base:g}, pairing {rope.pairing}), the output differs from the formula"
     cause = None if error <= FORMULA_LIMIT else _explain(rope, x, positions, found)
     hint = f"{EXPLAINED}{cause[1]}{FIX}{cause[2]}" if cause else f"{FREQUENCIES}; {ROTATION}"
     findings = compare("formula", error, FORMULA_LIMIT, evidence, hint)

@@ -248,9 +248,9 @@ def check_loss(trained: Trained) -> list[Finding]:
     ):
         evidence += ": it is their sum"
     elif any(_close(value, losses[-1]) for value in returned):
-        evidence += ": it is that of the last batch"
+        evidence += ": it is the loss of the last batch"
     elif any(_close(value, losses[0]) for value in returned):
-        evidence += ": it is that of the first batch"
+        evidence += ": it is the loss of the first batch"
     return [Finding("loss", "fail", None, evidence, "return the mean of loss.item() over the batches")]
 
 
