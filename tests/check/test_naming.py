@@ -240,7 +240,7 @@ class WithWrittenBackward(Layer):
 
 
 def test_compare_backward_names_the_argument_and_the_factor():
-    parts = [torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    parts = [torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     found = compare_backward(WrittenBackward, lambda: WrittenBackward.apply(*parts))
     assert found == ["the gradient of k is √d times the derivative: the scale 1/√d is missing"]
     assert "apply" not in vars(WrittenBackward)

@@ -91,7 +91,7 @@ def find_cache(
                 if convention.update(result, convention.begin(2)) is None and convention.words in CACHES:
                     continue
                 out = run_cached([first, second])
-                other = run_cached([first.flip(1), second])
+                other = run_cached([first.flip(0), second])  # the other row: order alone may not matter
         except Exception:  # whatever goes wrong: this is not how its cache works
             continue
         if bool(((out - other)[:, 3:].abs() > 0).any()):

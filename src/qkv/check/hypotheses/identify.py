@@ -607,6 +607,8 @@ def _search_scales(
     last = by_query[-1]
     assert last is not None
     first, end = float(last[len(last) // 2]), float(last[-1])
+    if abs(end - first) < 0.01 * abs(first):  # the same scale at both: something else is wrong
+        return None
     words = (
         f"the scale of a query depends on its position: {first:.4g} at {len(last) // 2}, {end:.4g} at {len(last) - 1}"
     )
