@@ -161,7 +161,7 @@ def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shap
     worst, where, refused = 0.0, "", []
     wrong, fine = set[Shape](), set[Shape]()
     for mode, forms in fitting.items():
-        # a window mask of (queries, queries) broadcasts for one query: that is judged only where other numbers are taken
+        # a window mask of (queries, queries) broadcasts for one query: judged only where other numbers are taken
         square = any(form.window is not None for form in forms) and not _takes_fewer_queries(impl, mode)
         for shape in _shapes_for(forms, shapes):
             if square and shape[2] != shape[3]:
