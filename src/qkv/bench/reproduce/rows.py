@@ -157,10 +157,20 @@ def _attention_variant(
     return _birthplaces(label or model, changes=texts | _SMALL_GPT | {"model.layers": layers}, **options)
 
 
+_FROM_SCRATCH = {  # without pretraining there is nothing to forget: more steps with higher rates
+    "finetune.steps": 400,
+    "finetune.optimizer.lr": 1e-3,
+    "finetune.optimizer.muon_lr": 5e-3,
+    "finetune.schedule.warmup_steps": 20,
+    "finetune.checkpoint.evaluate_every": 50,
+    "finetune.checkpoint.checkpoint_every": 200,
+}
+
+
 def _course_protocol(model: str, public: str, *, label: str = "", pretrain: bool = True) -> RowPart:
     """CS224N A5's two stages with our optimizer, at a smaller size."""
     options = {"model": model, "preset": "course-protocol"} | ({"protocol": _COURSE} if pretrain else {})
-    changes = _SMALL_GPT | {"model.dropout": 0.0}
+    changes = _SMALL_GPT | {"model.dropout": 0.0} | ({} if pretrain else _FROM_SCRATCH)
     return _birthplaces(label or model, public, changes=changes, pretrain=pretrain, **options)
 
 

@@ -450,10 +450,10 @@ _COURSE_PROTOCOL: dict[str, Any] = {
     "data.corruption": {"max_length": 70, "salient_prob": 0.5},
     "pretrain.steps": 4_000,
     "pretrain.schedule": {"warmup_steps": 100},
-    "finetune.steps": 400,
-    "finetune.optimizer": {"lr": 1e-3, "muon_lr": 5e-3},
-    "finetune.schedule": {"warmup_steps": 20},
-    "finetune.checkpoint": {"evaluate_every": 50, "checkpoint_every": 200},
+    "finetune.steps": 100,  # longer, or with higher rates, it forgets what it has read
+    "finetune.optimizer": {"lr": 5e-4, "muon_lr": 2e-3},
+    "finetune.schedule": {"warmup_steps": 10},
+    "finetune.checkpoint": {"evaluate_every": 10, "checkpoint_every": 100},
 }
 _LONG: dict[str, Any] = {
     "model.dim": 192,
