@@ -27,16 +27,19 @@ def offset_slips(formula: Expression, prediction: Array, sheet: WrittenStep, col
     for world in WORLDS_TO_TRY:
         differences = sheet.values - prediction[world]
         offset = short_number(float(np.median(differences)), slack)
-        if offset and (offset,) not in seen:
+        near = 4 * slack  # all numbers must agree: some offset explains most of a few short numbers by chance
+        if offset and (offset,) not in seen and (np.abs(differences - offset) <= near).all():
             seen.add((offset,))
             verb = "added to" if offset > 0 else "subtracted from"
             name = f"{abs(offset):.4g} was {verb} every number (there is no bias)"
-            yield Slip(name, BIAS - 2 + _bits(offset), {sheet.step: ex.shift(formula, offset)})
+            yield Slip(name, BIAS - 2 + _bits(offset), {sheet.step: ex.shift(formula, offset)}, scope="whole")
         if rows < 2 or width < 2:
             continue
         offsets = [short_number(float(value), slack) for value in np.median(differences, (0, 1))]
         bias = tuple(value for value in offsets if value is not None)
-        if len(bias) == width and any(bias) and len(set(bias)) > 1 and bias not in seen:
+        if len(bias) < width or not any(bias) or (np.abs(differences - np.array(bias)) > near).any():
+            continue
+        if len(set(bias)) > 1 and bias not in seen:
             seen.add(bias)
             line = "column" if columns else "row"
             numbers = ", ".join(f"{value:.4g}" for value in bias)
