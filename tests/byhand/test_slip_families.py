@@ -238,6 +238,14 @@ FORWARD = {  # the slip by name, the problem, the steps that it changes
         PLAIN,
         {"weights": lambda t: STEPS["weights"](t) / np.exp(t["scaled"].max(-1, keepdims=True))},
     ),
+    "forgotten 1/√d only in the sums": (
+        PLAIN,
+        {"weights": lambda t: powers_of(t) / np.exp(t["scores"]).sum(-1, keepdims=True)},
+    ),
+    "forgotten 1/√d only in the numerators": (
+        CAUSAL,
+        {"weights": lambda t: np.exp(t["scores"]) * t["mask"] / powers_of(t).sum(-1, keepdims=True)},
+    ),
     "a sigmoid of each score": (PLAIN, {"weights": lambda t: 1 / (1 + np.exp(-t["scaled"]))}),
     "masked with +∞ instead of −∞": (
         CAUSAL,
@@ -320,6 +328,12 @@ FORWARD |= {  # number by number, and with the input
     "X was subtracted from the output": (SQUARE, {"output": lambda t: t["concatenated"] - t["x"]}),
     "X was added to the output": (SQUARE, {"output": lambda t: t["concatenated"] + t["x"]}),
     "2 times too large": (SQUARE, {"output": lambda t: 2 * t["concatenated"]}),
+    "1 was added to every number": (PLAIN, {"queries": lambda t: STEPS["queries"](t) + 1}),
+    "0.5 was subtracted from every number": (PLAIN, {"scaled": lambda t: STEPS["scaled"](t) - 0.5}),
+    "the same numbers were added to every row, as by a bias: 1, -2": (
+        PLAIN,
+        {"values": lambda t: np.add(STEPS["values"](t), [1, -2])},
+    ),
 }
 FORWARD |= {
     f"masked with {fill} instead of −∞: e^": (
@@ -652,3 +666,44 @@ def test_verify_adds_no_slips_after_numbers_that_are_not_identified():
     sheet = calculate(PLAIN, {"weights": lambda t: weights}, 4, carry=False)
     found = remarks_of(verify(make_problem(PLAIN), sheet))
     assert [(remark.step, remark.mistake) for remark in found] == [("weights", "not identified")]
+
+
+def test_verify_names_a_copied_row_of_two_short_numbers():
+    problem = make_problem({"x": "1 2; -1/2 1; 2 -1", "wq": "1/2 1; 1 -1/2", "wk": "1 0; 0 1", "wv": "1 0; 0 1"})
+    assert remarks_of(verify(problem, {"queries": [["5/2", "0"], ["3/4", "-1"], ["0", "5/2"]]})) == []
+    (remark,) = remarks_of(verify(problem, {"queries": [["5/2", "0"], ["3/4", "-1"], ["3/4", "-1"]]}))
+    assert "row 2 of Q copied in place of row 3" in remark.sentence
+
+
+def test_verify_names_a_product_of_the_multiplication_table_beside_another_slip():
+    problem = make_problem({"q": "6 2; 3 9", "k": "7 1; 5 4", "v": "1 2; 0 3", "scale": "1/50"})
+    (remark,) = remarks_of(verify(problem, {"scores": [["46", "38"], ["30", "51"]]}))
+    assert remark.sentence == (
+        "scores[1,1]: expected 44, got 46: the product 2·1 was counted twice (or: 6·7 was taken as 44 instead of 42)"
+    )
+
+
+def test_verify_names_the_product_with_the_only_minus_sign():
+    problem = make_problem({"x": "3 -2 1; 1 1 4", "wq": "0 2; 1 1; 1 3", "wk": "1 0; 0 1; 2 1", "wv": "1; 1; 1"})
+    (remark,) = remarks_of(verify(problem, {"queries": [["3", "7"], ["5", "15"]]}))
+    assert remark.mistake == "a lost minus sign in the product (-2)·1"
+
+
+def test_verify_shows_a_number_that_the_slip_changes():
+    problem = make_problem(
+        {"q": "1 0; 1/2 3/2; 1 -1", "k": "3/4 -1/4; 3/4 -1; 0 5/4", "v": "1 2; 1 1/2; 0 3/4", "scale": "1/2"}
+    )
+    scores = np.array([[1, 0], [0.5, 1.5], [1, -1]]) @ np.array([[0.75, -0.25], [0.75, -1], [0, 1.25]]).T
+    weights = normalize(np.exp(scores))
+    output = weights @ [[1, 0.5], [1, 2], [0, 0.75]]
+    sheet = {name: [[f"{v:.4f}" for v in row] for row in table] for name, table in (("scores", scores),)}
+    sheet |= {name: [[f"{v:.4f}" for v in row] for row in t] for name, t in (("weights", weights), ("output", output))}
+    _, remark = remarks_of(verify(problem, sheet))
+    assert "rows 1 and 2 of V are exchanged" in remark.sentence
+    assert (remark.step, remark.row, remark.column) == ("output", 2, 2)
+
+
+def test_verify_says_in_which_hidden_step_numbers_were_changed():
+    sheet = calculate(HEADS_LOSS, {"r": lambda t: np.maximum(STEPS["r"](t), 0)}, 4, carry=False)
+    (remark,) = remarks_of(verify(make_problem(HEADS_LOSS), sheet))
+    assert "negative numbers of the row sums r were set to 0" in remark.sentence

@@ -373,6 +373,29 @@ def test_verify_names_a_mask_that_shows_in_the_scaled_scores():
     assert first(verify(problem, {"scaled": scaled})).mistake == "the mask is off by one: no query sees its own key"
 
 
+@pytest.mark.parametrize("places", [2, 4])
+@pytest.mark.parametrize("mistake", [name for name in MASKS if "own key" not in name])
+def test_verify_names_a_mask_that_leaves_numbers_in_place_of_minus_infinity(mistake, places):
+    problem, right = solved(CAUSAL)
+    scaled = [
+        [f"{value:.{places}f}" if flag else "-inf" for value, flag in zip(*pair, strict=True)]
+        for pair in zip(right["scaled"], MASKS[mistake], strict=True)
+    ]
+    result = verify(problem, {"scaled": scaled})
+    assert mistake in first(result).sentence
+    assert len(lines(result)) == 1
+
+
+def test_verify_gives_the_place_of_one_number_in_place_of_minus_infinity():
+    problem, right = solved(CAUSAL)
+    scaled = [
+        [f"{value:.3f}" if j <= i else "-inf" for j, value in enumerate(row)] for i, row in enumerate(right["scaled"])
+    ]
+    scaled[0][2] = "5.125"
+    remark = first(verify(problem, {"scaled": scaled}))
+    assert (remark.row, remark.column, remark.mistake) == (1, 3, "not identified")
+
+
 def test_verify_names_heads_that_are_joined_wrongly():
     problem, right = solved(HEADS)
     weights, values = right["weights"], right["values"]

@@ -16,6 +16,7 @@ WEAK = 7.0  # bits: a slip in one number that takes more is not certain
 FIRST_SLIP = 2.5  # bits: 2^(cost − 2.5) slips are at most as costly as this one
 LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
+HARD_PRODUCT = 21  # smaller products are known by heart
 NOT_IDENTIFIED = "not identified"
 OFF_BY = "an arithmetic slip, or another number was copied"  # nothing more is known about a single number
 Place = tuple[int, int, int]  # head, row, column
@@ -72,7 +73,8 @@ def likely_cell_slips(
     decimal: it may have a decimal point, unlike 5/2. information: the bits of its digits (see `information`).
     """
     best: dict[str, CellSlip] = {}
-    if not math.isfinite(value):
+    contexts = [context for context in contexts if math.isfinite(context.right[place])]
+    if not math.isfinite(value) or not contexts:
         return []
     for context in contexts:
         for slip in cell_slips(context, place, value, unit, decimal):
@@ -134,12 +136,16 @@ def cell_slips(
             yield CellSlip("added", f"added instead of multiplied: {text}", 6.5 + bits, right - product + a + b)
         if fits(right - product + a) or fits(right - product + b):
             yield CellSlip("factor", f"only one factor of the product {text} was used", 7 + bits, value, rare=True)
+        for difference in _table_slips(a, b):
+            if fits(right + difference):
+                name = f"{text} was taken as {_number(product + difference)} instead of {_number(product)}"
+                yield CellSlip("table", name, 7 + bits, right + difference)
         for quotient in (a / b, b / a):
             if fits(right - product + quotient) and abs(quotient) != abs(product):
                 yield CellSlip("divided", f"divided instead of multiplied: {text}", 7 + bits, value)
     yield from _pairings(terms, fits)
     positive = sum(abs(a * b) for a, b in terms)
-    if len(terms) > 1 and fits(positive):
+    if sum(a * b < 0 for a, b in terms) > 1 and fits(positive):
         yield CellSlip("sign", "all minus signs of the products were lost", 5.5, positive)
     yield from _other_lines(context, place, fits)
     yield from (slip for slip in _digit_slips(right, value, unit) if decimal or "point" not in slip.name)
@@ -172,6 +178,12 @@ def misreadings(number: float, neighbors: Iterable[float] = ()) -> Iterator[tupl
         yield float(sign * whole * part), f": {whole} {part} is not {whole}·{part}", 6.6
         yield float(sign * whole), ": without its fraction", 7.0
         yield float(sign * part), ": only its fraction", 7.3
+
+
+def _table_slips(left: float, right: float) -> tuple[float, ...]:
+    """By how much a product of the multiplication table is easily wrong: 7·8 = 54."""
+    hard = all(number == round(number) and 3 <= abs(number) <= 12 for number in (left, right))
+    return (1.0, -1.0, 2.0, -2.0, 10.0, -10.0) if hard and abs(left * right) >= HARD_PRODUCT else ()
 
 
 def _size(factor: float) -> str:

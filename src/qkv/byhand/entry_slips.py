@@ -138,7 +138,7 @@ class _Entry:
         """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
         old, problem = self.old, self.predictor.problem
         candidates = [(-old, 4.0), *((neighbor, 5.5) for neighbor in self.neighbors())]
-        short = _short_number(value, slack)
+        short = short_number(value, slack)
         candidates += [] if short is None else [(short, 5.5 if abs(abs(short - old) - 1) < 1e-9 or not short else 6.5)]
         likely = [pair for pair in candidates if abs(pair[0] - value) <= slack and pair[0] != old]
         if not likely:
@@ -181,7 +181,7 @@ def _operands(formula: Expression, step: bool) -> Iterator[Expression]:
                 yield part
 
 
-def _short_number(value: float, slack: float) -> float | None:
+def short_number(value: float, slack: float) -> float | None:
     """The shortest number near a value, an integer or a short fraction or decimal; None if the slack is too large."""
     for denominator in (1, 2, 4, 10, 3, 100):
         if 8 * slack * denominator > 1:

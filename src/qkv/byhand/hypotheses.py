@@ -195,7 +195,8 @@ class Predictor:
             return None
         before, after = old.predictions[step][:MIXED], new.predictions[step][:MIXED]
         with np.errstate(invalid="ignore"):
-            close = (before == after) | (np.abs(before - after) <= 1e-9 * np.abs(before) + 1e-12)
+            near = np.abs(before - after) <= 1e-9 * np.abs(before) + 1e-12
+        close = (before == after) | (near & np.isfinite(before))  # −∞ is near nothing else
         changed = ~close.all(0)
         if not (changed & self.wrong[step]).any():
             changed = np.zeros_like(changed)  # a slip that shows only in right numbers is none

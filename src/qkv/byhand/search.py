@@ -24,6 +24,7 @@ from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
 from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Finding, Hypothesis, Predictor
 from qkv.byhand.multistep_slips import multistep_slips
+from qkv.byhand.offset_slips import offset_slips
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slip_rules import formula_slips
 from qkv.byhand.slips import Context, Scope, Slip
@@ -140,6 +141,9 @@ class Search(Predictor):
                     yield replace(slip, cost=slip.cost + distance)
             if name in self.written and not common:
                 yield from other_mask_slips(name, hypothesis.formulas[name], self.written[name].values, context.columns)
+            if name == step and not common:
+                prediction = hypothesis.predictions[name]
+                yield from offset_slips(hypothesis.formulas[name], prediction, self.written[name], context.columns)
         if not common:
             reach = set(cone)
             for slip in multistep_slips(self.problem, hypothesis.formulas, hypothesis.values):

@@ -392,8 +392,9 @@ def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(ex.transpose(part), name, 4.5 if context.shown else 6.5, scope="whole")
     if context.step not in context.problem.steps:
         return
-    yield Change(ex.apply("−x", part), "the sign of every number is wrong", 6, scope="rows")
-    yield Change(ex.apply("|x|", part), "all minus signs were lost", 6, scope="rows")
+    where = "" if context.shown else f" of {symbol(context.step)}"
+    yield Change(ex.apply("−x", part), f"the sign of every number{where} is wrong", 6, scope="rows")
+    yield Change(ex.apply("|x|", part), f"all minus signs{where} were lost", 6, scope="rows")
     if context.shown:
         if part.op == "divide":
             yield Change(ex.scale(part, 100.0), "in percent: 100 times too large", 5.5, scope="heads")
@@ -404,7 +405,8 @@ def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield from _order_changes(part, shape, "the weights", context)
     yield from head_result_changes(part, context)
     for function, text, cost in ELEMENTWISE:
-        yield Change(ex.apply(function, part), text.format("numbers", "each number"), cost, scope="rows")
+        text = text.format(f"numbers{where}", f"each number{where}")
+        yield Change(ex.apply(function, part), text, cost, scope="rows")
     yield from _residual_changes(part, shape, context)
 
 
@@ -463,7 +465,8 @@ def _order_changes(part: Expression, shape: tuple[int, ...], what: str, context:
         for order in _copies(size):
             wrong = next(i for i, j in enumerate(order) if i != j)
             text = f"{name} {order[wrong] + 1} of {what} copied in place of {name} {wrong + 1}"
-            yield Change(ex.reordered(part, axis, order), text, 6.7 + math.log2(size * (size - 1)), scope="whole")
+            cost = (5.5 if row == "row" else 6.7) + math.log2(size * (size - 1))  # more often of another token
+            yield Change(ex.reordered(part, axis, order), text, cost, scope="whole")
 
 
 def _shifts(size: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -196,9 +196,27 @@ def divide_changes(part: Expression, context: Context) -> Iterator[Change]:
             (part.with_args(top, substitute(bottom, function, shifted)), "the sums"),
         ):
             yield Change(changed, f"the maximum was subtracted only in {where}", 6, scope="rows")
+        yield from _partly_unscaled(part, function, context)
     yield Change(ex.apply("ln x", part), "the logarithms of the weights", 7, scope="rows")
     softmax = ex.divide(ex.apply("exp", part), ex.total(ex.apply("exp", part)))
     yield Change(softmax, "the softmax was applied twice", 7, scope="rows")
+
+
+def _partly_unscaled(part: Expression, function: Expression, context: Context) -> Iterator[Change]:
+    """The scale forgotten in the numerators or in the sums of a softmax, but not in both."""
+    (scores,), (top, bottom) = function.args, part.args
+    formula = context.formulas.get(scores.param) if scores.op == "ref" else None
+    scaled = next((p for p in parts(formula) if p.op == "scale"), None) if formula is not None else None
+    if formula is None or scaled is None:
+        return
+    usual = "1/√d" if context.problem.problem.default_scale else "β"
+    unscaled = function.with_args(substitute(formula, scaled, scaled.args[0]))
+    for changed, where in (
+        (part.with_args(top, substitute(bottom, function, unscaled)), "the sums"),
+        (part.with_args(substitute(top, function, unscaled), bottom), "the numerators"),
+    ):
+        name = f"forgotten {usual} only in {where}: they use exponentials of scores that were not scaled"
+        yield Change(changed, name, 5.5, scope="rows")
 
 
 def _needless_masks(part: Expression, context: Context) -> Iterator[Change]:

@@ -201,7 +201,7 @@ class _Report:
         if not self.wrong[sheet.step][place]:
             return "rounded"
         exact, expected = float(self.exact[sheet.step][place]), float(self.best.predictions[sheet.step][0][place])
-        reached = exact != expected and abs(exact - expected) > 1e-9 * max(1.0, abs(exact))
+        reached = not _is_near(exact, expected)
         slips = any(not found.slip.rounding for found in self.best.findings)
         return "follows" if reached and slips else "rounded"
 
@@ -212,7 +212,12 @@ class _Report:
 
     def is_right(self, sheet: WrittenStep, place: Place) -> bool:
         value, exact, unit = (float(a[place]) for a in (sheet.values, self.exact[sheet.step], sheet.unit))
-        return value == exact or abs(value - exact) <= unit / 2 * (1 + 1e-9) + 1e-9 * max(1.0, abs(exact))
+        return _is_near(exact, value, unit / 2 * (1 + 1e-9))
+
+    def differs(self, sheet: WrittenStep, place: Place, right: Array) -> bool:
+        """Whether a number is not the one that stands in `right`, at the precision written."""
+        value, expected, unit = (float(a[place]) for a in (sheet.values, right, sheet.unit))
+        return not _is_near(expected, value, unit)
 
     def difference(self, sheet: WrittenStep, place: Place, right: Array) -> float:
         return abs(float(sheet.values[place] - right[place]))
@@ -248,6 +253,7 @@ class _Report:
             place = self.rounded_place(sheet, found.cells, found.before, self.tolerance)
             return self.rounding_remark(sheet, place, found.before, name, self.tolerance)
         shown = [place for place in found.cells if status[place] == "slip"] or found.cells
+        shown = [place for place in shown if self.differs(sheet, place, found.before)] or shown
         place = min(shown, key=lambda place: self.place(sheet, place))
         note = "the numbers after it were computed with the right one" if self.is_corrected_later(found) else ""
         expected = self.expected(sheet, place, found.before)
@@ -319,7 +325,7 @@ class _Report:
         """The right number; if an earlier slip changes it, the one that follows from the person's own numbers."""
         head, row, column = place
         exact, value = float(self.exact[sheet.step][place]), float(right[place])
-        if value != exact and abs(value - exact) > float(sheet.unit[place]) / 2 + 1e-9 * max(1.0, abs(exact)):
+        if not _is_near(exact, value, float(sheet.unit[place]) / 2):
             return f"{_decimal(value)} (from your own numbers before it)"
         if np.isinf(self.exact[sheet.step][place]):
             return "-inf (masked)"
@@ -369,6 +375,13 @@ def _steps_before(step: str, hypothesis: Hypothesis) -> set[str]:
                 found.add(name)
                 pending.append(name)
     return found
+
+
+def _is_near(right: float, value: float, distance: float = 0.0) -> bool:
+    """Whether a number is the right one up to a distance and the precision of floats; −∞ is near nothing else."""
+    if right == value or not math.isfinite(right):
+        return right == value
+    return abs(value - right) <= distance + 1e-9 * max(1.0, abs(right))
 
 
 def _decimal(value: float) -> str:
