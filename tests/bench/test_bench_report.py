@@ -79,6 +79,13 @@ def test_merge_report_replaces_a_benchmark_and_says_that_it_was_measured_separat
         merge_report(tmp_path / "none.md", now)
 
 
+def test_bench_keep_refuses_a_page_of_another_machine_before_it_measures(tmp_path, capsys, monkeypatch):
+    write_report(replace(REPORT, machine={**MACHINE, "processor": "another"}), tmp_path / "benchmarks.md")
+    monkeypatch.setattr(bench, "run_benchmarks", lambda *args, **options: pytest.fail("measured"))
+    assert run(["bench", "load", "--quick", "--keep", "--report", str(tmp_path / "benchmarks.md")]) == 2
+    assert "measured on another machine or version" in capsys.readouterr().err
+
+
 def test_table_rejects_a_row_with_too_few_values():
     with pytest.raises(ValueError, match="one value for each of 2 columns; got 1"):
         Table("t", (Column("a"), Column("b")), (("x",),))

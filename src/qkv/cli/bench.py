@@ -61,7 +61,8 @@ def bench(
         Print the numbers as JSON.
     """
     from qkv import bench as benchmarks
-    from qkv.bench.report import merge_report, write_report
+    from qkv.bench.machine import describe_hardware
+    from qkv.bench.report import BenchmarkReport, merge_report, write_report
 
     if compare is not None:
         return _compare(*compare, json=json)
@@ -73,6 +74,8 @@ def bench(
             raise ValueError(f"--report must be a markdown page such as benchmarks.md, got {report}")
         if not report.resolve().parent.is_dir():
             raise ValueError(f"cannot write {report}: there is no folder {report.resolve().parent}")
+        if keep:  # refuse a page of another machine now, not after minutes of measuring
+            merge_report(report, BenchmarkReport(describe_hardware(), quick))
     with progress_line("") as show:
         found = benchmarks.run_benchmarks(names, quick=quick, on_note=show)
     if report is not None:
