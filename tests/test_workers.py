@@ -1,5 +1,7 @@
 """qkv._workers: whatever a task does, the caller gets messages or one sentence, and the next request works."""
 
+import threading
+
 import pytest
 
 from qkv._workers import CancelledError, Worker, WorkerDiedError, WorkerError, WorkerTimeoutError, _run_task
@@ -63,3 +65,17 @@ def test_run_task_turns_every_exception_into_a_sentence():
         (SystemExit("bye"), "the code asked to end its process: sys.exit('bye')"),
     ):
         assert _run_task(task, {"problem": problem}, None) == {"error": words}
+
+
+def test_a_paused_worker_does_not_answer_until_it_is_resumed(worker):
+    assert list(worker.request({"code": "send(first=1)"})) == [{"started": True}, {"first": 1}]
+    worker.pause()
+    answers = worker.request({"code": "send(second=2)"})
+    received = []
+    reader = threading.Thread(target=lambda: received.extend(answers), daemon=True)
+    reader.start()
+    reader.join(0.5)
+    assert received == []
+    worker.resume()
+    reader.join(60)
+    assert received == [{"started": True}, {"second": 2}]

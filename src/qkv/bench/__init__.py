@@ -21,6 +21,7 @@ BENCHMARKS = {
     "look": "qkv.bench.look:benchmark_look",
     "studio": "qkv.bench.studio:benchmark_studio",
     "engines": "qkv.bench.engines:benchmark_engines",
+    "start-up": "qkv.bench.start_up:benchmark_start_up",
 }
 
 

@@ -1,14 +1,15 @@
 """The same ViT and GPT built by other libraries: transformers, torch.nn.TransformerEncoder, x-transformers, plain code.
 
-The ViT has dimension 128 and 6 layers, the GPT dimension 256 and 4 layers. Every builder returns a module from images
-or tokens to logits, or raises ImportError if its library is not installed. "plain PyTorch" is the straightforward code
-that many people write: one projection for queries, keys and values, and PyTorch's fused attention.
+Every builder takes a `ModelSize` and returns a module from images or tokens to logits, or raises ImportError if its
+library is not installed. "plain PyTorch" is the straightforward code that many people write: one projection for
+queries, keys and values, and PyTorch's fused attention.
 
 Axes: b batch · t tokens · c model dim.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +19,19 @@ from torch import Tensor, nn
 from qkv.models import GPT, GPTConfig, ViT, ViTConfig
 
 VOCAB_SIZE, MAX_LENGTH, NUM_CLASSES, IMAGE_SIZE = 256, 128, 10, 32
-Builder = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The size of a benchmark model; its feed-forward networks are four times as wide. batch: items in a batch."""
+
+    dim: int
+    layers: int
+    heads: int
+    batch: int
+
+
+Builder = Callable[[ModelSize], nn.Module]
 
 
 class LogitsOnly(nn.Module):
@@ -35,7 +48,7 @@ class LogitsOnly(nn.Module):
 class ImageClassifier(nn.Module):
     """A ViT around any encoder: patches, class token, positions, and a classifier of the class token."""
 
-    def __init__(self, encoder: nn.Module, dim: int = 128, patch: int = 4) -> None:
+    def __init__(self, encoder: nn.Module, dim: int, patch: int = 4) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, dim, patch, patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -51,7 +64,7 @@ class ImageClassifier(nn.Module):
 class TextModel(nn.Module):
     """A GPT around any causal encoder."""
 
-    def __init__(self, encoder: nn.Module, dim: int = 256) -> None:
+    def __init__(self, encoder: nn.Module, dim: int) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCAB_SIZE, dim), nn.Embedding(MAX_LENGTH, dim)
         self.encoder, self.head = encoder, nn.Linear(dim, VOCAB_SIZE, bias=False)
@@ -64,10 +77,11 @@ class TextModel(nn.Module):
 class TorchEncoder(nn.Module):
     """torch.nn.TransformerEncoder, pre-norm."""
 
-    def __init__(self, dim: int, layers: int, heads: int, *, causal: bool) -> None:
+    def __init__(self, size: ModelSize, *, causal: bool) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(dim, heads, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(dim), enable_nested_tensor=False)
+        dim = size.dim
+        layer = nn.TransformerEncoderLayer(dim, size.heads, 4 * dim, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, size.layers, nn.LayerNorm(dim), enable_nested_tensor=False)
         self.causal = causal
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,8 +107,9 @@ class PlainBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-def plain_encoder(dim: int, layers: int, heads: int, *, causal: bool) -> nn.Module:
-    return nn.Sequential(*(PlainBlock(dim, heads, causal=causal) for _ in range(layers)), nn.LayerNorm(dim))
+def plain_encoder(size: ModelSize, *, causal: bool) -> nn.Module:
+    blocks = (PlainBlock(size.dim, size.heads, causal=causal) for _ in range(size.layers))
+    return nn.Sequential(*blocks, nn.LayerNorm(size.dim))
 
 
 def import_transformers() -> Any:
@@ -106,13 +121,13 @@ def import_transformers() -> Any:
     return transformers
 
 
-def hf_vit() -> nn.Module:
+def hf_vit(size: ModelSize) -> nn.Module:
     transformers = import_transformers()
     config = transformers.ViTConfig(
-        hidden_size=128,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        intermediate_size=512,
+        hidden_size=size.dim,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.dim,
         image_size=IMAGE_SIZE,
         patch_size=4,
         num_labels=NUM_CLASSES,
@@ -124,12 +139,7 @@ def hf_vit() -> nn.Module:
 
 
 def hf_gpt(
-    layers: int = 4,
-    dim: int = 256,
-    heads: int = 8,
-    vocab_size: int = VOCAB_SIZE,
-    max_length: int = MAX_LENGTH,
-    **options: Any,
+    layers: int, dim: int, heads: int, vocab_size: int = VOCAB_SIZE, max_length: int = MAX_LENGTH, **options: Any
 ) -> Any:
     """GPT-2 without dropout; its own GELU (the tanh approximation)."""
     transformers = import_transformers()
@@ -150,47 +160,75 @@ def hf_gpt(
     return transformers.GPT2LMHeadModel(config)
 
 
-def x_transformers_vit() -> nn.Module:
+def x_transformers_vit(size: ModelSize) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from x_transformers import Encoder, ViTransformerWrapper
 
-    encoder = Encoder(dim=128, depth=6, heads=4, attn_dim_head=32, attn_flash=True)
+    head_dim = size.dim // size.heads
+    encoder = Encoder(dim=size.dim, depth=size.layers, heads=size.heads, attn_dim_head=head_dim, attn_flash=True)
     return ViTransformerWrapper(image_size=IMAGE_SIZE, patch_size=4, num_classes=NUM_CLASSES, attn_layers=encoder)
 
 
-def x_transformers_gpt() -> nn.Module:
+def x_transformers_gpt(size: ModelSize) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from x_transformers import Decoder, TransformerWrapper
 
-    decoder = Decoder(dim=256, depth=4, heads=8, attn_dim_head=32, attn_flash=True)
+    head_dim = size.dim // size.heads
+    decoder = Decoder(dim=size.dim, depth=size.layers, heads=size.heads, attn_dim_head=head_dim, attn_flash=True)
     return TransformerWrapper(num_tokens=VOCAB_SIZE, max_seq_len=MAX_LENGTH, attn_layers=decoder)
 
 
+class WholeLastBlock(nn.Module):
+    """qkv's ViT with all tokens of its last block computed in training too, as other libraries do."""
+
+    def __init__(self, model: ViT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.head(self.model.hidden_states(images)[:, 0])
+
+
+def qkv_vit(size: ModelSize) -> ViT:
+    config = ViTConfig(image_size=IMAGE_SIZE, num_classes=NUM_CLASSES)
+    return ViT(replace(config, dim=size.dim, layers=size.layers, heads=size.heads, mlp_dim=4 * size.dim))
+
+
+def qkv_gpt(size: ModelSize) -> GPT:
+    config = GPTConfig(vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)
+    return GPT(replace(config, dim=size.dim, layers=size.layers, heads=size.heads, mlp_dim=4 * size.dim))
+
+
+def wrapped_hf_gpt(size: ModelSize) -> nn.Module:
+    return LogitsOnly(hf_gpt(size.layers, size.dim, size.heads, tie_word_embeddings=False, use_cache=False))
+
+
 VITS: dict[str, Builder] = {
-    "qkv": lambda: ViT(ViTConfig(image_size=IMAGE_SIZE, num_classes=NUM_CLASSES)),
+    "qkv": qkv_vit,
+    "qkv, whole last block": lambda size: WholeLastBlock(qkv_vit(size)),
     "transformers": hf_vit,
-    "torch.nn.TransformerEncoder": lambda: ImageClassifier(TorchEncoder(128, 6, 4, causal=False)),
+    "torch.nn.TransformerEncoder": lambda size: ImageClassifier(TorchEncoder(size, causal=False), size.dim),
     "x-transformers": x_transformers_vit,
-    "plain PyTorch": lambda: ImageClassifier(plain_encoder(128, 6, 4, causal=False)),
+    "plain PyTorch": lambda size: ImageClassifier(plain_encoder(size, causal=False), size.dim),
 }
 GPTS: dict[str, Builder] = {
-    "qkv": lambda: GPT(GPTConfig(vocab_size=VOCAB_SIZE, max_length=MAX_LENGTH)),
-    "transformers": lambda: LogitsOnly(hf_gpt(tie_word_embeddings=False, use_cache=False)),
-    "torch.nn.TransformerEncoder": lambda: TextModel(TorchEncoder(256, 4, 8, causal=True)),
+    "qkv": qkv_gpt,
+    "transformers": wrapped_hf_gpt,
+    "torch.nn.TransformerEncoder": lambda size: TextModel(TorchEncoder(size, causal=True), size.dim),
     "x-transformers": x_transformers_gpt,
-    "plain PyTorch": lambda: TextModel(plain_encoder(256, 4, 8, causal=True)),
+    "plain PyTorch": lambda size: TextModel(plain_encoder(size, causal=True), size.dim),
 }
 
 
-def build_available(builders: dict[str, Builder]) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
+def build_available(builders: Mapping[str, Builder], size: ModelSize) -> tuple[dict[str, nn.Module], tuple[str, ...]]:
     """The models whose libraries are installed, all with the same seed, and the names of the missing libraries."""
     models, missing = {}, []
     for name, build in builders.items():
         torch.manual_seed(0)
         try:
-            models[name] = build()
+            models[name] = build(size)
         except ImportError:
             missing.append(name)
     return models, tuple(missing)

@@ -26,11 +26,13 @@ def bench(
         attention  qkv, PyTorch's kernel and the formula, by length
         models     forward pass and training step of a ViT and a GPT
         generate   tokens per second, compared with transformers
-        engines    the same for SmolLM2-135M, compared with llama.cpp
+        engines    the same for SmolLM2-135M, compared with llama.cpp,
+                   CTranslate2 and OpenVINO GenAI
         load       time to load a checkpoint
         train      overhead of the training loop
         look       HTML attention pages, compared with BertViz; long texts
         studio     latency and size of the web app
+        start-up   wall time of whole commands
 
     Libraries that are not installed are skipped and listed.
 
