@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv._onednn import avoid_broken_amx
+from qkv._threads import one_thread
 from qkv.check.calling import TargetLoader, make_implementation, target_name
 from qkv.check.calling.building import build, fewer_key_heads
 from qkv.check.calling.hugging_face import family_contract
@@ -31,6 +32,7 @@ from qkv.check.sizes import check_sizes
 from qkv.check.tracing.readings import read_attentions
 
 
+@one_thread()  # the tensors are small
 def run(
     target: Any,
     contract: Contract | str | None = None,

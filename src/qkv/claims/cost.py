@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from qkv._figures import Lines
+from qkv._threads import one_thread
 from qkv.claims.claim import Claim, ExperimentResult, Knob, near
 from qkv.claims.experiment import Lab
 
@@ -108,14 +109,10 @@ def peak_bytes(run: Callable[[], object]) -> float:
 
 def cpu_seconds(run: Callable[[], object]) -> float:
     """The user time of one thread: other programs, page allocation by the system and spinning threads do not count."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
         run()
         return resource.getrusage(resource.RUSAGE_SELF).ru_utime - began
-    finally:
-        torch.set_num_threads(threads)
 
 
 def exponent(found: list[float]) -> float:

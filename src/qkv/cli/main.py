@@ -26,6 +26,7 @@ from cyclopts.exceptions import (
 )
 
 from qkv import __version__
+from qkv._threads import limit_spinning
 from qkv.cli.slow_start import note_slow_start
 from qkv.cli.standard_streams import OutputError, SignalError, guard_streams, raise_on_signals
 
@@ -184,6 +185,7 @@ def _print_recipe_help(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     guard_streams()
+    limit_spinning()
     with note_slow_start(sys.argv[1:]):
         code = run(sys.argv[1:])
     sys.exit(code)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
+from qkv._threads import one_thread
 from qkv.data.batches import Batch, Batches, generator_for, mix_seed
 
 
@@ -120,14 +121,8 @@ class DatasetBatches:
 
 def _make_batch(batches: Batches, position: Position) -> Batch:
     """Compute a batch with one thread, as in a worker: sums over several threads may round differently."""
-    threads = torch.get_num_threads()
-    if threads == 1:
+    with one_thread():
         return batches.batch(*position)
-    torch.set_num_threads(1)
-    try:
-        return batches.batch(*position)
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _PositionDataset(Dataset[tuple[Position, Batch]]):
