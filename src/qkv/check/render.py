@@ -127,7 +127,7 @@ def _terminal_counts(report: Report) -> Text:
 
 
 def state_of(report: Report) -> str:
-    """Sound, not sound, or not proven: nothing failed, but a promise could not be tested."""
+    """Sound, not sound, or not proven: nothing failed, but a required property could not be tested."""
     if report.failed:
         return "NOT SOUND"
     return "NOT PROVEN" if report.unproven else "sound"

@@ -89,12 +89,11 @@ def _check_scores_only(impl: Implementation, contract: Contract) -> Finding:
     x = _repeated_token(impl, impl.length)
     out = impl.run(x)
     off = relative_difference(out, out[:, :1].expand_as(out))
-    evidence = (
-        f"with one token repeated {impl.length} times, outputs differ by {off:.2g} (relative) from position to position"
-    )
+    repeated = f"with one token repeated {impl.length} times"
+    evidence = f"{repeated}, outputs differ by {off:.2g} (relative) from position to position"
     if off > 100 * impl.tolerance and (values := _values_with_sinks(impl, x)) is not None:
         off = relative_difference(values, values[:, :, :1].expand_as(values))
-        evidence = f"with one token repeated {impl.length} times, values differ by {off:.2g} (relative); a sink takes a share of rows"
+        evidence = f"{repeated}, values differ by {off:.2g} (relative); a sink takes a share of rows"
     hint = "positions reach the values, not only the scores: values are rotated, or positions are added to tokens"
     finding = judge("positions in scores only", off, 100 * impl.tolerance, evidence, hint, "rotary")
     if contract.position == "relative" and finding.verdict == "fail":

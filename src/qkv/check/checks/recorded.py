@@ -136,7 +136,8 @@ def _check_softmax(readings: list[Reading], contract: Contract) -> Finding:
         bugs.append(Diagnosis("random in eval", "dropout changes the weights in eval", dropped.name))
     error = max(row_sum_error(attention.weights) for attention in attentions)
     dtypes = sorted({str(a.precision).removeprefix("torch.") for a in attentions if a.precision is not None})
-    evidence = f"the sums of the rows of weights differ from 1 by at most {error:.2g}; softmax in {', '.join(dtypes) or 'no operator'}"
+    softmax = f"softmax in {', '.join(dtypes) or 'no operator'}"
+    evidence = f"the sums of the rows of weights differ from 1 by at most {error:.2g}; {softmax}"
     if not bugs and error > 1e-5:
         words = "weights are changed after the softmax: masked there, or a sink takes a share"
         bugs.append(Diagnosis("mask after softmax" if contract.kind == "causal" else "softmax replaced", words))
