@@ -93,19 +93,19 @@ def claims(
     from qkv.claims import find_claim
     from qkv.claims.registry import check_takes_data
 
-    options = {**settings, **_wrong_implementation(wrong, names)}
-    for name in names:
+    options = {**settings, **_wrong_implementation(wrong, chosen)}
+    for name in chosen:
         check_takes_data(find_claim(name), data)
     if report is not None:
         check_writable(report)
     results: "list[ClaimResult]" = []
     try:
-        for result in _run(names, seed, {**options, "data": data}, long):
+        for result in _run(chosen, seed, {**options, "data": data}, long):
             results.append(result)
     except KeyboardInterrupt:
         if report is not None and results:
             _write_report(results, report)
-        err().print(f"interrupted: {len(results)} of {len(names)} claims were run", style="yellow")
+        err().print(f"interrupted: {len(results)} of {len(chosen)} claims were run", style="yellow")
         raise
     if report is not None:
         _write_report(results, report)
