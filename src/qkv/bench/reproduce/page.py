@@ -156,8 +156,8 @@ def _section(row: ResultRow, records: Sequence[Record], folder: str) -> list[str
         if record.differs
     ]
     lines += [
-        f"- {part.label} learns the pseudo-labels of {part.teacher} (`RUN_OF_{part.teacher.upper()}` in commands is its "
-        f"run directory); the minutes of {part.teacher} come in addition"
+        f"- {part.label} learns the pseudo-labels of {part.teacher} (`RUN_OF_{part.teacher.upper()}` in commands is "
+        f"its run directory); the minutes of {part.teacher} come in addition"
         for part in row.parts
         if part.teacher and part.label in group_by_label(records)
     ]
