@@ -75,8 +75,8 @@ def check(
         checkpoint folder, hf:Architecture (a small model with random weights), or hf:all (every architecture in the
         installed transformers).
     contract
-        A named set of required properties. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but bidirectional.
-        The options below add properties.
+        A named set of required properties. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but
+        bidirectional. The options below add properties.
     kind
         Which tokens a token may attend to.
     window
