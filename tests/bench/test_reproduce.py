@@ -133,7 +133,7 @@ def test_reproduce_from_a_finished_run_records_the_command_that_makes_it_again(d
     assert "choose one with --label: vit" in capsys.readouterr().err
     assert run([*words, "--label", "vit", "--peak", "100"]) == 0
     shown = capsys.readouterr().out
-    assert f"train.steps={STEPS}" in shown and "stretch target: 97 %" in shown
+    assert f"train.steps={STEPS}" in shown and "stretch target: 97%" in shown
     (entered,) = read_records(tmp_path, "digits")
     (_, own) = read_records(home / "kept", "digits")
     assert entered.command.startswith(f"qkv train vit-digits --set train.steps={STEPS} --set ")

@@ -214,7 +214,7 @@ def test_verify_names_a_product_that_was_left_out():
 def test_verify_gives_the_place_of_a_number_without_a_known_mistake():
     scores = [["3/2", "7", "8"], *S[1:]]
     assert lines(check(scores=scores)) == [
-        "scores[1,2]: expected -5/2, got 7: an arithmetic slip, or another number was copied: off by 9.5"
+        "scores[1,2]: expected -5/2, got 7: an arithmetic error, or another number was copied: off by 9.5"
     ]
 
 
@@ -232,7 +232,7 @@ def test_verify_compares_a_later_slip_with_the_persons_own_numbers():
     scores[1][0] = "99"
     result = check(queries=queries, scores=scores)
     assert first(result).step == "queries"
-    start = "scores[2,1]: expected 2.5 (from your own numbers before it), got 99: an arithmetic slip"
+    start = "scores[2,1]: expected 2.5 (from your own numbers before it), got 99: an arithmetic error"
     assert any(line.startswith(start) for line in lines(result))
 
 

@@ -40,7 +40,7 @@ def test_run_judges_promises_by_name_and_by_keyword():
 
 def test_assert_sound_says_what_is_wrong():
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-    with pytest.raises(AssertionError, match="kind: promised window of 3; measured bidirectional"):
+    with pytest.raises(AssertionError, match="kind: required: window of 3; measured: bidirectional"):
         assert_sound(layer, kind="window", window=3)
     assert_sound(torch.nn.functional.scaled_dot_product_attention, causal=True)
     with pytest.raises(AssertionError, match="scale"):

@@ -27,4 +27,4 @@ def test_a_leak_outside_of_the_weights_is_not_reported_beside_layers_that_pass_a
     verdicts = {finding.check: finding for finding in report.findings}
     assert verdicts["causal"].verdict == "fail"
     assert verdicts["layers"].verdict == "described"
-    assert "later tokens come in otherwise" in verdicts["layers"].evidence
+    assert "later tokens enter elsewhere" in verdicts["layers"].evidence

@@ -79,7 +79,7 @@ DIAGNOSES = {
     "dropout in eval": "dropout",
     "grouped heads tiled": "repeat_interleave",
     "causal aligned at the start": "key ≤ query + (keys − queries)",
-    "layer: window one too wide": "window of 5, promised was 4",
+    "layer: window one too wide": "window of 5, required: 4",
     "layer: a parameter that nothing reads": "nothing reads",
 }
 

@@ -58,7 +58,7 @@ def test_a_wrong_implementation_overturns_a_claim(capsys):
 
 def test_a_claim_broken_by_a_knob_is_exit_code_1(capsys):
     assert run(["claims", "run", "copy", "--set", "beta=1"]) == 1
-    assert "own conditions: holds if" in " ".join(capsys.readouterr().out.split())
+    assert "correct attention function: holds if" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

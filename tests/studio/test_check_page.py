@@ -38,7 +38,7 @@ def test_check_page_shows_the_findings_of_the_library(studio, visit):
     report = check_mutant(MUTANTS["softmax over the queries"])
     rows = page.get_by_test_id("findings").locator("tbody tr")
     expect(rows).to_have_count(sum(finding.verdict != "n/a" for finding in report.findings), timeout=SOON)
-    expect(page.get_by_test_id("sound")).to_contain_text(f"Failed: {len(report.failed)} fail")
+    expect(page.get_by_test_id("sound")).to_contain_text(f"NOT SOUND: {len(report.failed)} fail")
     expect(page.get_by_test_id("kind")).to_have_text(report.kind)
     for place, finding in enumerate(report.failed):
         row = rows.nth(place)
@@ -56,7 +56,7 @@ def test_own_code_with_a_bug_is_reported_and_its_texts_stay_text(studio, visit, 
     visitor = visit(studio)
     page = visitor.go(f"check?target={target}&name=none&kind=causal")
     page.get_by_role("button", name="check", exact=True).click()  # never without a click
-    expect(page.get_by_test_id("sound")).to_contain_text("Failed", timeout=SOON)
+    expect(page.get_by_test_id("sound")).to_contain_text("NOT SOUND", timeout=SOON)
     report = check.run(target, kind="causal")
     failed = next(finding for finding in report.failed if finding.check == "causal")
     expect(page.get_by_test_id("findings")).to_contain_text(failed.evidence)
@@ -76,7 +76,7 @@ def test_own_code_with_a_bug_is_reported_and_its_texts_stay_text(studio, visit, 
     expect(page.get_by_text("checking …")).to_be_visible(timeout=SOON)
     page.get_by_role("link", name="Playground").click()  # leaving the page cancels the check
     page.get_by_role("link", name="Check").click()
-    expect(page.get_by_test_id("sound")).to_contain_text("Failed", timeout=SOON)
+    expect(page.get_by_test_id("sound")).to_contain_text("NOT SOUND", timeout=SOON)
 
 
 def test_find_targets_parses_files_without_running_them(studio, visit, tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def benchmark_attention(quick: bool, on_note: OnNote) -> BenchmarkResult:
         on_note(f"memory of {name}")
         peaks[name] = [call_memory(name, length) for length in long_lengths]
     columns = tuple(Column(name, "ms", 3) for name in IMPLEMENTATIONS)
-    speed = (Column("as fast as the kernel", "×"), Column("as fast as the formula", "×"))
+    speed = (Column("speed relative to the kernel", "×"), Column("speed relative to the formula", "×"))
     memory = tuple(Column(f"{length:,} tokens", "MiB", 1) for length in long_lengths)
     growth = tuple(
         (

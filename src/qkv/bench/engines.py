@@ -36,7 +36,7 @@ COLUMNS = (
     Column("weights"),
     Column("median", "tokens/s", 1),
     Column("quartiles", "tokens/s"),
-    Column("qkv with such weights is as fast", "×"),
+    Column("speed of qkv with such weights relative to it", "×"),
     Column("share of the memory bound", "%", 0),
     Column("tokens as qkv float32"),
 )

@@ -26,7 +26,7 @@ GENERATE_COLUMNS = (
     Column("weights", "MB", 1),
     Column("qkv", "tokens/s", 1),
     Column("transformers", "tokens/s", 1),
-    Column("qkv is as fast", "×"),
+    Column("speed of qkv relative to it", "×"),
     Column("memory bound", "tokens/s", 1),
     Column("qkv's share of it", "%", 0),
     Column("same tokens"),
@@ -36,7 +36,7 @@ LOAD_COLUMNS = (
     Column("parameters"),
     Column("median", "ms", 0),
     Column("quartiles", "ms"),
-    Column("as fast as from_pretrained", "×"),
+    Column("speed relative to from_pretrained", "×"),
 )
 
 

@@ -29,7 +29,7 @@ COLUMNS = (
     Column("median", "ms", 1),
     Column("quartiles", "ms"),
     Column("share of the matrix peak", "%", 0),
-    Column("qkv is as fast", "×"),
+    Column("speed of qkv relative to it", "×"),
 )
 STEP_COLUMNS = (*COLUMNS, Column("peak memory", "MiB", 0))
 PROFILE_COLUMNS = (Column("operations"), Column("ViT", "%", 0), Column("GPT", "%", 0))
@@ -202,4 +202,4 @@ def _compare_with_fastest(what: str, found: dict[str, Timing]) -> list[str]:
         return []
     best = min(others, key=lambda name: others[name].median)
     ratio = speed_ratio(found[OURS], others[best])
-    return [f"{what}: qkv is {ratio} × as fast as the fastest of the others, {best}."]
+    return [f"{what}: the speed of qkv is {ratio} × that of {best}, the fastest of the others."]

@@ -18,7 +18,7 @@ LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
 HARD_PRODUCT = 21  # smaller products are known by heart
 NOT_IDENTIFIED = "not identified"
-OFF_BY = "an arithmetic slip, or another number was copied"  # nothing more is known about a single number
+OFF_BY = "an arithmetic error, or another number was copied"  # nothing more is known about a single number
 Place = tuple[int, int, int]  # head, row, column
 
 
@@ -155,7 +155,7 @@ def cell_slips(
         if abs(abs(difference) - step) <= 1e-9 and step >= 10 * unit:
             rare = 0.0 if step in (1.0, 0.1) else 1.0
             yield CellSlip(
-                "arithmetic", f"an arithmetic slip: off by {_number(difference)}", 6.8 + rare, value, rare=bool(rare)
+                "arithmetic", f"an arithmetic error: off by {_number(difference)}", 6.8 + rare, value, rare=bool(rare)
             )
 
 

@@ -293,7 +293,7 @@ def feedback_markdown(grade: AnswerGrade) -> str:
     if remarks := _remarks(grade):
         lines += ["", "What differs from the exact numbers:", "", *(f"- {_markdown(text)}" for text in remarks)]
     if grade.verification is not None and any(check.follows for check in grade.verification.steps):
-        lines += ["", "Numbers that follow from an earlier slip cost no points."]
+        lines += ["", "Numbers that follow from an earlier mistake cost no points."]
     return "\n".join(lines) + "\n"
 
 

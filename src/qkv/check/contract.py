@@ -63,7 +63,7 @@ class Contract:
 
     def __str__(self) -> str:
         promises = [f"{f.name} {getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
-        return ", ".join(promises) if promises else "nothing promised"
+        return ", ".join(promises) if promises else "default properties only"
 
 
 NO_PROMISES = Contract()

@@ -127,7 +127,7 @@ def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]
     except Exception:  # a proof that fails leaves the promise unproven
         proved = False
     evidence = (
-        "the outputs are those of softmax(q·kᵀ·scale + mask) v with the promised scale, for a mask solved from them"
+        "the outputs are those of softmax(q·kᵀ·scale + mask) v with the required scale, for a mask solved from them"
     )
     return [*findings, Finding("scale (from outputs)", "pass", 0.0, evidence)] if proved else findings
 
@@ -161,7 +161,7 @@ def _locate_leak(finding: Finding, failed: list[str]) -> Finding:
     if finding.check != "layers" or finding.verdict != "pass" or "causal" not in failed:
         return finding
     evidence = (
-        "no attention puts weight on a later key: later tokens come in otherwise (the sum of a softmax, a mean, a norm)"
+        "no attention puts weight on a later key: later tokens enter elsewhere (the sum of a softmax, a mean, a norm)"
     )
     return replace(finding, verdict="described", score=None, evidence=evidence)
 

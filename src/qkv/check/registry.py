@@ -227,7 +227,7 @@ CHECKS: tuple[Check, ...] = (
         ("rows sum to one", "scale", "head independence"),
         lambda m: check_weights(m.impl, m.contract),
         "function",
-        "weights sum to one over the keys, scores have the promised scale, heads do not mix",
+        "weights sum to one over the keys, scores have the required scale, heads do not mix",
     ),
     Check(
         "formula",
@@ -292,7 +292,7 @@ CHECKS: tuple[Check, ...] = (
         ("mask polarity",),
         lambda m: check_module_mask(m.impl, m.contract),
         "module",
-        "what the values of its mask mean, where that is promised",
+        "what the values of its mask mean, where the contract states it",
     ),
     Check(
         "paths",
@@ -321,7 +321,7 @@ CHECKS: tuple[Check, ...] = (
         ("loss alignment",),
         lambda m: check_own_loss(m.impl, m.contract),
         "module",
-        "a model's own loss scores each position on the promised token",
+        "a model's own loss scores each position on the required token",
         gradients=True,
     ),
     Check(
@@ -359,7 +359,7 @@ TRAINING_CHECKS: dict[str | None, TrainingCheck] = {
         "a loss of logits",
         ("loss alignment", "loss mask", "labels of −100"),
         check_loss,
-        "each position is scored on the promised token, masked tokens are left out, and the mean is over scored tokens",
+        "each position is scored on the required token, masked tokens are left out, and the mean is over scored tokens",
     ),
     "accumulate": TrainingCheck(
         "gradient accumulation",

@@ -51,7 +51,7 @@ def terminal_report(report: Report, *, all_findings: bool = False) -> Group:
     head.add_column(style="dim")
     head.add_row("called as", report.how)
     head.add_row("kind", Text(report.kind, style="bold"))
-    head.add_row("promised", str(report.contract))
+    head.add_row("required", str(report.contract))
     parts += [Text(""), head]
     if report.influence:
         parts += [Text("\ninfluence map (row: output, column: changed token)"), terminal_influence(report.influence)]
@@ -127,7 +127,7 @@ def _terminal_counts(report: Report) -> Text:
 
 
 def state_of(report: Report) -> str:
-    """Sound, not sound, or not proven: nothing failed, but a promise could not be tested."""
+    """Sound, not sound, or not proven: nothing failed, but a required property could not be tested."""
     if report.failed:
         return "NOT SOUND"
     return "NOT PROVEN" if report.unproven else "sound"
@@ -198,7 +198,7 @@ def html_page(report: Report) -> str:
     kind, word = "pass" if report.ok else "fail", state_of(report).capitalize()
     parts = [f'<p class="summary {kind}">{word}: {count_verdicts(report, VERDICT_ORDER)}</p>']
     about: list[str] = []
-    facts = {"called as": report.how, "kind": report.kind, "promised": str(report.contract)}
+    facts = {"called as": report.how, "kind": report.kind, "required": str(report.contract)}
     about.append(
         "<dl>" + "".join(f"<dt>{name}</dt><dd>{escape(words)}</dd>" for name, words in facts.items()) + "</dl>"
     )

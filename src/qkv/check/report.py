@@ -14,7 +14,7 @@ BUG_FAMILIES = {
     "no mask": "add the causal mask on this path, before the softmax",
     "mask off by one": "a query sees keys up to and including itself: use tril(), not tril(-1) or tril(1)",
     "mask transposed": "allow key ≤ query: tril, not triu",
-    "mask not −∞": "fill masked scores with −∞, so that nothing comes through",
+    "mask not −∞": "fill masked scores with −∞, so that masked keys get a weight of 0",
     "mask after softmax": "put −∞ into the scores before the softmax",
     "mask polarity": "invert the mask, or swap the branches of where or masked_fill",
     "mask with cache": "with a KV cache, align the mask at the end: allow key ≤ query + (keys − queries)",

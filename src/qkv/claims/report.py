@@ -89,7 +89,7 @@ def _article(result: ClaimResult) -> str:
     condition = f" — {html.escape(result.condition)}" if result.condition else ""
     unexpected = ""
     if result.verdict != result.expected:
-        expected = f"Expected for a correct attention under the claim’s own conditions: {VERDICTS[result.expected]}."
+        expected = f"With the default settings and a correct attention function: {VERDICTS[result.expected]}."
         unexpected = f'<p class="unexpected">{expected}</p>'
     figure = ""
     if result.panels:

@@ -20,7 +20,7 @@ MAX_REMARKS = 6  # printed for one step
 VERDICTS = {
     "right": ("right", "green"),
     "wrong": ("wrong", "bold red"),
-    "follows": ("follows from the earlier slip", "yellow"),
+    "follows": ("follows from the earlier mistake", "yellow"),
     "rounded": ("rounded early", "yellow"),
 }
 

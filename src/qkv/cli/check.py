@@ -52,7 +52,7 @@ def check(
 ) -> int:
     """Run attention code, test what it does, and name the likely bug.
 
-    The contract and the options state which properties the code must have ("promises"). Each promise passes or fails;
+    The contract and the options state which properties are required. Each required property passes or fails;
     other properties are only measured. Some properties are always required: no NaN for finite inputs, no dependence on
     other batch rows, no randomness in eval mode, unmodified inputs, a KV cache that gives the outputs of the full
     sequence, and a gradient for every parameter. The exit code is 1 if a required property fails or cannot be tested.
@@ -75,8 +75,8 @@ def check(
         checkpoint folder, hf:Architecture (a small model with random weights), or hf:all (every architecture in the
         installed transformers).
     contract
-        A named set of promises. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but bidirectional.
-        The options below add promises.
+        A named set of required properties. textbook: causal, scale 1/√d, softmax over keys. encoder: the same, but
+        bidirectional. The options below add properties.
     kind
         Which tokens a token may attend to.
     window

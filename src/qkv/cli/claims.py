@@ -18,7 +18,9 @@ COLORS = {"holds": "green", "holds-if": "yellow", "fails": "red", "undecided": "
 
 
 def claims(
-    *words: str,
+    action: str | None = None,
+    /,
+    *names: str,
     every: Annotated[bool, Parameter(name="--all")] = False,
     seed: int = 0,
     knobs: Annotated[list[str] | None, Parameter(name="--set")] = None,
@@ -36,15 +38,17 @@ def claims(
 
         qkv claims
         qkv claims show copy
-        qkv claims run copy beta
+        qkv claims run copy average
         qkv claims run copy --set beta=2
         qkv claims run --all --report claims.html
 
     Parameters
     ----------
-    words
-        show NAME...: print the question, statement, reason and method, without running the claims. run NAME...: run
-        these claims. run --all: run all claims. Omit WORDS to list the claims.
+    action
+        show: print the question, statement, reason and method of claims, without running them. run: run claims. Omit
+        it to list the claims.
+    names
+        The names of the claims, as in the list.
     every
         With run: run all claims.
     seed
@@ -64,44 +68,44 @@ def claims(
     json
         Print the results as JSON.
     """
-    if not words:
+    if action is None:
         if every or report or knobs or data:
             raise ValueError("to run claims, use `qkv claims run NAME ...` or `qkv claims run --all`")
         return _list_claims(json)
-    if words[0] == "show":
-        if every or report or knobs or wrong or data or len(words) < 2:
+    if action == "show":
+        if every or report or knobs or wrong or data or not names:
             raise ValueError(
                 "`qkv claims show NAME ...` needs names and takes only --json; to run: qkv claims run NAME"
             )
-        return _show_claims(words[1:], json)
-    if words[0] != "run":
-        raise ValueError(f"`qkv claims` lists the claims; to run one: qkv claims run {' '.join(words)}")
+        return _show_claims(names, json)
+    if action != "run":
+        raise ValueError(f"`qkv claims` lists the claims; to run one: qkv claims run {' '.join((action, *names))}")
     from qkv._files import check_writable
     from qkv.claims.catalog import find_by_name, read_catalog
 
     catalog = read_catalog()  # without PyTorch: a wrong name is answered at once
-    names = [find_by_name(name, catalog).name for name in words[1:]]
-    if every == bool(names):
+    chosen = [find_by_name(name, catalog).name for name in names]
+    if every == bool(chosen):
         raise ValueError("name the claims to run, or use --all; `qkv claims` lists them")
-    names = list(catalog if every else dict.fromkeys(names))
-    settings = _parse_settings(knobs or [], [catalog[name] for name in names])
+    chosen = list(catalog if every else dict.fromkeys(chosen))
+    settings = _parse_settings(knobs or [], [catalog[name] for name in chosen])
 
     from qkv.claims import find_claim
     from qkv.claims.registry import check_takes_data
 
-    options = {**settings, **_wrong_implementation(wrong, names)}
-    for name in names:
+    options = {**settings, **_wrong_implementation(wrong, chosen)}
+    for name in chosen:
         check_takes_data(find_claim(name), data)
     if report is not None:
         check_writable(report)
     results: "list[ClaimResult]" = []
     try:
-        for result in _run(names, seed, {**options, "data": data}, long):
+        for result in _run(chosen, seed, {**options, "data": data}, long):
             results.append(result)
     except KeyboardInterrupt:
         if report is not None and results:
             _write_report(results, report)
-        err().print(f"interrupted: {len(results)} of {len(names)} claims were run", style="yellow")
+        err().print(f"interrupted: {len(results)} of {len(chosen)} claims were run", style="yellow")
         raise
     if report is not None:
         _write_report(results, report)
@@ -259,9 +263,7 @@ def _print_results(results: "list[ClaimResult]") -> None:
             out().print(Text(f"{verdict}: {result.condition}", style="italic"))
         if result.verdict != result.expected:
             expected = VERDICTS[result.expected]
-            out().print(
-                Text(f"expected for a correct attention under the claim's own conditions: {expected}", style="red")
-            )
+            out().print(Text(f"with the default settings and a correct attention function: {expected}", style="red"))
         table = Table.grid(padding=(0, 2))
         for name, number in result.numbers.items():
             table.add_row(Text(f"  {name}", style="dim"), Text(format_number(number), justify="right"))

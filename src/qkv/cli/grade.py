@@ -157,7 +157,7 @@ def _check_arguments(
 
     if not paths:
         supplied = " ".join(rubric.signature.split())
-        raise ValueError(f"name the submissions: qkv grade {rubric.name} submissions/*.py. Students supply: {supplied}")
+        raise ValueError(f"name the submissions: qkv grade {rubric.name} submissions/*.py. Students submit: {supplied}")
     for path in paths:
         if not path.is_symlink() and not path.exists():
             raise ValueError(f"there is no file {path}")
@@ -195,7 +195,7 @@ def _list_rubrics(json: bool) -> int:
     for rubric in rubrics:
         table.add_row(Text(rubric.name), f"{rubric.total:g}", Text(rubric.title))
     out().print(table)
-    out().print("What students supply, and the points: qkv grade NAME")
+    out().print("To see what students submit, and the points: qkv grade NAME")
     return 0
 
 
@@ -211,7 +211,7 @@ def _show_rubric(name: str, json: bool) -> int:
         print_json(_as_dict(rubric))
         return 0
     out().print(Text(f"{rubric.name}: {rubric.title}, {rubric.total:g} points", style="bold"))
-    out().print("\nStudents supply:\n")
+    out().print("\nStudents submit:\n")
     out().print(_join_lines(rubric.signature), markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("points", justify="right")

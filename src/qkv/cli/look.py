@@ -17,7 +17,7 @@ Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 def look(
     checkpoint: str | None = None,
     /,
-    *words: str,
+    *inputs: str,
     target: Text = None,
     layer: str | None = None,
     head: int | None = None,
@@ -56,7 +56,7 @@ def look(
         A run folder, a model folder (qkv's or Hugging Face's), a llama2.c file, a hub id, or a bundled model such as
         qkv:digits.
         Omit it to list the bundled models.
-    words
+    inputs
         The input: a text, an image or audio file, or, for a model without a tokenizer, token ids such as "12 7 99".
     target
         The target text, for an encoder–decoder. Default: the model generates one.
@@ -106,7 +106,7 @@ def look(
     for file in filter(None, (html, png)):
         check_writable(file)
     request = LookRequest(
-        input=" ".join(words) or None,
+        input=" ".join(inputs) or None,
         target=target,
         layer=layer,
         head=head,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from qkv.training.records import RunRecord
 
 
-def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int:
+def runs(folder: Path = Path("runs"), /, *other_runs: Path, json: bool = False) -> int:
     """List the runs in a folder, or compare runs.
 
     Examples:
@@ -25,7 +25,7 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
     ----------
     folder
         A folder that contains runs, or a run.
-    more
+    other_runs
         More runs: compare their metrics, and show the settings that differ.
     json
         Print the runs as JSON.
@@ -33,8 +33,8 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
     from qkv._config import RECIPE_FILE
     from qkv.training.records import read_record
 
-    places, named = [folder, *more], True
-    if not more and not (folder / RECIPE_FILE).is_file():
+    places, named = [folder, *other_runs], True
+    if not other_runs and not (folder / RECIPE_FILE).is_file():
         places = sorted(path.parent for path in folder.glob(f"*/{RECIPE_FILE}")) if folder.is_dir() else []
         if not places and folder != Path("runs"):
             raise ValueError(f"{folder} is not a run and contains none; a run directory has a {RECIPE_FILE}")
@@ -49,7 +49,7 @@ def runs(folder: Path = Path("runs"), /, *more: Path, json: bool = False) -> int
         err().print("no runs yet; start one with: qkv train vit-digits")
         return 0
     _print_runs(found)
-    if more:
+    if other_runs:
         _print_differences(places)
     return 0
 

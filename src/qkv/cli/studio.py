@@ -24,7 +24,7 @@ def studio(
 ) -> int:
     """Open the local web app: try out attention, run claims, inspect models, watch training, check code.
 
-    Only this machine can open it, and it works offline. Press Ctrl-C to stop it.
+    Only programs on this machine can open it, and it works offline. Press Ctrl-C to stop it.
 
     Examples:
 

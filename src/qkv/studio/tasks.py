@@ -15,7 +15,7 @@ from qkv._figures import draw_svg
 from qkv.check import Contract, Report
 from qkv.check import run as check
 from qkv.check.mutants import MUTANTS, check_mutant
-from qkv.check.render import SIGNS, VERDICT_ORDER, html_page
+from qkv.check.render import SIGNS, VERDICT_ORDER, html_page, state_of
 from qkv.claims import ClaimResult
 from qkv.claims import run as run_experiment
 from qkv.claims.mutants import wrong_implementation
@@ -88,6 +88,7 @@ def _report_json(report: Report) -> dict[str, Any]:
     return {
         "target": report.target,
         "ok": report.ok,
+        "state": state_of(report),
         "kind": report.kind,
         "how": report.how,
         "contract": str(report.contract),

@@ -52,10 +52,10 @@ def test_qkv_grade_writes_feedback_for_each_student_and_a_summary(tmp_path, caps
     read = {name: (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8") for name in names}
     assert "# ada: 10 of 10 points" in read["ada"]
     assert "Nothing cost points." in read["ada"]
-    assert "## What cost points\n\n### 1. equals the formula (−2)\n\n**Cell 2, line " in read["bruno"]
+    assert "## Where you lost points\n\n### 1. equals the formula (−2)\n\n**Cell 2, line " in read["bruno"]
     assert "**Exact cause:** pairs are halves" in read["bruno"]
     assert "**Rope.py, line " in read["chen"] or "**rope.py, line " in read["chen"].lower()
-    assert read["bruno"].index("What cost points") < read["bruno"].index("## Points")
+    assert read["bruno"].index("Where you lost points") < read["bruno"].index("## Points")
     assert "## This file could not be graded\n\nit is empty." in read["emil"]
     summary = read["class-summary"]
     assert "5 submissions, 4 graded, 1 that could not be graded." in summary

@@ -89,7 +89,7 @@ export function followJob<Result>(id: string, onevent: (event: any) => void, sig
       getState().then(resolve, reject);
     };
     source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) fail(new ApiError(0, "the server does not answer any more"));
+      if (source.readyState === EventSource.CLOSED) fail(new ApiError(0, "the server no longer answers"));
       else getState().catch(fail); // otherwise the browser would try forever to reach a stopped server
     };
   });

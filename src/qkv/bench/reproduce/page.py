@@ -17,21 +17,25 @@ SCALE = 1.8  # pixels for each point of a figure
 INTRODUCTION = """# Results
 
 `qkv reproduce --draw` writes this page from the JSON files in `{folder}/`. Each row names the command that measures it.
-`DATA` is a folder with the data (docs/training.md says where to get it). `RUN_OF_…` is the run directory of that part.
+`DATA` is a folder with the data (docs/training.md says where to get it).
 
 Minutes are minutes of training, including evaluations but not the test. For a row with a time limit, qkv measures the
 speed first and chooses as many steps as fit into the limit with the cores that it uses; the minutes shown are those
-that the run took. With `OMP_NUM_THREADS=1` a run uses one core, which makes more than half as many steps as two cores,
-so training two parts in parallel (`--label`) is faster.
+that the run took. One core makes more than half as many steps per minute as two cores, so it is faster to train two
+parts in parallel (`--label`), each with `OMP_NUM_THREADS=1`.
 
 For several seeds, a number is their mean, with the smallest and the largest in parentheses. ± is half of the 95%
 interval of a proportion for this number of test items; it does not include the variation between training runs, which
 the range of the seeds shows. *Published* numbers are results of others, with their source; if the protocol differs, the
-row says how. A part trained with `qkv train` has the number of steps in its command. Test data is used only at the end
-of a finished recipe, and choices are made on validation data (docs/lab-log.md says how often); the preset nyu-hw4 for
-CIFAR-100 selects the best epoch on the test set, as the homework does. *Share of peak* is the number of operations in
-the forward and backward pass of a training step (matrix products; attention counts in full), divided by the time of the
-step, including data and optimizer, and by the speed of a large float32 matrix product with the same threads."""
+row says how. A *control* is a simple method without training, on the same questions.
+
+A part trained with `qkv train` has the number of steps in its command. Test data is used only at the end of a finished
+recipe, and choices are made on validation data (docs/lab-log.md says how often); the preset nyu-hw4 for CIFAR-100
+selects the best epoch on the test set, as the homework does.
+
+*Share of peak* is the number of operations in the forward and backward pass of a training step (matrix products;
+attention counts in full), divided by the time of the step, including data and optimizer, and by the speed of a large
+float32 matrix product with the same threads."""
 
 OPERATIONS = """The figures show the validation metric over the operations (FLOPs) spent so far, for the course's recipe
 and for ours. The published curve of NYU DL HW4 and that of the row cifar100-nyu-hw4 are measured on the test set
@@ -118,6 +122,7 @@ def _overview(results: Mapping[str, Sequence[Record]]) -> Table:
     rows = []
     for row in ROWS.values():
         targets = (row.target or None, row.stretch_target or None)
+        measured = [metric for metric in row.metrics if not metric.control]
         for label, seeds in group_by_label(results.get(row.name, ())).items():
             published = next((part.published for part in row.parts if part.label == label), "")
             rows.append(
@@ -126,7 +131,7 @@ def _overview(results: Mapping[str, Sequence[Record]]) -> Table:
                     label,
                     format_range([record.minutes for record in seeds], lambda value: f"{value:.1f}"),
                     str(len(seeds)),
-                    "; ".join(f"{metric.title}: {format_metric(metric, seeds) or '–'}" for metric in row.metrics),
+                    "; ".join(f"{metric.title}: {format_metric(metric, seeds) or '–'}" for metric in measured),
                     published or None,
                     *targets,
                 )
@@ -151,7 +156,8 @@ def _section(row: ResultRow, records: Sequence[Record], folder: str) -> list[str
         if record.differs
     ]
     lines += [
-        f"- {part.label} learns the pseudo-labels of {part.teacher}; the minutes of {part.teacher} come in addition"
+        f"- {part.label} learns the pseudo-labels of {part.teacher} (`RUN_OF_{part.teacher.upper()}` in commands is "
+        f"its run directory); the minutes of {part.teacher} come in addition"
         for part in row.parts
         if part.teacher and part.label in group_by_label(records)
     ]

@@ -22,6 +22,11 @@ class Metric:
     decimals: int = 1
     items: int | None = None
 
+    @property
+    def control(self) -> bool:
+        """Whether a simple method without training is measured, for comparison."""
+        return self.title.startswith("control: ")
+
     def format(self, value: float | int) -> str:
         """
         >>> Metric("accuracy", "accuracy [%]", scale=100).format(0.98333)
@@ -30,7 +35,7 @@ class Metric:
         return f"{self.scale * value:,.{self.decimals}f}"
 
     def interval(self, value: float | int) -> str:
-        """Half of the 95 % interval of a share p of n items: 1.96 · √(p(1 − p)/n), in points; "" without items.
+        """Half of the 95% interval of a share p of n items: 1.96 · √(p(1 − p)/n), in points; "" without items.
 
         It says how far another test of as many items would be from this one, for the same trained model.
 
@@ -119,8 +124,8 @@ CIFAR100 = ("cifar100", "cifar100.npz", "cifar-100-binary")
 ACCURACY = Metric("accuracy", "test accuracy [%]", scale=100, items=10_000)
 EXACT_MATCH = Metric("exact", "exact match on dev [%]", items=500)
 CONTROLS = (
-    Metric("exact_of_commonest", "control: one answer for all [%]"),
-    Metric("exact_of_born_in", "control: “born in” in the right document [%]"),
+    Metric("exact_of_commonest", "control: the most common answer for all [%]"),
+    Metric("exact_of_born_in", "control: the place after “born in” in the person's document [%]"),
     Metric("exact_of_patterns", "control: three regular expressions on it [%]"),
 )
 BLEU = Metric("bleu", "BLEU on test2016")
@@ -131,8 +136,8 @@ UNSEEN_KINDS = tuple(
     for kind in ("female", "male", "german_accent", "other_accent")
 )
 ANSWERS = (
-    Metric("precision_at_50", "precision at 50 % coverage [%]", items=250),
-    Metric("precision_at_90", "precision at 90 % coverage [%]", items=450),
+    Metric("precision_at_50", "precision at 50% coverage [%]", items=250),
+    Metric("precision_at_90", "precision at 90% coverage [%]", items=450),
     Metric("answered", "dev questions answered by the model itself [%]", items=500),
     Metric("refused", "questions about people not in the corpus refused [%]", items=100),
 )
@@ -217,18 +222,18 @@ _ROWS = (
         (RowPart("vit", "vit-digits"),),
         (replace(ACCURACY, items=360),),
         "accuracy",
-        stretch_target="97 %",
+        stretch_target="97%",
     ),
     _cifar10(20),
-    _cifar10(60, "10 points above NYU DL HW4", "80 %"),
+    _cifar10(60, "10 points above NYU DL HW4", "80%"),
     ResultRow(
         "cifar100-60",
         "CIFAR-100: the recipe of NYU DL HW4 (ViT) and ours, a plain ViT, 60 minutes each",
         (_cifar100("nyu-hw4", "nyu-hw4", minutes=60), _cifar100("ours", None, minutes=60)),
         (ACCURACY,),
         "accuracy",
-        "62 %",
-        "66 %",
+        "62%",
+        "66%",
     ),
     ResultRow(
         "cifar100",
@@ -237,8 +242,8 @@ _ROWS = (
         (_cifar100("ours", "long"),),
         (ACCURACY,),
         "accuracy",
-        "above 67.96 %",
-        "72 %",
+        "above 67.96%",
+        "72%",
     ),
     ResultRow(
         "cifar100-nyu-hw4",
@@ -251,7 +256,7 @@ _ROWS = (
         ),
         (ACCURACY,),
         "accuracy",
-        "at most 2 points from 39.91 % at epoch 10",
+        "at most 2 points from 39.91% at epoch 10",
         "at most 1 point",
     ),
     ResultRow(
@@ -264,8 +269,8 @@ _ROWS = (
         ),
         (EXACT_MATCH, *CONTROLS),
         "exact",
-        "vanilla 12 %, RoPE 20 %",
-        "vanilla 25.8 %, RoPE 40.4 %",
+        "vanilla 12%, RoPE 20%",
+        "vanilla 25.8%, RoPE 40.4%",
     ),
     ResultRow(
         "birthplaces-60",
@@ -300,8 +305,8 @@ _ROWS = (
         (_birthplaces("ours", preset="long", home="birthplaces"),),
         ANSWERS,
         "exact",
-        "90 %, 80 % precision; 80 % refused",
-        "99 %, 95 % precision; 95 % refused",
+        "90%, 80% precision; 80% refused",
+        "99%, 95% precision; 95% refused",
         measure="answers",
     ),
     ResultRow(
@@ -326,8 +331,8 @@ _ROWS = (
         ),
         (UNSEEN, *UNSEEN_KINDS, SEEN),
         "word_error_rate",
-        "unseen speakers: look-ahead of one chunk 3 %, offline 2 %",
-        "unseen speakers: look-ahead of one chunk 1 %, offline 0.7 %",
+        "unseen speakers: look-ahead of one chunk 3%, offline 2%",
+        "unseen speakers: look-ahead of one chunk 1%, offline 0.7%",
     ),
 )
 ROWS = {row.name: row for row in _ROWS}

@@ -66,7 +66,7 @@ def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:
     """The weights of a query sum to one."""
     rows, columns = (float((weights.sum(axis) - 1).abs().max()) for axis in (-1, -2))
     heads = float((weights.sum(1) - 1).abs().max())
-    evidence = f"rows sum to 1 within {rows:.2g}, columns within {columns:.2g}"
+    evidence = f"sums differ from 1 by at most {rows:.2g} (rows), {columns:.2g} (columns)"
     limit = 1e-9 if weights.dtype == torch.float64 else 1e-5
     if rows <= limit:
         return Finding("rows sum to one", "pass", rows, evidence)
@@ -106,7 +106,7 @@ def _check_scale(weights: Tensor, q: Tensor, k: Tensor, contract: Contract) -> F
         (HEADS * d) ** -0.5: "1/√(model dim) instead of 1/√(head dim)",
     }
     name = next((words for value, words in names.items() if abs(slope - value) < 0.01 * value), f"{slope:.4g}")
-    evidence = f"log-weights grow with q·k by {slope:.4f}, which is {name} (d = {d})"
+    evidence = f"q·k is multiplied by {slope:.4f}, which is {name} (d = {d})"
     promised = contract.scale_for(d)
     if promised is None:
         return Finding("scale", "described", None, evidence)
@@ -157,7 +157,7 @@ def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
         "bottom-right": "with a KV cache the mask must be aligned at the end: allow key ≤ query + (keys − queries)",
         "top-left": "the mask must be aligned at the start: allow key ≤ query",
     }[contract.alignment]
-    return Finding("alignment", "fail", 1.0, f"{evidence}; promised {contract.alignment}", hint, "alignment")
+    return Finding("alignment", "fail", 1.0, f"{evidence}; required: {contract.alignment}", hint, "alignment")
 
 
 def measure_alignment(impl: Implementation) -> tuple[str, int]:
@@ -203,7 +203,7 @@ def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
     if names[0] == contract.grouped:
         return Finding("grouped heads", "pass", 0.0, evidence)
     hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
-    evidence = f"{evidence}; promised {contract.grouped}"
+    evidence = f"{evidence}; required: {contract.grouped}"
     return Finding("grouped heads", "fail", 1.0, evidence, hint[contract.grouped], "head layout")
 
 
@@ -232,7 +232,7 @@ def _check_polarity(impl: Implementation, contract: Contract) -> Finding:
     words = POLARITY_WORDS[impl.mask_polarity]
     if contract.mask is None:
         return Finding("mask polarity", "described", None, words)
-    evidence = f"measured: {words}; promised: {POLARITY_WORDS[contract.mask]}"
+    evidence = f"measured: {words}; required: {POLARITY_WORDS[contract.mask]}"
     if contract.mask == impl.mask_polarity:
         return Finding("mask polarity", "pass", None, evidence)
     hint = "the mask is inverted: invert it, or swap the branches of where or masked_fill"

@@ -82,7 +82,7 @@ def _check_promised_kind(influence: InfluenceMap, found: str, contract: Contract
     """Judge a promised kind other than causal."""
     names = {"window": f"window of {contract.window}", "chunked": "chunks"}
     promised = names.get(str(contract.kind), str(contract.kind))
-    evidence = f"promised {promised}; measured {found}"
+    evidence = f"required: {promised}; measured: {found}"
     worst = next((finding for finding in long if finding.verdict == "fail"), None)
     holds = found.startswith(promised)
     if contract.window is not None:
@@ -171,7 +171,7 @@ def _long_leak(sample: InfluenceMap, evidence: str, contract: Contract, i: int, 
     """A leak that only a longer sequence shows."""
     if contract.kind == "window" and i >= j:
         size = int(sample.distances[sample.reached].max()) + 1
-        hint = f"the window has {size} tokens, promised were {contract.window}: an inequality is off by one"
+        hint = f"the window has {size} tokens, required: {contract.window}: an inequality is off by one"
         return Finding("kind", "fail", 1.0, evidence, hint, "window")
     name = {"causal": "causal", "window": "kind"}.get(str(contract.kind), "kind (lengths)")
     words = "future tokens leak" if contract.kind else "future tokens leak, which they do not in a short sequence"
@@ -253,10 +253,10 @@ def _leak_hint(influence: InfluenceMap) -> tuple[str, str]:
         return "some later tokens come through: check how the mask is built and sliced", "leak"
     strength = float(influence.effects[later].mean() / influence.effects[earlier].mean().clamp(min=1e-12))
     if strength > 0.4:
-        words = "every later token comes through as strongly as earlier ones: there is no causal mask on this path"
+        words = "every later token has as strong an effect as earlier ones: there is no causal mask on this path"
         return words, "no mask"
     words = (
-        "every later token comes through, weakly: masked scores that are not −∞, a mask applied after the softmax, "
+        "every later token has a weak effect: masked scores that are not −∞, a mask applied after the softmax, "
         "or a mean over the sequence"
     )
     return words, "leak"
@@ -265,7 +265,7 @@ def _leak_hint(influence: InfluenceMap) -> tuple[str, str]:
 def _kind_hint(found: str, contract: Contract) -> tuple[str | None, str]:
     if contract.kind == "window" and found.startswith("window of"):
         size = found.split()[-1]
-        return f"the window has {size} tokens, promised were {contract.window}: an inequality is off by one", "window"
+        return f"the window has {size} tokens, required: {contract.window}: an inequality is off by one", "window"
     if contract.kind == "bidirectional":
         return "a mask hides part of the sequence", "window"
     return None, "window" if contract.kind == "window" else "leak"

@@ -77,7 +77,7 @@ def check_formula(impl: Implementation, contract: Contract, options: Options | N
     if contract.textbook:
         findings.append(_check_promise(impl, contract, fitting["plain"]))
     else:
-        findings.append(Finding("formula", "n/a", None, "scale and softmax are not both promised"))
+        findings.append(Finding("formula", "n/a", None, "the contract does not have both a scale and a softmax"))
     if contract.position == "alibi":
         fits = any(fitting.values())
         words = "outputs are those of a bias with the slopes 2^(−8/h), 2^(−16/h), …"

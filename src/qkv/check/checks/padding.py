@@ -154,7 +154,8 @@ def _check_fully_padded_row(impl: Implementation) -> Finding:
     out = impl.run(x, token_mask)
     if not bool(out.isfinite().all()):
         rows = [row for row in range(2) if not bool(out[row].isfinite().all())]
-        evidence = f"row 1 is all padding; the outputs of rows {rows} are NaN or infinite"
+        where = "both rows" if len(rows) == 2 else f"row {rows[0]}"
+        evidence = f"row 1 is all padding; the outputs of {where} are NaN or infinite"
         hint = "a softmax over −∞ alone is NaN: give such rows weights of 0"
         share = float((~out.isfinite()).float().mean())
         verdict: Verdict = "described" if impl.adds_padding and rows == [1] else "fail"

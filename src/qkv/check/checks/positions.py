@@ -48,7 +48,7 @@ def _check_diagonals(impl: Implementation, contract: Contract, length: int, name
         verdict: Verdict = "inconclusive" if promised and length < FAR else "n/a"
         return Finding(name, verdict, None, f"{length} tokens: {recording.refused or 'no scores were recorded'}")
     off = _diagonal_difference(recording.attentions[0])
-    evidence = f"one token {length} times: scores along a diagonal differ by {off:.2g} (relative)"
+    evidence = f"with one token repeated {length} times, scores on a diagonal differ by {off:.2g} (relative)"
     limit = 1e-6 if length < FAR else 1e-3
     if impl.dtype != torch.float64:
         limit *= 1e3
@@ -89,10 +89,11 @@ def _check_scores_only(impl: Implementation, contract: Contract) -> Finding:
     x = _repeated_token(impl, impl.length)
     out = impl.run(x)
     off = relative_difference(out, out[:, :1].expand_as(out))
-    evidence = f"one token {impl.length} times: outputs differ by {off:.2g} (relative) from position to position"
+    repeated = f"with one token repeated {impl.length} times"
+    evidence = f"{repeated}, outputs differ by {off:.2g} (relative) from position to position"
     if off > 100 * impl.tolerance and (values := _values_with_sinks(impl, x)) is not None:
         off = relative_difference(values, values[:, :, :1].expand_as(values))
-        evidence = f"one token {impl.length} times: values differ by {off:.2g} (relative); a sink takes a share of rows"
+        evidence = f"{repeated}, values differ by {off:.2g} (relative); a sink takes a share of rows"
     hint = "positions reach the values, not only the scores: values are rotated, or positions are added to tokens"
     finding = judge("positions in scores only", off, 100 * impl.tolerance, evidence, hint, "rotary")
     if contract.position == "relative" and finding.verdict == "fail":
@@ -126,7 +127,7 @@ def _check_order(impl: Implementation, contract: Contract) -> Finding:
         return Finding("order", "described", off, evidence if same else f"{evidence}: the order matters")
     if same:
         return Finding("order", "pass", off, evidence)
-    hint = "the order matters although no positions are promised: a view that mixes tokens, or a mask"
+    hint = "the order matters although the contract says position none: a view that mixes tokens, or a mask"
     return Finding("order", "fail", off, evidence, hint, "heads mixed")
 
 
@@ -143,7 +144,7 @@ def _check_alibi_slopes(impl: Implementation) -> Finding:
     promised = alibi_slopes(h)["the paper's formula"]
     forms = {name: _slope_error(found, slopes) for name, slopes in alibi_slopes(h).items()}
     form, off = min(forms.items(), key=lambda pair: pair[1])
-    evidence = f"slopes are {', '.join(f'{x:.4g}' for x in found)}; promised {', '.join(f'{x:.4g}' for x in promised)}"
+    evidence = f"slopes are {', '.join(f'{x:.4g}' for x in found)}; required: {', '.join(f'{x:.4g}' for x in promised)}"
     if off <= 0.01:
         more = "" if forms["the paper's formula"] <= 0.01 else f", or {form} for {h} heads"
         return Finding("alibi", "pass", off, f"{evidence}{more}")

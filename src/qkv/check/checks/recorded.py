@@ -44,10 +44,10 @@ def check_recorded(
 def _describe(readings: list[Reading]) -> Finding:
     first = readings[0].attention
     kernels = sorted({reading.attention.kernel for reading in readings if reading.attention.kernel})
-    by = f"by {', '.join(kernels)}" if kernels else "written out"
+    by = f"by {', '.join(kernels)}" if kernels else "computed without a fused kernel"
     names = ", ".join(dict.fromkeys(reading.attention.name or "the module itself" for reading in readings[:3]))
     more = f" and {len(readings) - 3} more" if len(readings) > 3 else ""
-    evidence = f"{len(readings)} attention(s) recorded: {names}{more}; {first.heads} head(s) of {first.head_dim}, {by}"
+    evidence = f"attention recorded in {names}{more}: heads {first.heads}, head dim {first.head_dim}, {by}"
     return Finding("inside", "described", None, evidence)
 
 
@@ -60,9 +60,9 @@ def _check_layers(readings: list[Reading], contract: Contract, leaks: bool) -> F
         return Finding("layers", "n/a", None, "no self-attention was recorded")
     kinds = sorted(set(patterns.values()))
     if len(kinds) == 1:
-        words = f"by their weights all are {kinds[0]}"
+        words = f"judged by its weights, every attention is {kinds[0]}"
     else:
-        words = f"by their weights {', '.join(f'{name}: {kind}' for name, kind in patterns.items())}"
+        words = f"judged by their weights, {', '.join(f'{name}: {kind}' for name, kind in patterns.items())}"
     if contract.kind != "causal":
         return Finding("layers", "described", None, words)
     leaking = {a.name or "the attention": share for a in square if (share := future_weight(a)) > 1e-6}
@@ -86,7 +86,7 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
         if bent:
             why = "scores are not a straight line of q·k (a softcap, a clip)"
         if contract.scale is not None and not bent and _slopes_are_promised(readings, contract):
-            return Finding("scale", "pass", 0.0, f"scores grow with the product as promised; {why}")
+            return Finding("scale", "pass", 0.0, f"scores grow with the product as required; {why}")
         verdict: Verdict = "described" if contract.scale is None else "inconclusive"
         return Finding("scale", verdict, None, f"the scale could not be measured: {why}")
 
@@ -98,7 +98,7 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
     attention = reading.attention
     words = describe_scale(scale, attention.head_dim, reading.model_heads)
     where = f"{attention.name}: " if attention.name else ""
-    evidence = f"{where}scores grow with q·k by {scale:.4f}, which is {words} (d = {attention.head_dim})"
+    evidence = f"{where}q·k is multiplied by {scale:.4f}, which is {words} (d = {attention.head_dim})"
     if contract.scale is None:
         return Finding("scale", "described", None, evidence)
     if error(reading, scale) <= 0.01:
@@ -122,8 +122,8 @@ def _check_normed_scale(readings: list[Reading], contract: Contract) -> Finding:
         if reading.normed_scales:
             errors.append(min((abs(scale / promised - 1), scale) for scale in reading.normed_scales))
     error, scale = max(errors)
-    evidence = f"queries and keys are normalized; scores grow with their product by {scale:.4f}"
-    hint = f"the scale of q·k is {scale:.4g}, promised was {contract.scale}"
+    evidence = f"queries and keys are normalized; their product is multiplied by {scale:.4f}"
+    hint = f"q·k is multiplied by {scale:.4g}, required: {contract.scale}"
     return judge("scale", error, 0.01, evidence, hint, "scale")
 
 
@@ -136,7 +136,8 @@ def _check_softmax(readings: list[Reading], contract: Contract) -> Finding:
         bugs.append(Diagnosis("random in eval", "dropout changes the weights in eval", dropped.name))
     error = max(row_sum_error(attention.weights) for attention in attentions)
     dtypes = sorted({str(a.precision).removeprefix("torch.") for a in attentions if a.precision is not None})
-    evidence = f"rows of weights sum to 1 within {error:.2g}; softmax in {', '.join(dtypes) or 'no operator'}"
+    softmax = f"softmax in {', '.join(dtypes) or 'no operator'}"
+    evidence = f"the sums of the rows of weights differ from 1 by at most {error:.2g}; {softmax}"
     if not bugs and error > 1e-5:
         words = "weights are changed after the softmax: masked there, or a sink takes a share"
         bugs.append(Diagnosis("mask after softmax" if contract.kind == "causal" else "softmax replaced", words))
@@ -155,7 +156,9 @@ def _check_heads(readings: list[Reading], contract: Contract) -> Finding:
     bugs = [bug for bug in found if bug is not None]
     if not bugs:
         known = sum(all(reading.matches.values()) for reading in readings)
-        evidence = f"the heads of {known} of {len(readings)} attention(s) are runs of their projections' features"
+        evidence = (
+            f"each head uses a contiguous slice of the projections (in {known} of {len(readings)} recorded attentions)"
+        )
         return Finding("heads", "pass" if contract.textbook and known else "described", None, evidence)
     always_wrong = any(bug.family == "head layout" for bug in bugs)
     verdict: Verdict = "fail" if contract.textbook or always_wrong else "described"
@@ -174,7 +177,7 @@ def _check_grouped(impl: Implementation, readings: list[Reading], contract: Cont
         return Finding("grouped heads", "described", None, evidence)
     if layouts == {contract.grouped}:
         return Finding("grouped heads", "pass", 0.0, evidence)
-    hint = f"promised was {contract.grouped}: {BUG_FAMILIES['head layout']}"
+    hint = f"required: {contract.grouped}. {BUG_FAMILIES['head layout']}"
     return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout")
 
 

@@ -344,7 +344,7 @@ def _read_reply(result: int, max_bytes: int) -> tuple[dict[str, Tensor], dict[st
     """Read the reply from a file that a submission may have filled with anything."""
     size = os.fstat(result).st_size
     if size == 0:
-        raise SubmissionError("its process ended without returning anything (as sys.exit or os._exit do)")
+        raise SubmissionError("its process ended without returning anything (as after sys.exit or os._exit)")
     if size > max_bytes:
         raise SubmissionError(f"it returned {size} bytes; {max_bytes} are allowed")
     try:

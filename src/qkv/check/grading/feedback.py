@@ -72,7 +72,7 @@ def feedback_markdown(grade: Grade, rubric: Rubric) -> str:
     if grade.refused:
         lines += ["## This file could not be graded", "", f"{_md(grade.refused)}.", ""]
     elif grade.mistakes:
-        lines += ["## What cost points", ""]
+        lines += ["## Where you lost points", ""]
         for number, mistake in enumerate(grade.mistakes, 1):
             lines += [f"### {number}. {_md(mistake.property)} (−{mistake.points:g})", ""]
             if mistake.where is not None:
@@ -95,7 +95,7 @@ def feedback_html(grade: Grade, rubric: Rubric) -> str:
     if grade.refused:
         parts += ["<h2>This file could not be graded</h2>", f"<p>{html.escape(grade.refused)}.</p>"]
     elif grade.mistakes:
-        parts.append("<h2>What cost points</h2>")
+        parts.append("<h2>Where you lost points</h2>")
         for number, mistake in enumerate(grade.mistakes, 1):
             parts.append(f"<h3>{number}. {html.escape(mistake.property)} (−{mistake.points:g})</h3>")
             if mistake.where is not None:

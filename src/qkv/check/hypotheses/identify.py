@@ -450,7 +450,7 @@ def _pairs(design: Design, seen: Observation) -> Iterator[Hypothesis]:
     for bug in bugs:
         if bug.formula.scale is right.scale:
             for other in scales:
-                words = f"{bug.words}; and {other.words} (multiply q·k by 1/√d, once)"
+                words = f"{bug.words}; and {other.words} (multiply q·k by 1/√(head dim), once)"
                 yield Hypothesis(bug.family, words, bug.formula.but(scale=other.formula.scale))
 
 

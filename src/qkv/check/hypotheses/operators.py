@@ -76,7 +76,7 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
     if design.window is not None:
         for wrong in (design.window + 1, design.window - 1, 2 * design.window, None):
             past = "the whole past" if wrong is None else f"a window of {wrong}"
-            words = f"queries see {past}, promised was {design.window}"
+            words = f"queries see {past}, required: {design.window}"
             if wrong is None or wrong > 0:
                 yield Hypothesis("window", words, right.but(mask=partial(causal_mask, window=wrong)))
     one = "mask off by one"
@@ -125,7 +125,7 @@ def _mask_bugs(right: Formula, design: Design, seen: Observation, sizes: Sequenc
         words = f"the mask is cut into blocks of {size}: within a block, future tokens are visible"
         yield Hypothesis("leak", words, right.but(mask=partial(_block_mask, size=size)))
     for size in sizes:
-        words = f"queries see a window of {size} keys, although none was promised"
+        words = f"queries see a window of {size} keys, although the contract has no window"
         if design.window is None:
             yield Hypothesis("window", words, right.but(mask=partial(causal_mask, window=size)))
     for size in sizes:

@@ -156,7 +156,7 @@ def find_mask_bug(attention: AttentionRecord, contract: Contract) -> Diagnosis |
     if contract.kind == "window":
         if not pattern.startswith("window of") or pattern == f"window of {contract.window}":
             return None
-        return Diagnosis("window", f"queries see a {pattern}, promised was {contract.window}", where)
+        return Diagnosis("window", f"queries see a {pattern}, required: {contract.window}", where)
     if (bug := _find_head_mask_bug(attention)) is not None:
         return bug
     if pattern == "causal":

@@ -33,6 +33,7 @@ export interface Finding {
 export interface CheckReport {
   target: string;
   ok: boolean;
+  state: string; // sound, NOT SOUND or NOT PROVEN, as in the terminal
   kind: string;
   how: string;
   contract: string;

@@ -377,8 +377,8 @@ def _check_last_scale(layer: GradedAttention) -> Finding:
     score = abs(slope / promised - 1)
     known = {1.0: "the scale is missing", 1 / HEAD_DIM: "the root is missing, or it is applied twice",
              HEAD_DIM**0.5: "it is inverted", MODEL_DIM**-0.5: "model dim instead of head dim"}  # fmt: skip
-    cause = next((f": {words}" for value, words in known.items() if abs(slope / value - 1) < 0.01), "")
-    evidence = f"log-weights of the last query grow with q·k by {slope:.4f}, promised {promised:.4f}{cause}"
+    cause = next((f" ({words})" for value, words in known.items() if abs(slope / value - 1) < 0.01), "")
+    evidence = f"q·k is multiplied by {slope:.4f}{cause}; required: {promised:.4f}"
     if score <= 0.01:
         return Finding("scale", "pass", score, evidence)
     return Finding("scale", "fail", score, evidence, f"multiply q·k by {promised:.4g}, once, before the softmax")
