@@ -84,4 +84,4 @@ def test_profile_step_shares_a_training_step_among_kinds_of_operators():
 
     shares = profile_step("GPT", ModelSize(32, 2, 2, batch=2))
     assert 95 < sum(shares.values()) < 105
-    assert shares["matrix products"] > 1 and shares["layer norm"] > 0 and shares["optimizer"] > 0
+    assert min(shares[kind] for kind in ("matrix products", "layer norm", "optimizer")) > 0  # each was found
