@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NODE := $(shell command -v npm)
 
-.PHONY: run test test-python test-full coverage lint types layers pytest browser-note trained-models docs generated wheel page build-page format clean
+.PHONY: run test test-python test-full coverage lint types layers pytest browser-note trained-models docs generated mutants wheel page build-page format clean
 
 run: $(READY)
 	$(BIN)/qkv tour
@@ -50,7 +50,7 @@ docs: $(READY)
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-# Writes the files that are made from the source again: after adding a check, a mutant, a claim, or editing a tutorial.
+# Writes the files that are made from the source again: after adding a check or a claim, or editing a tutorial.
 generated: $(READY)
 	$(BIN)/python docs/make_checks.py
 	$(BIN)/python docs/make_notebooks.py
@@ -58,6 +58,9 @@ generated: $(READY)
 	$(BIN)/python -m qkv.claims.catalog
 	$(BIN)/python -m qkv.claims.courses
 	$(BIN)/qkv questions --markdown > docs/questions.md.new && mv docs/questions.md.new docs/questions.md
+
+# The table of mutants, which checks every mutant (minutes): after adding a check or a mutant.
+mutants: $(READY)
 	$(BIN)/qkv mutants --markdown > docs/mutants.md.new && mv docs/mutants.md.new docs/mutants.md
 
 # Builds the wheel and tests it outside of the checkout, in an environment of its own.

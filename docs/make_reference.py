@@ -53,7 +53,7 @@ def _entry(module: str, name: str) -> str:
     definition = _find_definition(module, name)
     if definition is None:
         raise ValueError(f"{module} has {name} in __all__, but does not define or import it")
-    heading = f"\n## {module}.{name}\n\n"
+    heading = f"\n## {name} {{#{_anchor(module, name)}}}\n\n"
     if isinstance(definition, ast.FunctionDef):
         return f"{heading}```python\n{_function_signature(definition, name)}\n```\n\n{_description(definition)}"
     if isinstance(definition, ast.ClassDef):

@@ -20,11 +20,13 @@ from qkv.check.mutants.positions import GroupedLayer, RotaryLayer, SinkLayer, Sl
 from qkv.check.mutants.styles import STYLES
 from qkv.check.mutants.suite import as_markdown, is_diagnosed, wrong_names
 from qkv.check.mutants.training import accumulate, next_token_loss, split
+from qkv.check.report import Finding
 from qkv.cli.main import run as run_command
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
 
 # one mutant of each family in every run; all of them in the long tests, which take minutes
 SAMPLE = {mutant.family: name for name, mutant in reversed(MUTANTS.items())}
+SAMPLE["rotary, in part"] = "rotary: half the features"  # RoPE over a part of the head dim is a design, too
 
 
 def sampled(names, sample):
@@ -102,11 +104,21 @@ def test_the_suite_has_at_least_eighty_mutants_and_nine_in_ten_get_the_right_dia
     assert diagnosed >= 0.9 * len(MUTANTS)
 
 
+def test_as_markdown_gives_a_finding_that_no_column_lists_a_column_of_its_own():
+    mutant = MUTANTS["mask strict"]
+    findings = (
+        Finding("new property", "fail", 1.0, "", "", "leak"),
+        Finding("truncation", "fail", 1.0, "", "", "leak"),
+    )
+    page = as_markdown([(mutant, replace(check_once("mask strict"), findings=findings))])
+    assert "| mutant | contract | diagnosis | length | new property |" in page
+
+
 @pytest.mark.long
 def test_docs_mutants_md_is_what_the_command_prints():
     page = Path(__file__).parents[2] / "docs" / "mutants.md"
     made = as_markdown([(mutant, check_once(name)) for name, mutant in MUTANTS.items()])
-    assert page.read_text(encoding="utf-8") == made, "run: make generated"
+    assert page.read_text(encoding="utf-8") == made, "run: make mutants"
 
 
 SOUND = {

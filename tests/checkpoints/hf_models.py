@@ -15,6 +15,15 @@ transformers.logging.disable_progress_bar()
 VOCAB = 23
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 GPT2 = {"vocab_size": VOCAB, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4, **SPECIAL}
+OPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "ffn_dim": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    **SPECIAL,
+}
 LLAMA = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -65,6 +74,9 @@ GPTS = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
     "gpt2, untied": ("GPT2LMHeadModel", "GPT2Config", {**GPT2, "tie_word_embeddings": False, "n_inner": 24}),
     "gpt2, relu": ("GPT2LMHeadModel", "GPT2Config", {**GPT2, "activation_function": "relu"}),
+    "opt": ("OPTForCausalLM", "OPTConfig", OPT),
+    "opt, untied": ("OPTForCausalLM", "OPTConfig", {**OPT, "tie_word_embeddings": False}),
+    "opt, gelu": ("OPTForCausalLM", "OPTConfig", {**OPT, "activation_function": "gelu"}),
 }
 LLAMAS = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
@@ -104,6 +116,11 @@ BARTS = {
     "bart, scaled": ("BartForConditionalGeneration", "BartConfig", {**BART, "scale_embedding": True}),
 }
 EVERY = {**GPTS, **LLAMAS, **BERTS, **VITS, **BARTS}
+
+
+def plain(models: dict[str, Any]) -> list[str]:
+    """The name of each family: its model without a variation after a comma."""
+    return [name for name in models if "," not in name]
 
 
 def make_hf_model(name: str, **more: Any) -> Any:

@@ -15,6 +15,7 @@ from hf_models import (
     compute_outputs,
     from_pretrained,
     make_hf_model,
+    plain,
     random_tokens,
     use_float64,
 )
@@ -82,7 +83,7 @@ def test_load_reads_a_folder_in_shards(name, tmp_path):
     close(*compute_outputs(name, theirs, qkv.load(tmp_path)), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", plain({**GPTS, **LLAMAS}))
 def test_left_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     theirs = make_hf_model(name)
     theirs.save_pretrained(tmp_path)
@@ -95,7 +96,7 @@ def test_left_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     close(expected[token_mask], found[token_mask], 1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "bart"])
+@pytest.mark.parametrize("name", plain({**BERTS, **BARTS}))
 def test_right_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     theirs = make_hf_model(name)
     theirs.save_pretrained(tmp_path)
@@ -112,7 +113,7 @@ def test_right_padding_gives_the_outputs_of_hugging_face(name, tmp_path):
     close(expected, found, 1e-8)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2, untied", "llama", "llama, llama3", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", [*plain({**GPTS, **LLAMAS}), "gpt2, untied", "llama, llama3"])
 def test_greedy_generation_equals_hugging_face_token_for_token(name, tmp_path):
     theirs = make_hf_model(name)
     theirs.save_pretrained(tmp_path)

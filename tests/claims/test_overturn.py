@@ -41,15 +41,16 @@ def test_a_wrong_implementation_overturns_the_trained_claim(name, mutant):
 @pytest.mark.parametrize("name", claims.claim_names())
 def test_every_claim_names_a_wrong_implementation_and_its_own_knobs(name):
     claim = claims.find_claim(name)
-    assert claim.mutants
+    assert claim.mutants, "name a wrong implementation that overturns it"
     assert all(mutant in ATTENTIONS or mutant in COMPONENTS for mutant in claim.mutants)
     parameters = list(inspect.signature(claim.experiment).parameters)[1:]
     assert parameters == [knob.name for knob in claim.knobs]
     assert all(knob.help for knob in claim.knobs)
     assert set(claim.overturn) <= set(parameters)
-    assert claim.figure and claim.statement.endswith((".", ")", "”"))
+    assert claim.figure, "give `figure`, the caption of the panels that the experiment returns"
+    assert claim.statement.endswith((".", ")", "”"))
     if claim.expected != "holds":
-        assert claim.condition
+        assert claim.condition, "say when it holds, or what is the case instead"
 
 
 def test_the_textbook_attention_overturns_nothing():

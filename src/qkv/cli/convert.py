@@ -11,9 +11,9 @@ from qkv.cli.console import err, out, print_json
 def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: bool = False) -> int:
     """Convert a checkpoint to Hugging Face's or qkv's format.
 
-    SOURCE is a run directory, a qkv or Hugging Face model folder (GPT-2, Llama, Mistral, Qwen 2 and 3, BERT,
-    DistilBERT, ViT, BART; safetensors), a llama2.c file (.bin), or a hub id such as openai-community/gpt2. Only tensor
-    names and layout change, not the values. tokenizer.json is copied. TARGET is written atomically.
+    SOURCE is a run directory, a qkv or Hugging Face model folder (GPT-2, OPT, Llama, Mistral, Qwen 2 and 3,
+    BERT, DistilBERT, ViT, BART; safetensors), a llama2.c file (.bin), or a hub id such as openai-community/gpt2. Only
+    tensor names and layout change, not the values. tokenizer.json is copied. TARGET is written atomically.
 
     Examples:
 

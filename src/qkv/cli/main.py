@@ -216,7 +216,8 @@ def _explain(error: Exception, command: str) -> str:
         return "the input is nested too deeply"
     if isinstance(error, OverflowError) or "Overflow when unpacking long" in str(error):
         return f"a number is too large or too small: {error}"
-    return f"{type(error).__name__}: {error}. This is a bug in qkv; --debug shows where it happened"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{text}. This is a bug in qkv; --debug shows where it happened"
 
 
 def _explain_usage(error: CycloptsError, command: str) -> str:

@@ -237,11 +237,12 @@ def _unit_norm(x: Tensor) -> Tensor:
 
 
 def _rare_designs(contract: Contract, seen: Observation, clues: Clues) -> Iterator[Design]:
-    """Designs that only a fit can suggest: norms without gain, and RoPE over a part of the head dim."""
+    """Designs that only a fit can suggest: norms without gain, and, unless RoPE over all of it is promised, over a part
+    of the head dim."""
     d = seen.sizes.head_dim
     if clues.norms is None:
         yield from find_designs(contract, seen, replace(clues, norms=(_unit_norm, _unit_norm)))
-    if not clues.rotary_dims:
+    if not clues.rotary_dims and contract.position != "rotary":
         dims = [part for part in (d // 2, d // 4) if part >= 2 and part % 2 == 0]
         for design in find_designs(contract, seen, replace(clues, rotary_dims=dims)):
             if design.rotary_dim is not None:

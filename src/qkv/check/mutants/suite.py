@@ -91,7 +91,7 @@ def check_all_mutants(mutants: Iterable[Mutant]) -> Iterator[tuple[Mutant, Repor
         yield mutant, check_mutant(mutant)
 
 
-# columns of the table: checks that test the same thing share one
+# columns of the table: checks that test the same thing share one; any other check has its own
 COLUMNS = {
     "influence": ("causal", "past reachable", "kind", "layers", "order"),
     "length": ("truncation",),
@@ -116,7 +116,8 @@ def column_of(check: str) -> str:
     for column, checks in COLUMNS.items():
         if check in checks:
             return column
-    return next(column for column, checks in COLUMNS.items() if any(check.startswith(name) for name in checks))
+    shared = (column for column, checks in COLUMNS.items() if any(check.startswith(name) for name in checks))
+    return next(shared, check)
 
 
 def is_diagnosed(mutant: Mutant, report: Report) -> bool:
@@ -172,7 +173,7 @@ def as_dicts(results: Results) -> list[dict[str, Any]]:
 def as_markdown(results: Results) -> str:
     """The page docs/mutants.md."""
     used = {column_of(finding.check) for _, report in results for finding in report.failed}
-    columns = [column for column in COLUMNS if column in used]
+    columns = [column for column in COLUMNS if column in used] + sorted(used - set(COLUMNS))
     lines = [
         "# The mutant suite",
         "",

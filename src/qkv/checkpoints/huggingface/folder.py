@@ -23,6 +23,7 @@ from qkv.checkpoints.huggingface.distilbert import DISTILBERT
 from qkv.checkpoints.huggingface.family import Family, TensorPair, match_tensors
 from qkv.checkpoints.huggingface.gpt2 import GPT2
 from qkv.checkpoints.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from qkv.checkpoints.huggingface.opt import OPT
 from qkv.checkpoints.huggingface.vit import VIT
 from qkv.models import Model
 from qkv.models.folder import (
@@ -40,7 +41,7 @@ from qkv.models.folder import (
     write_tensors,
 )
 
-FAMILIES = {family.name: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, DISTILBERT, VIT, BART)}
+FAMILIES = {family.name: family for family in (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, DISTILBERT, VIT, BART)}
 WEIGHTS_INDEX = "model.safetensors.index.json"
 HF_CONFIG, LEFT_OUT = "huggingface.json", "left_out.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
