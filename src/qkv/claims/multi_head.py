@@ -178,8 +178,8 @@ CLAIMS = (
             Knob("beta", 0.9, "another β", (-100, 1000)),
         ),
         ("wrong-axis", "uniform", "argmax", "beta-ignored", "beta-squared", "v-for-k", "k-for-v"),
-        "As a plain convolution, or grouped on h copies, a projection is itself; grouped on x, with several groups, it is "
-        "another layer.",
+        "As a plain convolution, or grouped on h copies, a projection is itself; grouped on x, with several groups, "
+        "it is another layer.",
     ),
     Claim(
         "heads-count",
