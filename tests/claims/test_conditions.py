@@ -161,3 +161,43 @@ def test_t_interval_is_that_of_student():
 
     found = t_interval([1.0, 2.0, 3.0, 4.0])  # sd 1.29, 3 degrees of freedom: 3.182 · 1.29 / 2
     assert found["value"] == 2.5 and found["high"] - 2.5 == pytest.approx(2.054, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "verdict"),
+    [
+        ("hard-soft", {"d": 128}, "holds-if"),  # two equal keys tie at every dimension
+        ("scale-key", {"beta": 11.2}, "holds-if"),  # a weight of 1 cannot rise
+        ("scale", {"m": 2}, "holds-if"),  # two keys have the scores of 64, only fewer of them
+        ("encoder-decoder", {"layers": 1}, "holds"),  # one layer sees everything
+        ("residual-norm", {"tokens": 2, "seeds": 1}, "holds-if"),
+        ("kqv", {"beta": 26.0}, "holds"),  # scores of β⁴ are rounded
+        ("heads-formula", {"heads": 1}, "holds"),
+        ("average", {"m": 256, "d": 256}, "holds"),
+        ("average", {"beta": -100.0}, "fails"),  # the formula is right there, but nothing is averaged
+        ("calm-head", {"beta": 2.0}, "fails"),  # the six other keys keep weight
+    ],
+)
+def test_a_knob_within_the_condition_keeps_the_verdict(name, knobs, verdict):
+    assert claims.run(name, **knobs).verdict == verdict
+
+
+def test_diffuse_does_not_blame_a_query_of_0_for_another_beta():
+    found = claims.run("diffuse", beta=1000.0)
+    assert "β = 1000 gives the plain mean: measured" in found.condition and "query of 0" not in found.condition
+    assert next(p for p in found.predicates if "query of 0" in p.name).ok
+
+
+def test_captions_of_similarities_have_the_figures_of_the_run():
+    assert "for 1 token." in claims.run("similar-to-mlp", tokens=1).figure
+    uniform = claims.run("heads-are-channels", beta=0.0).figure
+    assert "of attention at β = 0" in uniform and "only" not in uniform
+
+
+OPENINGS = ("nor ", "and ", "but ", "so is", "it ", "its ", "they ", "their ", "not ", "as does", "at the ", "with ¾")
+
+
+def test_a_comparison_names_its_subject_because_conditions_quote_it_alone():
+    for name in (claim.name for claim in claims.CLAIMS.values() if claim.cost == "instant"):
+        for predicate in claims.run(name).predicates:
+            assert not predicate.name.startswith(OPENINGS), (name, predicate.name)

@@ -153,7 +153,7 @@ def scale(lab: Lab, m: int, draws: int, mean: float) -> ExperimentResult:
         plain, higher = score_variances(lab, d, mean)
         ratios.append(plain / d)
         shifted.append(higher / d)
-        groups = max(20, 16_000 // d)  # the norms of short vectors vary
+        groups = max(20, 16_000 // d, 640 // m)  # the norms of short vectors vary, and two scores have a noisy variance
         q, k = lab.draw(groups, draws // 20, d), lab.draw(groups, m, d)
         weights = lab.weights(q, k).flatten(0, 1)
         deviation.append(float(weights.log().var(-1).mean() ** 0.5))

@@ -41,8 +41,8 @@ def feed_forward(lab: Lab, dim: int, mlp_dim: int, tokens: int, steps: int, seed
             equal("each token by itself: the same network at each position", max_diff(out, one_by_one)),
             equal("commutes with a permutation", max_diff(permuted, out[:, order])),
             at_least("XOR of a token's bits is learned with it", best["with"], 1.0),
-            at_most("and not without", best["without"], 0.76),
-            at_most("nor by a layer norm and linear maps", norm_only, 0.76, "beyond"),
+            at_most("XOR of a token's bits is not learned without it", best["without"], 0.76),
+            at_most("XOR is not solved by a layer norm and linear maps either", norm_only, 0.76, "beyond"),
         ),
         (
             Bars(
@@ -170,7 +170,7 @@ def residual_norm(lab: Lab, depth: int, dim: int, tokens: int, seeds: int) -> Ex
         {name: mean_and_range([run.diversity[at] for run in found]) for name, found in runs.items()}
         for at in (depth - 1, early - 1)
     )
-    kept = min(deep[name]["low"] for name in (PRE, POST)) / deep["no residual"]["high"]
+    kept = min(deep[name]["low"] for name in (PRE, POST)) / max(deep["no residual"]["high"], 1e-300)
     first = {name: found[0] for name, found in runs.items()}
     alone, growth = "no residual", "no norm"
     return ExperimentResult(
@@ -184,18 +184,32 @@ def residual_norm(lab: Lab, depth: int, dim: int, tokens: int, seeds: int) -> Ex
             **{f"{name}: mean of activations after {depth} layers": run.means[-1] for name, run in first.items()},
         },
         (
-            at_most("without residual the gradient vanishes: ratio to both", ratios[alone]["high"], 1e-2),
-            at_least("without norm it explodes: ratio", ratios[growth]["low"], 1e2),
-            at_most("without either it vanishes: ratio", ratios["neither"]["high"], 1e-10),
-            at_least("post-norm keeps it too: ratio", ratios[POST]["low"], 1e-2),
-            at_most("post-norm does not let it explode: ratio", ratios[POST]["high"], 1e2),
-            near("with both it is of ordinary size: log10", math.log10(first[PRE].gradient), 0.0, 3),
             at_most(
-                f"after {early} layers it has vanished without residual", early_ratios[alone]["high"], 1e-2, "beyond"
+                "without residual the gradient vanishes: its ratio to pre-norm with both", ratios[alone]["high"], 1e-2
             ),
-            at_least(f"after {early} layers it has exploded without norm", early_ratios[growth]["low"], 1e2, "beyond"),
+            at_least("without norm the gradient explodes: the same ratio", ratios[growth]["low"], 1e2),
+            at_most(
+                "without residual and norm the gradient vanishes: the same ratio", ratios["neither"]["high"], 1e-10
+            ),
+            at_least("post-norm keeps the gradient: the same ratio", ratios[POST]["low"], 1e-2),
+            at_most("post-norm does not let the gradient explode: the same ratio", ratios[POST]["high"], 1e2),
+            near(
+                "with both, pre-norm, the gradient is of ordinary size: log10", math.log10(first[PRE].gradient), 0.0, 3
+            ),
+            at_most(
+                f"after {early} layers the gradient has vanished without residual",
+                early_ratios[alone]["high"],
+                1e-2,
+                "beyond",
+            ),
+            at_least(
+                f"after {early} layers the gradient has exploded without norm",
+                early_ratios[growth]["low"],
+                1e2,
+                "beyond",
+            ),
             at_most(f"without residual tokens are alike after {early} layers", collapsed[alone]["high"], 1e-6),
-            at_least("with both, pre- or post-norm, they stay different: relative diversity", kept, 1e6),
+            at_least("with both, pre- or post-norm, tokens stay different: relative diversity", kept, 1e6),
         ),
         (
             Lines(
@@ -300,9 +314,9 @@ def dropout_weights(lab: Lab, keys: int, p: float, draws: int) -> ExperimentResu
         (
             at_least("rows after dropout do not sum to 1: s.d.", float(sums.std()), 0.2 * predicted),
             near("the s.d. is √(p/(1−p) Σw²)", float(sums.std()) / predicted, 1.0, 0.1),
-            near("on average they do", mean["value"], 1.0, slack),
-            near("the fused path too", fused_mean["value"], 1.0, slack),
-            near("its s.d. too", float(fused_sums.std()) / predicted, 1.0, 0.1),
+            near("on average rows sum to 1", mean["value"], 1.0, slack),
+            near("on average rows of the fused path sum to 1", fused_mean["value"], 1.0, slack),
+            near("the s.d. of the fused path is the same", float(fused_sums.std()) / predicted, 1.0, 0.1),
             at_most("returned weights are before dropout", max_diff(returned, weights.expand_as(returned)), 1e-12),
         ),
         (Histogram("row sums after dropout", "sum of a row", "draws", {f"p = {p:g}": sums.tolist()}),),

@@ -83,8 +83,8 @@ def convolution(lab: Lab, n: int, channels: int, kernel: int, beta: float) -> Ex
             equal("K² heads equal conv2d", error_2d),
             at_most("soft heads come near", max_diff(soft[inner], target[inner]), 1e-6),
             at_most("the error falls with β", max(b - a for a, b in pairwise(curve)), 1e-12),
-            at_least("it starts far away", curve[0], 0.1, "control"),
-            equal("at the border too", border, "beyond"),
+            at_least("at a small β soft heads are far from it", curve[0], 0.1, "control"),
+            equal("K heads equal conv1d at the border too", border, "beyond"),
             equal("zero-valued padding tokens repair the border", max_diff(padded, target)),
             near("one head cannot have a kernel with two signs", one_head, 0.5, 1e-9),
         ),
@@ -130,9 +130,13 @@ def patches_are_convolution(lab: Lab, image_size: int, patch_size: int, dim: int
         },
         (
             equal("a patch embedding is patches times a matrix", max_diff(embedded, cut_by_hand)),
-            equal("and a convolution with stride p", max_diff(embedded, convolved)),
-            equal("whatever the flattening order", max_diff(convolved, swapped), "beyond"),
-            equal("permuted weights repair the order", max_diff(convolved, permuted), "control"),
+            equal("a patch embedding is a convolution with stride p", max_diff(embedded, convolved)),
+            equal(
+                "a patch embedding is a convolution whatever the flattening order",
+                max_diff(convolved, swapped),
+                "beyond",
+            ),
+            equal("permuted weights repair the flattening order", max_diff(convolved, permuted), "control"),
         ),
         (Heatmap("embedding of the first image", "feature", "patch", (embedded[0] - embedded[0].min()).tolist()),),
     )
@@ -221,10 +225,10 @@ def receptive_field(lab: Lab, side: int, kernel: int, layers: int) -> Experiment
             at_most("a CNN's field grows by k − 1 a layer: off by", error, 1e-12),
             at_most("a CNN of one layer does not see all", reached["CNN"][0], 0.5),
             equal("a CNN of stride 1 is translation-equivariant", cnn_error),
-            equal("with stride 2 by two pixels", strided[2]),
-            at_least("but not by one", strided[1], 1e-3),
-            equal("a ViT without positions too, by whole patches", vit_error),
-            at_least("with positions it is not", vit_error_with_positions, 1e-3, "control"),
+            equal("a CNN of stride 2 is equivariant to shifts by two pixels", strided[2]),
+            at_least("a CNN of stride 2 is not equivariant to shifts by one pixel", strided[1], 1e-3),
+            equal("a ViT without positions is equivariant to shifts by whole patches", vit_error),
+            at_least("a ViT with positions is not", vit_error_with_positions, 1e-3, "control"),
         ),
         (
             Lines(

@@ -61,7 +61,7 @@ def cost(lab: Lab, shortest: int, dim: int, repeats: int) -> ExperimentResult:
         (
             near("plain memory grows as n²", powers["plain"], 2.0, 0.15),
             near("fused memory grows as n", powers["fused"], 1.0, 0.15),
-            near("with a full n×n mask it grows as n² again", powers["fused, full mask"], 2.0, 0.15),
+            near("with a full n×n mask fused memory grows as n² again", powers["fused, full mask"], 2.0, 0.15),
             # times are shown but not judged: on a busy machine they vary
             near("operations grow as n²", math.log(operations[-1] / operations[0]) / math.log(4), 2.0, 0.01),
             near("n²d and an RNN's nd² cross at n/d", crossing, 1.0, 0.3),

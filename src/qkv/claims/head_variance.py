@@ -246,9 +246,9 @@ def two_heads_wrong(lab: Lab, alpha: float, beta: float, draws: int) -> Experime
         },
         (
             near("the output is ½(v_a + v_b): weight of v_a", float(calm[0]), 0.5, 0.01),
-            near("the counter-example is ¾ v_a + ¼ v_b", float(calm[0] - 3 * calm[1]), 0.0, 0.01, "control"),
-            near("with ¾ on v_a", float(calm[0]), 0.75, 0.002, "control"),
-            near("q_1 = βμ_a, q_2 = βμ_b does give ½", float(right[0]), 0.5, 0.01, "control"),
+            near("the counter-example ¾ v_a + ¼ v_b: weight of v_b", float(calm[1]), 0.25, 0.002, "control"),
+            near("the counter-example ¾ v_a + ¼ v_b: weight of v_a", float(calm[0]), 0.75, 0.002, "control"),
+            near("q_1 = βμ_a, q_2 = βμ_b give ½: weight of v_a", float(right[0]), 0.5, 0.01, "control"),
             reference_control(lab, first, keys, 3.0),
         ),
         (
@@ -280,7 +280,8 @@ CLAIMS = (
     Claim(
         "calm-head",
         FAMILY,
-        "With keys N(μ_i, αI) and αβ² ≪ 1, one query β(μ_a + μ_b) gives ½(v_a + v_b) every time.",
+        "With keys N(μ_i, αI), β well above log m and αβ² ≪ 1, one query β(μ_a + μ_b) gives ½(v_a + v_b) every time "
+        "(8 keys).",
         "holds",
         "",
         calm_head,

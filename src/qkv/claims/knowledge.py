@@ -106,10 +106,16 @@ def pretraining(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResu
             "always the most frequent place": rate,
         },
         (
-            at_least("pretraining answers", summary["all"]["value"], rate + 0.25),
-            near("without the asked people's lines: chance", summary["others"]["value"], chance, 0.1),
-            at_most("and no better than the most frequent place", summary["others"]["value"], rate),
-            near("without pretraining: chance", summary["nothing"]["value"], chance, 0.15),
+            at_least("accuracy after pretraining on all lines", summary["all"]["value"], rate + 0.25),
+            near(
+                "without the asked people's lines accuracy is that of chance", summary["others"]["value"], chance, 0.1
+            ),
+            at_most(
+                "without the asked people's lines it is no better than the most frequent place",
+                summary["others"]["value"],
+                rate,
+            ),
+            near("without pretraining accuracy is that of chance", summary["nothing"]["value"], chance, 0.15),
         ),
         (
             Bars(
@@ -178,11 +184,13 @@ def made_up(lab: Lab, people: int, steps: int, seeds: int) -> ExperimentResult:
         },
         (
             at_least("the model answers withheld names too, with confidence above ½", confident, 0.1),
-            at_least("some of them more confidently than a tenth of the right ones: share", surely, 0.1),
-            at_least("their confidences overlap: error of the best threshold", mistaken, 0.1),
+            at_least("invented answers that are more confident than a tenth of the right ones: share", surely, 0.1),
+            at_least("confidences of right and invented answers overlap: error of the best threshold", mistaken, 0.1),
             at_least("a threshold raises precision, by", curve[-1][1] - curve[0][1], 0.05),
-            at_most("and lowers coverage, to", curve[-1][0], 0.9),
-            at_least("it learned some answers", len(confidences["right"]) / look_up, 0.3, "control"),
+            at_most("a threshold lowers coverage, to", curve[-1][0], 0.9),
+            at_least(
+                "the model learned some answers: share right", len(confidences["right"]) / look_up, 0.3, "control"
+            ),
         ),
         (
             Histogram(

@@ -44,11 +44,11 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     numbers |= {f"{name}: difference between the positions of a constant text": value for name, value in same.items()}
     predicates: list[Predicate] = [
         at_most("relative scores do not change by a shift, float64", max(changes.values()), 1e-11),
-        at_most("nor in float32", float32_change["ours"], 1e-11, "beyond"),
+        at_most("RoPE's scores do not change by a shift in float32 either", float32_change["ours"], 1e-11, "beyond"),
         at_least("absolute positions added to the tokens do change them", min(absolute.values()), 1e-3, "control"),
-        at_least("as does the sinusoids' own term after projections", projected, 1e-3, "control"),
+        at_least("the sinusoids' own term after projections changes by a shift", projected, 1e-3, "control"),
         equal("a constant text looks the same at every position to relative schemes", max(same[n] for n in RELATIVE)),
-        at_least("absolute ones tell its positions apart", min(same[n] for n in ABSOLUTE), 1e-3),
+        at_least("absolute schemes tell the positions of a constant text apart", min(same[n] for n in ABSOLUTE), 1e-3),
         equal(
             "attention on rotated queries equals the triple loop",
             max_diff(lab.attention(*rotated, k), reference),
@@ -98,8 +98,8 @@ def judge_fixed_lag(found: "dict[str, LengthAccuracy]") -> tuple[list[Predicate]
         at_least("fixed lag: relative schemes that learned it at the training length", len(relative), 2, "control"),
         at_least("fixed lag: the table learned it at the training length", table.same["value"], LEARNED, "control"),
         at_least("fixed lag: the best relative scheme generalizes", max(relative, default=0.0), 0.8),
-        at_most("fixed lag: a learned table does not", table.longer["value"], 0.7),
-        at_most("fixed lag: not every relative scheme does", min(relative, default=1.0), 0.8),
+        at_most("fixed lag: the learned table does not generalize", table.longer["value"], 0.7),
+        at_most("fixed lag: not every relative scheme generalizes, worst", min(relative, default=1.0), 0.8),
     ]
     short, long = TASKS["fixed lag"]
     scores = ", ".join(f"{name} {score:.2f}" for name, score in known.items())

@@ -86,6 +86,7 @@ def parameters_at(length: int) -> tuple[int, int]:
 
 
 def similar_to_mlp(lab: Lab, dim: int, mlp_dim: int, tokens: int) -> ExperimentResult:
+    counted = f"{tokens} token{'s' if tokens > 1 else ''}"
     # a feed-forward network as a memory: its first matrix has the keys, its second one the values
     network = lab.build(lambda: FeedForward(dim, mlp_dim, activation="relu"))
     x, y = lab.draw(1, tokens, dim), lab.draw(1, tokens, dim)
@@ -113,28 +114,28 @@ def similar_to_mlp(lab: Lab, dim: int, mlp_dim: int, tokens: int) -> ExperimentR
             "feed-forward network − Σ_i σ(k_i·x + b_i) v_i": as_memory,
             "attention to weights as keys and values − two linear layers with a softmax": as_network,
             "self-attention of one token − W_O W_V x": alone,
-            f"self-attention of {tokens} tokens: |f(x + y) − f(x) − f(y)|": additive,
+            f"self-attention of {counted}: |f(x + y) − f(x) − f(y)|": additive,
         },
         (
             equal("a feed-forward network is a memory of key-value pairs", as_memory),
             equal("attention to learned keys and values is a two-layer network", as_network),
             equal("for one token self-attention is a linear layer", alone),
-            at_most("self-attention is a linear layer for several tokens, too", additive, 1e-9, "beyond"),
+            at_most(f"self-attention of {counted} is a linear layer: off from additivity by", additive, 1e-9, "beyond"),
         ),
         (
             Bars(
                 "largest difference",
                 "",
                 "",
-                ["memory", "two layers", "one token", f"{tokens} tokens, additivity"],
+                ["memory", "two layers", "one token", f"{counted}, additivity"],
                 {"difference": [max(value, 1e-17) for value in (as_memory, as_network, alone, additive)]},
                 logy=True,
             ),
         ),
         "keys and values are weights, or there is one token: among several tokens the weights of attention depend on "
-        f"the input (f(x + y) differs from f(x) + f(y) by {additive:.2g} for {tokens} tokens), those of an MLP do not",
-        f"Differences from an MLP: {as_memory:.1g}, {as_network:.1g} and {alone:.1g}, but {additive:.2g} from "
-        f"additivity for {tokens} tokens.",
+        f"the input (f(x + y) differs from f(x) + f(y) by {additive:.2g} for {counted}), those of an MLP do not",
+        f"Differences from an MLP: {as_memory:.1g}, {as_network:.1g} and {alone:.1g}. Difference from additivity: "
+        f"{additive:.2g} for {counted}.",
     )
 
 
@@ -185,9 +186,9 @@ def heads_are_channels(lab: Lab, dim: int, heads: int, tokens: int, beta: float)
         (
             equal("the output is a sum over heads, as over channels", summed),
             equal("the order of heads does not matter", permuted),
-            near("nor that of channels", convolution_permuted, 0.0, 1e-10),
+            near("the order of channels does not matter", convolution_permuted, 0.0, 1e-10),
             near("a convolution is linear: its weights do not depend on the input", convolution_additive, 0.0, 1e-10),
-            at_most("nor do those of a head", attention_additive, 1e-9, "beyond"),
+            at_most("a head is linear: its weights do not depend on the input", attention_additive, 1e-9, "beyond"),
         ),
         (
             Bars(
@@ -212,8 +213,8 @@ def heads_are_channels(lab: Lab, dim: int, heads: int, tokens: int, beta: float)
         ),
         f"it is said of the structure: the mixing weights of a head depend on the input (f(x + y) differs from "
         f"f(x) + f(y) by {attention_additive:.2g} at β = {beta:g}), a kernel does not ({convolution_additive:.1g})",
-        f"Sums and order agree to {max(summed, permuted):.1g}; linear in the input is the convolution only "
-        f"({convolution_additive:.1g} against {attention_additive:.2g}).",
+        f"Sums and order agree to {max(summed, permuted):.1g}. Difference from additivity: {convolution_additive:.1g} "
+        f"of the convolution, {attention_additive:.2g} of attention at β = {beta:g}.",
     )
 
 

@@ -43,7 +43,7 @@ def residual_dropout(lab: Lab, dim: int, p: float, draws: int) -> ExperimentResu
         },
         (
             near("elements of what the sublayer adds are dropped, share", share, p, slack + 2**-16),
-            at_most("x itself never is: kept elements are x + f(x)/(1 − p), off by", kept, 1e-4),
+            at_most("x itself is never dropped: kept elements are x + f(x)/(1 − p), off by", kept, 1e-4),
             at_most("on average f(x) stays, largest error in standard errors", float(errors.max()), 6),
             equal("in evaluation nothing is dropped", in_evaluation),
         ),
@@ -94,10 +94,13 @@ def warm_up(lab: Lab, layers: int, lr: float, warmup: int, steps: int, seeds: in
         {**{f"loss, {name}": value for name, value in final.items()}, "loss of a uniform guess": chance},
         (
             at_most("post-norm learns with warm-up: worst loss", warmed["high"], 0.2 * chance),
-            at_least("post-norm does not without: best loss", cold["low"], 0.5 * chance),
+            at_least("post-norm does not learn without: best loss", cold["low"], 0.5 * chance),
             at_most("pre-norm learns without: worst loss", pre["high"], 0.2 * chance),
             at_least(
-                f"nor do {SHALLOW} layers of post-norm learn without: best loss", few["low"], 0.5 * chance, "beyond"
+                f"{SHALLOW} layers of post-norm do not learn without either: best loss",
+                few["low"],
+                0.5 * chance,
+                "beyond",
             ),
         ),
         (

@@ -105,12 +105,12 @@ def synthesizer(lab: Lab, pairs: int, steps: int, seeds: int) -> ExperimentResul
             at_least("dot attention looks the value up", found["dot, random order"]["low"], 0.95),
             near("a dense synthesizer stays at 1/m", found["dense, random order"]["value"], 1 / pairs, 0.04),
             at_most(
-                "with free values it does no better than the best guess",
+                "with free values a dense synthesizer does no better than the best guess",
                 found["dense, free values"]["high"],
                 guess + 0.04,
             ),
             at_most(
-                "with a fixed order of keys it stays at 1/m too",
+                "with a fixed order of keys a dense synthesizer stays at 1/m too",
                 found["dense, fixed order"]["value"],
                 1 / pairs + 0.04,
                 "beyond",

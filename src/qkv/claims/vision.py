@@ -256,8 +256,8 @@ def class_token(lab: Lab, count: int, steps: int, seeds: int) -> ExperimentResul
         {**{f"accuracy, {name}": value for name, value in summary.items()}, "chance": 1 / CLASSES},
         (
             at_least("the class token reads the image", whole, 0.4),
-            near("without edges to the patches it guesses", cut, 1 / CLASSES, 0.05),
-            at_most("the mean does as well, within", abs(whole - pooled), 0.15),
+            near("without edges to the patches the class token guesses", cut, 1 / CLASSES, 0.05),
+            at_most("the mean of the patches does as well, within", abs(whole - pooled), 0.15),
         ),
         (
             Bars(

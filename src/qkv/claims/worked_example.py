@@ -86,9 +86,9 @@ def worked_example(lab: Lab, scale: float) -> ExperimentResult:
             at_most("unscaled output as printed", printed["without the scale"], 5.1e-5),
             at_most("scaled output as printed", printed["with 1/√d"], 5.1e-5),
             at_most("no token attends mainly to itself", float(diagonal.max()), 0.01),
-            at_least("nor is any weight 0", float(diagonal.min()), 1e-12),
+            at_least("no weight is 0", float(diagonal.min()), 1e-12),
             near("rounding the map first gives 1.17", float(rounded[2, 0]), 1.17, 0.005),
-            near("and 0.21", float(rounded[2, 1]), 0.21, 0.005),
+            near("rounding the map first gives 0.21", float(rounded[2, 1]), 0.21, 0.005),
             equal("β inside q equals β outside", inside),
         ),
         tuple(
@@ -131,11 +131,11 @@ def batch_transpose(lab: Lab, size: int, d: int) -> ExperimentResult:
         },
         (
             equal("x @ x.T scores each text with itself", max_diff(mixed, meant)),
-            at_most("and with itself alone", max(leaks["T"][1:]), 0.0),
+            at_most("x @ x.T scores each text with itself alone", max(leaks["T"][1:]), 0.0),
             true("x @ x.T runs only where l = d and b is d or 1, or d is 1", runs == expected, "control"),
-            true("and has the shape (b, l, l) only where b = l = d", right_shape == {(d, d, d)}, "control"),
+            true("x @ x.T has the shape (b, l, l) only where b = l = d", right_shape == {(d, d, d)}, "control"),
             equal("attention is transpose(1, 2)", max_diff(right, meant), "control"),
-            equal("and equals the triple loop, text by text", max_diff(right, reference), "control"),
+            equal("x @ x.transpose(1, 2) equals the triple loop, text by text", max_diff(right, reference), "control"),
             at_most("transpose(1, 2) keeps texts apart", max(leaks["transpose(1, 2)"][1:]), 0.0, "control"),
         ),
         (

@@ -26,6 +26,7 @@ TASK = "qkv.studio.tasks:run_claim"
 BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
     "scale": (("mean", 1.0, "with means of 1 the variance is 3d"),),
     "copy": (("beta", 1.0, "too soft to single out one key"),),
+    "average": (("beta", 1.0, "too soft: the other keys keep weight"),),
     "diffuse": (("beta", 0.1, "any β other than 0 prefers some keys"),),
     "hard-soft": (("beta", 100.0, "not yet the limit"),),
     "perturb-key": (("sigma", 1.0, "the noise is as large as the keys"),),
