@@ -82,7 +82,7 @@ def pack_scene(scene: Scene, *, full: bool = False) -> PageContent:
 def _first_shown(panels: list[dict[str, Any]]) -> list[int]:
     """The packed panel and the head that the page opens on: the most informative head."""
     found = [
-        (number, head, types[0] if types else ("mixed", 0.0))
+        (number, head, (types[0][0], types[0][1]) if types else ("mixed", 0.0))
         for number, panel in enumerate(panels)
         for head, types in enumerate(panel["types"])
     ]
