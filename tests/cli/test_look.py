@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import qkv
 from qkv.cli import console
 from qkv.cli.main import run
+from qkv.interp.viewer.terminal import head_map_lines
 
 TEXT = "the cat sat on the mat and the dog"
 WORDS = sorted({*TEXT.split(), "a", "bird", "<s>", "</s>"})
@@ -146,6 +147,30 @@ def test_look_ablate_and_scale_print_their_effect(folders, capsys):
     assert "head 1.2 ablated" in run_look(capsys, folders / "gpt", TEXT, "--ablate", "1.2")[1]
 
 
+def test_look_shows_and_exports_another_head_than_the_ablated_ones(folders, capsys, tmp_path):
+    clearest = json.loads(run_look(capsys, folders / "gpt", TEXT, "--json")[1])["shown"]
+    name = f"{clearest['layer']}.{clearest['head']}"
+    file = tmp_path / "page.html"
+    run_look(capsys, folders / "gpt", TEXT, "--ablate", name, "--html", file)
+    shown = json.loads(run_look(capsys, folders / "gpt", TEXT, "--ablate", name, "--json")[1])["shown"]
+    assert (shown["layer"], shown["head"]) != (clearest["layer"], clearest["head"])
+    page = json.loads(file.read_text("utf-8").split('id="description">')[1].split("</script>")[0])
+    panel = page["panels"][clearest["layer"]]
+    assert panel["peaks"][clearest["head"]] == 0 and panel["types"][clearest["head"]] == []
+    assert page["first"] != [clearest["layer"], clearest["head"]]
+    facts = dict(page["facts"])
+    assert facts["intervention"] == f"head {name} ablated"
+    assert " → " in facts["its effect"] and "next token without the intervention" in facts
+    layer = clearest["layer"]
+    whole = ",".join(f"{layer}.{head}" for head in range(4))
+    _, out, _ = run_look(capsys, folders / "gpt", TEXT, "--ablate", whole, "--layer", layer)
+    assert f"heads {whole} ablated" in out and f"layer {layer}, head" in out
+
+
+def test_look_counts_one_token_in_the_singular(folders, capsys):
+    assert "8 heads, 1 token\n" in run_look(capsys, folders / "gpt", "the")[1]
+
+
 def test_look_mask_edge_prints_its_effect(folders, capsys):
     for text, edge in {"1.2:4:1": (1, 2, 4, 1), "0:4:1": (0, None, 4, 1)}.items():
         code, out, _ = run_look(
@@ -249,3 +274,15 @@ def test_look_and_use_name_all_characters_that_the_model_does_not_know(command, 
     assert "bug" not in message and message.count("\n") == 1
     assert run([command, "qkv:shakespeare", "Caf\N{LATIN SMALL LETTER E WITH ACUTE}"]) == 2
     assert "the character 'é' (position 4) is not in" in capsys.readouterr().err
+
+
+def test_look_numbers_columns_whose_names_are_alike_in_two_characters():
+    with qkv.interp.record() as trace:
+        qkv.attention(*torch.randn(3, 1, 1, 12, 4))
+    times = [f"0.{4 * i:02d} s" for i in range(12)]
+    lines = next(iter(head_map_lines(trace, 0, 0, times, times, width=80, color=False))).plain.splitlines()
+    assert lines[0].split() == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "91011"]
+    assert lines[1].startswith(" 0 0.00 s ") and lines[12].startswith("11 0.44 s ")
+    words = ["the", "cat", "sat", "on", "the", "mat"] * 2
+    lines = next(iter(head_map_lines(trace, 0, 0, words, words, width=80, color=False))).plain.splitlines()
+    assert lines[0] == "    thcasaonthmathcasaonthma"

@@ -12,6 +12,7 @@ import qkv
 from qkv import interp
 from qkv.interp import probes
 from qkv.interp.forward import trace_with_output
+from qkv.interp.head_types import HEAD_TYPES, THRESHOLDS, ClassifiedHead, HeadTypes
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
@@ -254,3 +255,13 @@ def test_an_attention_sink_in_a_short_text_is_no_offset_head():
     (head,) = interp.score_heads(make_patterned_trace("attention-sink", tokens), tokens[None]).heads
     assert head.type == "attention-sink"
     assert not head.scores.get("offset")  # at distance 5 the first token is the only key
+
+
+def test_the_clearest_of_uniform_heads_is_the_least_uniform():
+    def head(place, score):
+        kind = "uniform" if score >= THRESHOLDS["uniform"] else "mixed"
+        scores = {**dict.fromkeys(HEAD_TYPES, None), "uniform": score}
+        return ClassifiedHead(0, "layer", place, kind, score if kind == "uniform" else 0.0, None, scores)
+
+    heads = tuple(head(place, score) for place, score in enumerate((0.95, 0.1, 0.7)))
+    assert HeadTypes(("layer",), heads, {}).clearest().head == 1

@@ -13,6 +13,8 @@ from PIL import Image
 
 import qkv
 from qkv.interp import Trace
+from qkv.interp.layers import Piece, TracedLayer
+from qkv.interp.lazy_weights import DenseWeights
 from qkv.interp.viewer import PatchImage, add_map, make_scene, render_html, widget
 from qkv.interp.viewer.content import summarize_head
 from qkv.interp.viewer.png import draw_head, draw_heads, draw_overlay, draw_table
@@ -39,6 +41,16 @@ def test_the_exported_page_opens_on_the_most_informative_head(tmp_path):
     file.write_text(render_html(make_scene(noise(2, 2, 9, causal=True), types=types)), encoding="utf-8")
     with chromium() as browser:
         OpenPage(browser, file).shows_head(1, 1)
+
+
+def test_the_exported_page_of_uniform_heads_opens_on_the_sharpest():
+    with qkv.interp.record() as trace:
+        for sharpness in ([0.1, 0.2], [0.3, 9.0], [0.1, 0.1]):
+            q, k = torch.randn(2, 1, 2, 9, 16)
+            qkv.attention(q * torch.tensor(sharpness)[:, None, None], k, k)
+    for best in ([(("uniform", 0.9),), (("uniform", 0.8),)], [(), ()]):
+        page = render_html(make_scene(trace, types=[best] * 3))
+        assert '"first":[1,1]' in page
 
 
 def test_summarize_head_equals_the_statistics_of_the_trace():
@@ -134,3 +146,15 @@ def test_add_map_shows_a_computed_map_to_every_digit(tmp_path):
         assert opened.text("name").startswith("Rollout")
         assert opened.hover(3, 5) == f"{rolled[3, 5]:.6f}"
         opened.check_offline(file)
+
+
+def test_draw_heads_marks_a_head_without_weights_instead_of_its_type(monkeypatch):
+    trace = noise(1, 2, 6)
+    layer = trace.layer(0)
+    weights = torch.stack((trace.weights(0, 0), torch.zeros(6, 6)))[None]
+    empty = TracedLayer.from_pieces(layer.name, (Piece(0, 0, DenseWeights(weights)),), cross=None)
+    scene = make_scene(Trace([empty]), types=[[(("induction", 0.6),), (("previous-token", 0.9),)]])
+    titles: list[str] = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_title", lambda axes, text, **options: titles.append(text))
+    draw_heads(scene)
+    assert titles == ["induction 0.60", "all weights are 0"]

@@ -22,6 +22,17 @@ def test_rescale_steps_keeps_the_shape_of_the_schedule():
     assert short.checkpoint.evaluate_every == 5
 
 
+def test_a_trial_run_is_evaluated_twice_and_a_longer_one_as_often_as_the_recipe():
+    for name in ("gpt-text", "vit-digits", "birthplaces", "translate", "speech"):
+        config = get_recipe(name).resolve()
+        for steps in (1, 10, 49):
+            for stage in time_budget.with_steps(config, steps).stages.values():
+                every = stage.checkpoint.evaluate_every
+                assert every == 0 or stage.steps <= 2 * every
+    every = time_budget.with_steps(get_recipe("gpt-text").resolve(), 100).stages["train"].checkpoint.evaluate_every
+    assert 100 // every == 10
+
+
 def test_a_signal_during_the_speed_measurement_creates_no_run(tmp_path, monkeypatch):
     def send_signal(timer, progress):
         signal.raise_signal(signal.SIGTERM)

@@ -99,9 +99,14 @@ class HeadTypes(AnalysisResult):
         return tuple(tuple(row) for row in rows)
 
     def clearest(self) -> ClassifiedHead:
-        """The head with the highest score, preferring types that say what a head attends to."""
-        place = clearest_place([(head.type, head.score) for head in self.heads])
-        return self.heads[place]
+        """The head with the highest score, preferring types that say what a head attends to.
+
+        If the best type is uniform, the map with the most structure is the least uniform one.
+        """
+        head = self.heads[clearest_place([(head.type, head.score) for head in self.heads])]
+        if head.type != "uniform":
+            return head
+        return min(self.heads, key=lambda each: each.scores["uniform"] or 0.0)
 
 
 def clearest_place(typed: Sequence[tuple[str, float]]) -> int:

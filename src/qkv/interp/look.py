@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class LookRequest:
     @property
     def interventions(self) -> list[str]:
         """A phrase for each intervention."""
-        phrases = [f"head {head} ablated" for head in self.ablate]
+        phrases = [f"{'heads' if ',' in heads else 'head'} {heads} ablated" for heads in self.ablate]
         phrases += [f"scale {scale}" for scale in self.scale]
         return phrases + [f"edge {edge} masked" for edge in self.mask_edges]
 
@@ -194,8 +194,10 @@ def _intervene(prepared: PreparedInput, request: LookRequest, baseline: ForwardP
 
 
 def _choose_head(request: LookRequest, trace: Trace, head_types: HeadTypes) -> tuple[int, int]:
-    """The layer and head to show: those asked for, otherwise the clearest."""
-    clearest = head_types.clearest()
+    """The layer and head to show: those asked for, otherwise the clearest that is not ablated."""
+    ablated = parse_heads(trace, request.ablate)
+    kept = tuple(each for each in head_types.heads if (each.layer, each.head) not in ablated) or head_types.heads
+    clearest = replace(head_types, heads=kept).clearest()
     layer = clearest.layer if request.layer is None else find_layer(trace, request.layer)
     if request.head is not None:
         heads = trace.layers[layer].heads
@@ -205,7 +207,8 @@ def _choose_head(request: LookRequest, trace: Trace, head_types: HeadTypes) -> t
     elif request.layer is None:
         head = clearest.head
     else:
-        heads = [each for each in head_types.heads if each.layer == layer]
+        inside = [each for each in head_types.heads if each.layer == layer]
+        heads = [each for each in inside if each in kept] or inside
         head = max(heads, key=lambda each: each.score).head
     return layer, head
 

@@ -43,15 +43,20 @@ def terminal_lines(result: LookResult, *, width: int, color: bool) -> Iterator[T
 def _title_line(result: LookResult) -> Text:
     layers, heads = len(result.trace), sum(layer.heads for layer in result.trace.layers)
     model = type(result.prepared.model).__name__
-    details = f"  {model}, {layers} attention layers, {heads} heads, {_describe_input(result.prepared)}"
+    size = f"{_count(layers, 'attention layer')}, {_count(heads, 'head')}"
+    details = f"  {model}, {size}, {_describe_input(result.prepared)}"
     return Text(result.prepared.checkpoint, style="bold").append(details, style="dim not bold")
 
 
 def _describe_input(prepared: PreparedInput) -> str:
     if prepared.image is not None:
         return f"{prepared.image.rows} × {prepared.image.columns} patches"
-    target = f"{len(prepared.tokens)} tokens"
-    return f"source {len(prepared.source)} tokens, target {target}" if prepared.source else target
+    target = _count(len(prepared.tokens), "token")
+    return f"source {_count(len(prepared.source), 'token')}, target {target}" if prepared.source else target
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _describe_prediction(result: LookResult, count: int) -> tuple[str, str]:
@@ -123,10 +128,14 @@ def make_result_scene(result: LookResult) -> Scene:
 
 def _facts(result: LookResult) -> list[tuple[str, str]]:
     facts = [("model", f"{type(result.prepared.model).__name__}, {_describe_input(result.prepared)}")]
+    intervenes = bool(result.request.interventions)
     if result.prediction:
-        facts.append(_describe_prediction(result, 3))
-    if result.request.interventions:
+        name, answers = _describe_prediction(result, 3)
+        facts.append((f"{name} without the intervention" if intervenes else name, answers))
+    if intervenes:
         facts.append(("intervention", ", ".join(result.request.interventions)))
+    if result.effect is not None and result.effect.top_before:
+        facts.append(("its effect", terminal.describe_changed_answer(result.prepared, result.effect)))
     return facts
 
 
@@ -136,7 +145,7 @@ def draw_png(result: LookResult) -> bytes:
     if sweep is not None:
         names = [f"{index}  {name}" for index, name in enumerate(sweep.names)]
         title = f"{result.prepared.checkpoint}: each head ablated"
-        return png.draw_table(sweep.table, names, sweep.columns, title, UNITS[sweep.measure])
+        return png.draw_table(sweep.table, names, sweep.columns, title, f"increase of the {UNITS[sweep.measure]}")
     scene = make_result_scene(result)
     panel = head = None
     if result.request.names_head:

@@ -29,6 +29,7 @@ MAX_EVALUATIONS = 10  # of a run with a time budget
 EVALUATION_SHARE = 0.2  # of its time, at most
 MIN_STEPS = 10  # of a stage with a time budget
 TRIAL_STEPS, TRIAL_ITEMS = 50, 256  # a run of fewer steps is evaluated on so many items
+TRIAL_EVALUATIONS = 2  # and each of its stages so often: evaluations would take longer than its steps
 
 
 def check_length(minutes: float | int | None, steps: int | None, epochs: int | None = None) -> None:
@@ -108,7 +109,17 @@ def with_steps(config: RecipeConfig, steps: int) -> RecipeConfig:
     check_length(None, steps)
     shares = get_recipe(config.recipe).stage_shares(config)
     stages = {name: rescale_steps(config.stages[name], max(round(steps * share), 1)) for name, share in shares.items()}
+    if steps < TRIAL_STEPS:
+        stages = {name: _limit_evaluations(stage, TRIAL_EVALUATIONS) for name, stage in stages.items()}
     return replace(config, stages={**config.stages, **stages})
+
+
+def _limit_evaluations(config: TrainConfig, most: int) -> TrainConfig:
+    """Evaluate a stage at most so often."""
+    every = config.checkpoint.evaluate_every
+    if every == 0:
+        return config
+    return replace(config, checkpoint=replace(config.checkpoint, evaluate_every=max(every, -(-config.steps // most))))
 
 
 def with_epochs(task: Task, epochs: int) -> RecipeConfig:

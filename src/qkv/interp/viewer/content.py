@@ -19,7 +19,7 @@ from qkv.interp.head_types import clearest_place
 from qkv.interp.layers import TracedLayer
 from qkv.interp.traces import pool_weights
 from qkv.interp.viewer.pack import Blob, pack_lazy_weights, quantize_root, to_decimals
-from qkv.interp.viewer.scene import Panel, PatchImage, Scene
+from qkv.interp.viewer.scene import Panel, PatchImage, Scene, Types
 
 POOLED_SIZE = 128  # cells along the longer side of a pooled map
 MAX_PATCHES = 256  # maps over an image are not pooled up to this many patches
@@ -73,23 +73,27 @@ def pack_scene(scene: Scene, *, full: bool = False) -> PageContent:
         "axes": [{"name": axis.name, "tokens": list(axis.tokens)} for axis in scene.axes],
         "digits": digits,
         "panels": panels,
-        "first": _first_shown(scene),
+        "first": _first_shown(panels),
         "image": None if scene.image is None else _pack_image(scene.image),
     }
     return PageContent(description, {"maps": maps.to_base64(), **blobs})
 
 
-def _first_shown(scene: Scene) -> list[int]:
-    """The panel and the head that the page opens on: the most informative head."""
+def _first_shown(panels: list[dict[str, Any]]) -> list[int]:
+    """The packed panel and the head that the page opens on: the most informative head."""
     found = [
-        (number, head, types[0] if types else ("mixed", 0.0))
-        for number, panel in enumerate(scene.panels)
-        for head, types in enumerate(panel.types)
+        (number, head, (types[0][0], types[0][1]) if types else ("mixed", 0.0))
+        for number, panel in enumerate(panels)
+        for head, types in enumerate(panel["types"])
     ]
     if not found:
         return [0, 0]
-    number, head, _ = found[clearest_place([typed for _, _, typed in found])]
-    return [number, head]
+    number, head, (head_type, _) = found[clearest_place([typed for _, _, typed in found])]
+    if head_type not in ("uniform", "mixed"):
+        return [number, head]
+    # no head has a telling type: the sharpest map that has weights shows most
+    sharpest = [(panels[i]["entropy"][j], i, j) for i, j, _ in found if panels[i]["peaks"][j] > 0]
+    return list(min(sharpest)[1:]) if sharpest else [number, head]
 
 
 def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool
         "entropy": [round(head.entropy, 4) for head in heads],
         "distance": [round(head.distance, 2) for head in heads],
         "first": [round(head.first, 4) for head in heads],
-        "types": [[[name, round(score, 3)] for name, score in types] for types in panel.types],
+        "types": [_pack_types(types, head) for types, head in zip(panel.types, heads, strict=bool(panel.types))],
     }
     if exact:
         return packed | {"exact": maps.integers(torch.stack([to_decimals(head.map, digits) for head in heads]))}
@@ -124,6 +128,11 @@ def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool
         "top_keys": maps.integers(torch.stack([head.keys for head in heads]).transpose(1, 2)),
         "top_weights": maps.integers(differences),
     }
+
+
+def _pack_types(types: Types, head: HeadSummary) -> list[list[Any]]:
+    """The types of a head; none if all weights that the page shows of it are 0, as of an ablated head."""
+    return [[name, round(score, 3)] for name, score in types] if head.map.any() else []
 
 
 def _pack_image(image: PatchImage) -> dict[str, Any]:

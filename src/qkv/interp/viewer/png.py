@@ -34,10 +34,9 @@ def draw_heads(scene: Scene) -> bytes:
             axes.set_axis_off()
             if head >= panel.layer.heads:
                 continue
-            drawn = _draw(axes, _map(panel, head, scene.batch, 256))
-            if panel.types and panel.types[head]:
-                kind, score = panel.types[head][0]
-                axes.set_title(f"{kind} {score:.2f}", fontsize=5, pad=1.5, color=QUIET)
+            weights = _map(panel, head, scene.batch, 256)
+            drawn = _draw(axes, weights)
+            axes.set_title(_caption(panel, head, weights, most=1), fontsize=5, pad=1.5, color=QUIET)
         row[0].text(
             -0.12, 0.5, panel_name(scene, panel), transform=row[0].transAxes, ha="right", va="center", fontsize=6
         )
@@ -69,7 +68,7 @@ def draw_head(scene: Scene, panel: Panel, head: int) -> bytes:
     axes.set_xlabel(f"keys: {_plain(scene.axes[panel.keys].name)}", color=KEYS, fontsize=7)
     axes.set_ylabel(f"queries: {_plain(scene.axes[panel.queries].name)}", color=QUERIES, fontsize=7)
     _legend(figure, drawn, axes)
-    kinds = " · ".join(f"{kind} {score:.2f}" for kind, score in panel.types[head]) if panel.types else ""
+    kinds = _caption(panel, head, weights)
     title = f"{_plain(scene.title)}: {_plain(panel.name)}, head {head}"
     axes.set_title(title + (f"\n{kinds}" if kinds else ""), fontsize=8)  # above the key labels
     return _bytes(figure)
@@ -146,6 +145,14 @@ def panel_name(scene: Scene, panel: Panel) -> str:
         return f"layer {panel.number}"
     names = [scene.axes[place].name for place in (panel.queries, panel.keys)]
     return _plain(names[0] if names[0] == names[1] else " → ".join(names)) + f", layer {panel.number}"
+
+
+def _caption(panel: Panel, head: int, weights: Tensor, most: int | None = None) -> str:
+    """The types of a head, the first `most`; of a head without any weight, as after an ablation, that it has none."""
+    if not weights.any():
+        return "all weights are 0"
+    types = panel.types[head][:most] if panel.types else ()
+    return " · ".join(f"{kind} {score:.2f}" for kind, score in types)
 
 
 def _map(panel: Panel, head: int, batch: int, size: int) -> Tensor:

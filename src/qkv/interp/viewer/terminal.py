@@ -108,14 +108,27 @@ def head_map_lines(
 ) -> Iterator[Text]:
     """One head's map, pooled to fit the width, with its color scale."""
     found = trace.layer(layer)
-    margin = max((cell_len(visible_token(name)) for name in rows), default=0) + 1
+    row_names, column_names = ([visible_token(name) for name in side] for side in (rows, columns))
+    if not _distinct_when_cut(column_names):  # times, coordinates: the index tells the tokens apart
+        last = len(str(len(row_names) - 1))
+        row_names = [f"{index:>{last}} {name}" for index, name in enumerate(row_names)]
+        column_names = [f"{index % 100:>2}" for index in range(len(column_names))]
+    margin = max((cell_len(name) for name in row_names), default=0) + 1
     size = max(min((width - margin) // 2, MAX_ROWS if found.queries > MAX_ROWS else max(found.keys, found.queries)), 4)
     step = max(-(-max(found.queries, found.keys) // size), 1)
     weights = trace.map(layer, head, size).float().cpu()
-    names = [[visible_token(name) for name in side[::step]] for side in (rows, columns)]
-    yield heatmap(weights, *names, color=color)
+    yield heatmap(weights, row_names[::step], column_names[::step], color=color)
     note = "" if step == 1 else f"   each cell: the largest of {step} × {step} weights, labeled by its first tokens"
     yield legend(color=color).append(note, style="dim")
+
+
+def _distinct_when_cut(names: Sequence[str]) -> bool:
+    """Whether at least half of the different names are still different when a column has two characters for each.
+
+    >>> _distinct_when_cut(["the", "cat", "sat"]), _distinct_when_cut(["0.00 s", "0.04 s", "0.08 s"])
+    (True, False)
+    """
+    return 2 * len({set_cell_size(name, 2) for name in names}) > len(set(names))
 
 
 def image_map_lines(found: ImageAttention, *, color: bool) -> Iterator[Text]:
@@ -156,15 +169,20 @@ def effect_lines(subject: PreparedInput, found: Effect) -> Iterator[Text]:
         flipped = f", top prediction changed at {found.flipped:.0%} of positions" if found.flipped is not None else ""
         yield Text(f"KL         {found.kl:.4f} nats{flipped}")
     if found.top_before:
-        old, new = found.top_before[-1], found.top_after[-1]
-        yield Text(
-            f"prediction “{visible_token(subject.token(old))}” {found.probability_before[-1]:.3f} → "
-            + (f"{found.probability_after[-1]:.3f}" if old == new else f"now “{visible_token(subject.token(new))}”")
-        )
+        yield Text(f"prediction {describe_changed_answer(subject, found)}")
     if found.kind == "tokens" and len(found.kl_at) > 1:
         worst = sorted(range(len(found.kl_at)), key=lambda place: -found.kl_at[place])[:5]
         names = [f"{place} “{visible_token(subject.tokens[place])}” {found.kl_at[place]:.3f}" for place in worst]
         yield Text("largest at " + ", ".join(names), style="dim")
+
+
+def describe_changed_answer(subject: PreparedInput, found: Effect) -> str:
+    """The last answer before an intervention with its probability, and what became of it."""
+    old, new = found.top_before[-1], found.top_after[-1]
+    after = f"{found.probability_after[-1]:.3f}"
+    if old != new:
+        after += f", now “{visible_token(subject.token(new))}”"
+    return f"“{visible_token(subject.token(old))}” {found.probability_before[-1]:.3f} → {after}"
 
 
 def lens_lines(subject: PreparedInput, found: LogitLens, place: int) -> Iterator[Text]:
