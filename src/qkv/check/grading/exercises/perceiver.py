@@ -137,12 +137,16 @@ class Perceiver:
         return found
 
     def mlp(self, block: Block) -> dict[str, Tensor]:
-        """The weights of the block's MLP as zeros: those with a size of its hidden layer."""
-        usual = {self.dim, self.bottleneck, 1, 3 * self.dim, 2 * self.dim if self.bottleneck == 2 else 0}
+        """The weights of one layer of the block's MLP as zeros, so that the MLP adds a constant.
+
+        An MLP has a matrix to its hidden layer and one back; fused keys and values have no matrix back.
+        """
+        matrices = {name: value for name, value in block.weights.items() if value.ndim == 2}
+        shapes = {value.shape for value in matrices.values()}
         found = {
             name: torch.zeros_like(value)
-            for name, value in block.weights.items()
-            if any(size not in usual for size in value.shape)
+            for name, value in matrices.items()
+            if value.shape[0] == self.dim and value.shape[1] not in (self.dim, 1) and value.shape[::-1] in shapes
         }
         if not found:
             raise SubmissionError("it has no MLP: no parameter has the size of a hidden layer")
