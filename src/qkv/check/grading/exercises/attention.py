@@ -440,7 +440,9 @@ def check_unequal_lengths(layer: GradedAttention) -> list[Finding]:
     worst = 0.0
     for t, s in ((3, 7), (7, 3)):
         q, k, v = draw(t), draw(s), draw(s)
-        starts = [min(start, max(t - s, 0)) for start in range(0, t, s)]  # queries in parts of s, the last one moved back
+        starts = [
+            min(start, max(t - s, 0)) for start in range(0, t, s)
+        ]  # queries in parts of s, the last one moved back
 
         def by_parts(q: Tensor = q, k: Tensor = k, v: Tensor = v, s: int = s, starts: list[int] = starts) -> Tensor:
             t = q.shape[2]

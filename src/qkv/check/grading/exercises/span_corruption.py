@@ -207,13 +207,21 @@ def require_response_of_spans(spans: GradedSpans) -> None:
 
 
 def check_length(spans: GradedSpans) -> list[Finding]:
-    wrong = [result for result in spans.results if len(result.text) != result.block_size]
+    wrong = [r for r in spans.results if len(r.text) != r.block_size and not _overflows_by_repeating(spans, r)]
     hint = "pad with the padding character up to the block size, and never beyond"
 
     def describe(result: Corrupted) -> str:
         return f"{len(result.text)} characters, expected {result.block_size}"
 
     return [_count_wrong("length", spans, wrong, describe, hint)]
+
+
+def _overflows_by_repeating(spans: GradedSpans, result: Corrupted) -> bool:
+    """Whether a text is too long only because its masked span is in it twice, which is judged by the content."""
+    parts = spans.parts_in_text(result)
+    if parts is None or not spans.repeats_span(result, parts) or spans.pad in result.text:
+        return False
+    return len(result.text) - len(parts[2]) <= result.block_size
 
 
 def check_form(spans: GradedSpans) -> list[Finding]:
@@ -352,7 +360,7 @@ def check_masked_share(spans: GradedSpans) -> list[Finding]:
     if (
         spans.masked_share[0] <= mean <= spans.masked_share[1]
         and different >= 4
-        and (spans.may_mask_nothing or min(shares) > 0)
+        and (spans.may_mask_nothing or min(shares) > 0 or 2 * len(_wrong_content(spans)) > len(spans.results))
     ):
         return [Finding("masked share", "pass", mean, evidence)]
     hint = "mask a random number of characters, a quarter of the text on average, and at least one"
