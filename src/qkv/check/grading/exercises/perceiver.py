@@ -296,9 +296,9 @@ def check_down_norm(perceiver: Perceiver) -> list[Finding]:
         return [_mlp_norm("down: norms", perceiver, perceiver.down, lambda factor: ((factor * x,), {}))]
     name, x = perceiver.basis, perceiver.draw(107, perceiver.length)
     value, off = perceiver.down.weights[name], perceiver.mlp(perceiver.down)
-    outs = [perceiver.down.run(x, **off, **{name: factor * value}) for factor in (1.0, 3.0)]
+    outs = [perceiver.down.run(x, **off, **{name: factor * value}) for factor in (10.0, 30.0)]
     added = [
-        out - factor * value.double().reshape(1, -1, perceiver.dim) for out, factor in zip(outs, (1, 3), strict=True)
+        out - factor * value.double().reshape(1, -1, perceiver.dim) for out, factor in zip(outs, (10, 30), strict=True)
     ]
     error = min(
         relative_error(added[1], added[0]), relative_error(outs[1], outs[0])
