@@ -372,7 +372,11 @@ def test_indices_outside_the_vocabulary_are_shown_as_numbers(tmp_path):
             ("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[begin:]"),
             "also in the suffix",
         ),
-        ("cs224n-finetuning", ("return tconf, trainer_obj", "return trainer_obj"), "return tconf, trainer_obj"),
+        (
+            "cs224n-finetuning",
+            ("return tconf, Trainer(model, questions", "return Trainer(model, questions"),
+            "return tconf, trainer_obj",
+        ),
         ("cs224n-rope", ("10000.0 **", "1000.0 **"), "the base is 1000"),
         ("cs224n-rope", (".flatten(-2)", ""), "put the pairs back into one axis"),
         ("cs224n-rope", ("b * cos + a * sin", "b * cos + (a * cos - b * sin) * sin"), "after its rotation"),
