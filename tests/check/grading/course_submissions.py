@@ -334,7 +334,7 @@ PERCEIVER_WRONG = {
     "C not normalized": (("self.norm_q(self.C)", "self.C"), {"down: layer norms, MLP"}),
     "MLP not normalized": (("self.ff(self.norm_mlp(z))", "self.ff(z)"), {"down: layer norms, MLP"}),
     "no MLP": (("return z + self.ff(self.norm_mlp(z))", "return z"), {"down: layer norms, MLP"}),
-    "C of the block size": (("config.bottleneck_dim, c", "config.block_size, c"), {"down: shape", "down: learned vectors C", "down: residual connections", "down: layer norms, MLP"}),
+    "C of the block size": (("config.bottleneck_dim, c", "config.block_size, c"), {"down: learned vectors C"}),
     "post-norm": (("z = self.C + self.cross(x_input, self.norm_q(self.C))\n        return z + self.ff(self.norm_mlp(z))", "z = self.norm_q(self.C + self.cross(x_input, self.C))\n        return self.norm_mlp(z + self.ff(z))"), {"down: layer norms, MLP"}),
     "tokens in place of C": (("z = self.C + self.cross(x_input, self.norm_q(self.C))", "c = x_input[:, : self.C.shape[1]]\n        z = c + self.cross(x_input, self.norm_q(c))"), {"down: learned vectors C"}),
     "attention to C only": (("self.cross(x_input, self", "self.cross(self.C, self"), None),

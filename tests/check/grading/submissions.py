@@ -76,7 +76,7 @@ class MultiHeadAttention(nn.Module):
 MULTI_HEAD_WRONG = {
     "mask inverted": (("~mask", "mask"), {"mask"}),
     "mask of −∞": (("-1e9", "float('-inf')"), {"fully masked row"}),
-    "scale twice": (("math.sqrt(self.head_dim)", "self.head_dim"), {"scale 1/√d", "cross-attention", "equals the formula"}),
+    "scale twice": (("math.sqrt(self.head_dim)", "self.head_dim"), {"scale 1/√d", "equals the formula"}),
     "self-attention only": (("self.k_proj(key)", "self.k_proj(query)"), {"cross-attention"}),
     "causal": (
         ("scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)",
@@ -84,8 +84,12 @@ MULTI_HEAD_WRONG = {
         {"sees everything", "cross-attention", "equals the formula"},
     ),
     "no output projection": (("self.out_proj(out.transpose(1, 2).flatten(2))", "out.transpose(1, 2).flatten(2)"), {"equals the formula"}),
-    "no scale": ((" / math.sqrt(self.head_dim)", ""), {"scale 1/√d", "cross-attention", "equals the formula"}),
-    "softmax over queries": (("scores.softmax(-1)", "scores.softmax(-2)"), None),
+    "no scale": ((" / math.sqrt(self.head_dim)", ""), {"scale 1/√d", "equals the formula"}),
+    "softmax over queries": (("scores.softmax(-1)", "scores.softmax(-2)"), {"softmax over keys", "equals the formula"}),
+    "values from key": (("self.v_proj(value)", "self.v_proj(key)"), {"cross-attention"}),
+    "masked scores are 0": (("-1e9", "0.0"), {"mask"}),
+    "mask never used": (("scores = scores.masked_fill(~mask, -1e9)", "pass"), {"mask"}),
+    "mask after the softmax": (("out = scores.softmax(-1) @ v", "out = (scores.softmax(-1) * (1 if mask is None else mask)) @ v"), None),
     "no transpose": (("x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)", "x.reshape(x.shape[0], self.heads, x.shape[1], self.head_dim)"), None),
 }  # fmt: skip
 
@@ -173,7 +177,8 @@ SPANS_WRONG = {
     "no padding": ((' + "□" * (block_size - len(out))', ""), {"length"}),
     "no second sign": (('suffix + "⁇" + masked', "suffix + masked"), {"form"}),
     "masked in the middle": (('prefix + "⁇" + suffix + "⁇" + masked', 'prefix + "⁇" + masked + "⁇" + suffix'),
-                             {"content in order", "about a quarter"}),
+                             {"content in order"}),
+    "the span stays": (("suffix = text[:start], text[start : start + count], text[start + count :]", "suffix = text[:start], text[start : start + count], text[start:]"), {"content in order"}),
     "never cut": (("text = document[:length]", "text = document[: block_size - 2]"), {"cut"}),
     "half is masked": (("rng.uniform(0.1, 0.4)", "rng.uniform(0.4, 0.6)"), {"about a quarter"}),
     "always at the start": (("rng.randint(0, len(text) - count)", "0"), {"anywhere"}),
@@ -198,6 +203,7 @@ ROPE_WRONG = {
     "no rotation": (("b * angle.cos() + a * angle.sin()", "b * angle.cos() - a * angle.sin()"), {"a rotation", "relative positions", "equals the formula"}),
     "positions of its own": (("positions[:, None]", "torch.arange(x.shape[2])[:, None]"), {"uses positions", "equals the formula"}),
     "from 1": (("positions[:, None]", "(positions[:, None] + 1)"), {"position 0", "equals the formula"}),
+    "rotated partner": (("    out = torch.stack((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)", "    b = b * angle.cos() + a * angle.sin()\n    out = torch.stack((a * angle.cos() - b * angle.sin(), b), -1)"), {"a rotation", "relative positions", "equals the formula"}),
     "half the exponent": (("-torch.arange(0, d, 2) / d", "-torch.arange(d // 2) / d"), {"equals the formula"}),
     "another base": (("10000 **", "1000 **"), {"equals the formula"}),
     "one speed": (("10000 ** (-torch.arange(0, d, 2) / d)", "torch.ones(d // 2)"), {"equals the formula"}),

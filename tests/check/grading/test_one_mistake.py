@@ -367,6 +367,16 @@ def test_indices_outside_the_vocabulary_are_shown_as_numbers(tmp_path):
         ("cs224n-char-corruption", ("out.ljust(", "out.rjust("), "the padding comes before the text"),
         ("cs224n-char-corruption", ("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[end + 1:]"), "lost: 1 char"),
         ("cs224n-char-corruption", ("+ text[begin:end]", "+ text[begin:end][::-1]"), "the masked span is reversed"),
+        (
+            "cs224n-char-corruption",
+            ("self.MASK_CHAR + text[end:]", "self.MASK_CHAR + text[begin:]"),
+            "also in the suffix",
+        ),
+        (
+            "cs224n-finetuning",
+            ("return tconf, Trainer(model, questions", "return Trainer(model, questions"),
+            "return tconf, trainer_obj",
+        ),
         ("cs224n-rope", ("10000.0 **", "1000.0 **"), "the base is 1000"),
         ("cs224n-rope", (".flatten(-2)", ""), "put the pairs back into one axis"),
         ("cs224n-rope", ("b * cos + a * sin", "b * cos + (a * cos - b * sin) * sin"), "after its rotation"),
@@ -384,3 +394,104 @@ def test_an_mlp_of_another_size_costs_only_the_mlp(tmp_path):
     (mistake,) = grade_source("nyu-vit-encoder-block", source, tmp_path).mistakes
     assert mistake.property == "MLP"
     assert "the hidden layer has 64 features, expected mlp_dim = 80" in mistake.evidence
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["filled", "added"])
+def test_a_token_hidden_from_itself_is_one_mistake_however_it_is_hidden(added, tmp_path):
+    """Scores of the first token that are all −1e9 still have a softmax, and small steps are lost in them."""
+    hide = (
+        "att + torch.ones(t, t).triu(0).mul(-1e9)" if added else "att.masked_fill(torch.ones(t, t).triu(0) > 0, -1e9)"
+    )
+    line = next(line for line in CAUSAL.split("\n") if "masked_fill" in line)
+    source = replaced(CAUSAL, (line, f"{line[: len(line) - len(line.lstrip())]}t = x.shape[1]; att = {hide}"))
+    (mistake,) = grade_source("causal-self-attention", source, tmp_path).mistakes
+    assert mistake.property == "no future, whole past, equals the formula"
+    assert "a query does not see itself" in str(mistake.fix)
+
+
+def test_a_projection_for_each_head_is_found_inside_other_lists(tmp_path):
+    block = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        d = dim // heads
+        parts = lambda: nn.ModuleDict({name: nn.Linear(dim, d) for name in ("q", "k", "v")})
+        self.heads, self.out = nn.ModuleList(parts() for _ in range(heads)), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        outs = []
+        for h in self.heads:
+            weights = torch.softmax(h["q"](x) @ h["k"](x).mT / h["q"].out_features ** 0.5, dim=-1)
+            outs.append(weights @ h["v"](x))
+        return self.out(torch.cat(outs, dim=-1))
+
+class EncoderBlock(nn.Module):
+    def __init__(self, dim, heads, mlp_dim, dropout=0.0):
+        super().__init__()
+        mlp = nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
+        self.parts = nn.ModuleList([Attention(dim, heads), mlp])
+        self.norms = nn.ModuleList([nn.LayerNorm(dim), nn.LayerNorm(dim)])
+
+    def forward(self, x):
+        for part, norm in zip(self.parts, self.norms):
+            x = x + part(norm(x))
+        return x
+"""
+    grade = grade_source("nyu-vit-encoder-block", block, tmp_path)
+    assert grade.total == grade.possible, grade.mistakes
+
+
+def test_fused_keys_and_values_are_not_taken_for_an_mlp(tmp_path):
+    perceiver = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        c = config.n_embd
+        self.heads, self.n1, self.n2 = config.n_head, nn.LayerNorm(c), nn.LayerNorm(c)
+        self.wq, self.wkv, self.wo = nn.Linear(c, c), nn.Linear(c, 2 * c), nn.Linear(c, c)
+        self.mlp = nn.Sequential(nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c))
+
+    def attend(self, keys, queries):
+        q, (k, v) = self.wq(queries), self.wkv(keys).chunk(2, dim=-1)
+        q, k, v = (z.unflatten(-1, (self.heads, -1)).transpose(1, 2) for z in (q, k, v))
+        return self.wo(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+class DownProjectBlock(Block):
+    def __init__(self, config):
+        super().__init__(config)
+        self.C = nn.Parameter(nn.init.xavier_uniform_(torch.empty(1, config.bottleneck_dim, config.n_embd)))
+
+    def forward(self, x_input):
+        c = self.C.expand(x_input.shape[0], -1, -1)
+        out = c + self.attend(x_input, self.n1(c))
+        return out + self.mlp(self.n2(out))
+
+class UpProjectBlock(Block):
+    def forward(self, y, x_input):
+        out = x_input + self.attend(self.n1(y), x_input)
+        return out + self.mlp(self.n2(out))
+"""
+    right = grade_source("cs224n-perceiver", perceiver, tmp_path)
+    assert right.total == right.possible, right.mistakes
+    head, tail = perceiver.split("class UpProjectBlock")
+    (mistake,) = grade_source(
+        "cs224n-perceiver",
+        head + "class UpProjectBlock" + tail.replace("out + self.mlp(self.n2(out))", "out"),
+        tmp_path,
+    ).mistakes
+    assert mistake.property == "up: layer norms, MLP"
+    not_normalized = replaced(perceiver, ("self.attend(x_input, self.n1(c))", "self.attend(x_input, c)"))
+    (mistake,) = grade_source("cs224n-perceiver", not_normalized, tmp_path).mistakes
+    assert mistake.property == "down: layer norms, MLP"
+
+
+def test_the_starter_code_is_found_in_a_folder_that_was_not_handed_in(tmp_path):
+    source = "import src.trainer as of_the_course\n" + COURSES["cs224n-finetuning"][1]
+    grade = grade_source("cs224n-finetuning", source, tmp_path)
+    assert grade.total == grade.possible, grade.mistakes

@@ -105,3 +105,20 @@ def load_text(name):
     from qkv.check.grading.rubric import find_rubric
 
     return find_rubric(name).read_text(encoding="utf-8")
+
+
+def test_attention_is_scaled_by_the_root_of_the_head_dim_unless_a_rubric_says_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setattr(grade_module, "Sandbox", LocalSandbox)
+    text = GOOD.replace('[contract]\nscale = "head"\nsoftmax = "keys"\n', "[contract]\n")
+    rubric, file = tmp_path / "mine.toml", tmp_path / "ada.py"
+    rubric.write_text(text, encoding="utf-8")
+    file.write_text(SOLUTION, encoding="utf-8")
+    grade = grade_module.grade_file(load_rubric(rubric), file, "ada", 7)
+    assert grade.total == grade.possible
+
+
+def test_points_that_nobody_can_earn_are_refused(tmp_path):
+    rubric = tmp_path / "mine.toml"
+    rubric.write_text(GOOD.replace('mask = "true-attends"\n', ""), encoding="utf-8")
+    with pytest.raises(ValueError, match="'mask polarity' compares with a promise, and there is none: add mask"):
+        load_rubric(rubric)

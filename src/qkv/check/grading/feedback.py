@@ -138,12 +138,18 @@ def common_mistakes(grades: Sequence[Grade]) -> list[CommonMistake]:
     found: dict[tuple[str, str, str], list[tuple[str, Mistake]]] = {}
     for grade in grades:
         for mistake in grade.mistakes if grade.refused is None else ():
-            cause = mistake.fix if mistake.fix and mistake.fix.startswith(EXPLAINED) else ""
+            cause = mistake.fix if mistake.fix and mistake.fix.startswith(EXPLAINED) else _error_name(mistake)
             found.setdefault((mistake.property, mistake.check, cause), []).append((grade.student, mistake))
     entries = [
         CommonMistake(key[0], key[1], tuple(student for student, _ in who), who[0][1]) for key, who in found.items()
     ]
     return sorted(entries, key=lambda entry: -len(entry.students))
+
+
+def _error_name(mistake: Mistake) -> str:
+    """What ended a call, such as TypeError: calls that fail for different reasons are different mistakes."""
+    failed = re.match(r"(?:the call failed|the file does not run|it was stopped)[^\w]+(\w+)", mistake.evidence)
+    return failed[0] if failed else ""
 
 
 def _figures(grades: Sequence[Grade]) -> str:
@@ -225,4 +231,7 @@ def _printable(line: str) -> str:
 
 
 def _capital(text: str) -> str:
+    """A place with a capital letter, unless it begins with the name of a file."""
+    if not text.startswith(("line", "cell")):
+        return text
     return text[:1].upper() + text[1:]

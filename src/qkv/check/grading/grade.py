@@ -56,6 +56,8 @@ REMEDIES = {
     "Resource temporarily unavailable": "it starts processes, which is not allowed here: leave that out",
     "SystemExit": "the code ends its process: leave exit() and sys.exit() out",
     "No such file or directory": "it opens a file that is not there while it is graded: leave that out",
+    "can't allocate memory": "it needs more memory than a submission may use: a list or a tensor grows too large",
+    "MemoryError": "it needs more memory than a submission may use: a list or a tensor grows too large",
     "File too large": "it writes or prints too much: leave that out",
     "NaN or infinite values": "a softmax over scores that are all −∞ gives NaN: a mask that hides every key of a "
     "query (an inverted one, or one that hides a token from itself), or a softmax over another axis than the keys; or "
@@ -452,7 +454,7 @@ def _patterns(finding: Finding, kind: Exercise) -> tuple[str, ...]:
     of_check = kind.lines.get(finding.check) or LINES.get(finding.check, ())
     of_cause: tuple[str, ...] = ()
     if finding.family is not None:
-        family = "heads merged" if "merged" in str(finding.hint) else finding.family
+        family = "heads merged" if "merged without" in str(finding.hint) else finding.family
         of_cause = kind.lines.get(family) or LINES_OF_CAUSES.get(family, ())
     setting = re.search(r"\b([a-z]\w+) is \S+, expected", finding.evidence)
     of_setting = (rf"\b{setting[1]}\b[\"']?\s*[=:](?!=)",) if setting else ()

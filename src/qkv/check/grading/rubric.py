@@ -19,6 +19,14 @@ from qkv.check.grading.client import Limits
 from qkv.check.grading.exercises import EXERCISES
 
 RUBRICS = Path(__file__).with_name("rubrics")
+PROMISES = {
+    "kind": "kind",
+    "causal": "kind",
+    "past reachable": "kind",
+    "mask polarity": "mask",
+    "alignment": "alignment",
+    "grouped heads": "grouped",
+}  # the promise that a check of attention compares with: without it nobody earns the points
 OF_EXERCISE = {"name", "exercise", "interface", "contract", "properties", "use", "points"}
 OF_RUBRIC = {"title", "limits", "exercises"}
 
@@ -184,10 +192,16 @@ def _parse_exercise(table: dict[str, Any], where: str) -> list[GradedExercise]:
         name=_text(table, "name", where) if "name" in table else interface.name,
         exercise=exercise,
         interface=interface,
-        contract=_build(Contract, _table(table, "contract", where, {}), f"{where}: contract"),
+        contract=_build(Contract, _contract_table(exercise, table, where), f"{where}: contract"),
         properties=_parse_properties(table.get("properties"), EXERCISES[exercise].check_names, where),
     )
     return [_validated(_change_points(graded, table, where), where)]
+
+
+def _contract_table(exercise: str, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """The promises of a rubric; attention has the usual scale and softmax unless it says otherwise."""
+    usual = {"scale": "head", "softmax": "keys"} if exercise in ("layer", "function") else {}
+    return usual | _table(table, "contract", where, {})
 
 
 def _use_exercises(table: dict[str, Any], where: str) -> list[GradedExercise]:
@@ -237,6 +251,14 @@ def _change_points(graded: GradedExercise, table: dict[str, Any], where: str) ->
 
 
 def _validated(graded: GradedExercise, where: str) -> GradedExercise:
+    """The exercise, if submissions can earn its points: a check of a promise needs one in the contract."""
+    for check in graded.checks:
+        promise = PROMISES.get(check) if graded.exercise in ("layer", "function") else None
+        if promise is not None and getattr(graded.contract, promise) is None:
+            raise ValueError(
+                f"{where}: the check {check!r} compares with a promise, and there is none: add {promise} = … to "
+                "[contract], or leave the check out"
+            )
     try:
         EXERCISES[graded.exercise].validate(graded, where)
     except (TypeError, KeyError, AttributeError) as error:

@@ -71,6 +71,13 @@ BREAKS = {
     "first row": BATCH_CHECKS,
 }  # which checks a mistake breaks by itself, besides the formula
 MAX_LAYOUTS = 500
+ROUNDED = ("gradient", "gradients of parameters")  # measured with small steps, which large scores round away
+HIDES = {
+    "mask off by one": ROUNDED,
+    "mask inverted": ROUNDED,
+    "softmax axis": (*MASK_CHECKS, "unequal lengths"),
+    "heads mixed": ("unequal lengths",),
+}  # what else fails only because of a mistake
 WRONG_MASKS = (
     ("mask off by one", "a query does not see itself; the first one sees nothing, so its softmax is over all tokens",
      lambda ones: ones.triu(0), BUG_FAMILIES["mask off by one"]),
@@ -79,6 +86,18 @@ WRONG_MASKS = (
     ("mask inverted", "the mask is inverted: it hides the past and shows the future and the token itself",
      lambda ones: ones.tril(-1), "hide key > query: where a mask is True for these, fill where it is True"),
 )  # masks that hide with a large number, not −∞: the family, the mistake, what is hidden, the fix  # fmt: skip
+# a mask argument that does not hide: the mistake, and what it makes of the scores s and the weights w (m: may attend)
+WRONG_MASK_ARGUMENTS = {
+    "the mask is never used": lambda s, m: s.softmax(-1),
+    "masked scores become 0, not −∞": lambda s, m: (s * m).softmax(-1),
+    "masked weights are set to 0 after the softmax, so that the rest does not sum to 1": lambda s, m: s.softmax(-1) * m,
+    "the mask is added to the scores as 0 and 1": lambda s, m: (s + m).softmax(-1),
+    "the mask is transposed": lambda s, m: s.masked_fill(~m.mT, -1e30).softmax(-1),
+    **{
+        f"masked scores become {value:g}, not −∞": lambda s, m, value=value: s.masked_fill(~m, value).softmax(-1)
+        for value in (1.0, -1.0, 1e-9, -5.0, -10.0, -100.0)
+    },
+}
 
 
 class GradedAttention(GradedLayer):
@@ -122,13 +141,27 @@ class GradedAttention(GradedLayer):
         whole = x if self.pad_to is None else F.pad(x, (0, 0, 0, self.pad_to - x.shape[1]))
         return check_shape(call_remote(self.sandbox, [whole], {}, weights), tuple(whole.shape))[:, : x.shape[1]]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-        """The layer as a function of q, k and v, by choosing its weights; a causal layer is always causal."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        values_apart: bool = False,
+    ) -> Tensor:
+        """The layer as a function of q, k and v, by choosing its weights; a causal layer is always causal.
+
+        values_apart: the tokens that give the values are not those that give the keys.
+        """
         b, _, t, _ = q.shape
         s = k.shape[2]
         if (k.shape[1] != q.shape[1]) or (t != s and not self.takes_qkv):
             raise ValueError("this layer takes neither fewer key heads nor unequal lengths")
         weights: dict[str, Tensor] = dict(self.weights)
+        if values_apart:
+            v = v.flip(2)
         for part, wanted in {"query": q, "key": k, "value": v}.items():
             weights = self._set_projection(weights, part, wanted)
         if "output" in self.layout:
@@ -137,7 +170,7 @@ class GradedAttention(GradedLayer):
         queries, keys = (_unit_vectors(b, length).to(self.implementation.dtype) for length in (t, s))
         kwargs = {} if mask is None or self.mask is None else {self.mask: mask}
         if self.takes_qkv or kwargs:
-            inputs = [queries, keys, keys] if self.takes_qkv else [queries]
+            inputs = [queries, keys, keys.flip(1) if values_apart else keys] if self.takes_qkv else [queries]
             out = check_shape(call_remote(self.sandbox, inputs, kwargs, weights), (b, t, MODEL_DIM)).double()
         else:
             out = self.call(queries, weights).double()
@@ -188,7 +221,8 @@ class GradedAttention(GradedLayer):
         )
         if self.mask is None:
             return implementation
-        return replace(implementation, takes_mask=True, mask_polarity=self.mask_polarity())
+        polarity = self.mask_polarity() or self.contract.mask  # a mask that hides nothing is judged by `check_mask`
+        return replace(implementation, takes_mask=True, mask_polarity=polarity)
 
     def mask_polarity(self) -> str | None:
         """What True means in its mask: hide one key both ways, and see which value no longer matters."""
@@ -297,7 +331,8 @@ def _explain_output(layer: GradedAttention) -> tuple[str, str, str] | None:
 
     def explains(hidden: Callable[[Tensor], Tensor]) -> bool:
         masks = [hidden(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)) for x in inputs]
-        return are([_expected_output(layer, x, mask) for x, mask in zip(inputs, masks, strict=True)])
+        pairs = list(zip(inputs, masks, strict=True))
+        return any(are([_expected_output(layer, x, mask, added=added) for x, mask in pairs]) for added in (False, True))
 
     if "output" in layer.layout and are([_expected_output(layer, x, project=False) for x in inputs]):
         return "no projection", "the output projection is never applied", "return the projection of the merged heads"
@@ -327,13 +362,17 @@ def tolerance(layer: GradedAttention) -> float:
 
 
 def _expected_output(
-    layer: GradedAttention, x: Tensor, hidden: Tensor | None = None, *, project: bool = True
+    layer: GradedAttention, x: Tensor, hidden: Tensor | None = None, *, added: bool = False, project: bool = True
 ) -> Tensor:
-    """softmax(q·kᵀ/√d) v, head by head, projected. hidden: the keys that a wrong mask gives a very low score."""
+    """softmax(q·kᵀ/√d) v, head by head, projected.
+
+    hidden: the keys that a wrong mask gives a very low score; added: it is added to theirs, which still tells them
+    apart where all of them are hidden.
+    """
     q, k, v = (layer.project(part, x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for part in PARTS[:3])
     scores = q @ k.mT * _promised_scale(layer.contract)
     if hidden is not None:
-        scores = scores.masked_fill(hidden, -1e30)
+        scores = scores - 1e6 * hidden if added else scores.masked_fill(hidden, -1e30)
     elif layer.contract.kind == "causal":
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     out = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -385,16 +424,73 @@ def _check_last_scale(layer: GradedAttention) -> Finding:
 
 
 def check_unequal_lengths(layer: GradedAttention) -> list[Finding]:
-    """There may be fewer queries than keys, or more."""
+    """There may be fewer queries than keys, or more, and the values may come from other tokens than the keys.
+
+    Compared with the formula, or with what the layer itself gives for equal lengths: a wrong scale is judged elsewhere.
+    """
     generator = torch.Generator().manual_seed(34)
+
+    def draw(length: int) -> Tensor:
+        return torch.randn(2, HEADS, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+    def error_of(found: Tensor, q: Tensor, k: Tensor, v: Tensor, own: Callable[[], Tensor]) -> float:
+        error = relative_error(found, (q @ k.mT * _promised_scale(layer.contract)).softmax(-1) @ v)
+        return error if error <= tolerance(layer) else min(error, relative_error(found, own()))
+
     worst = 0.0
     for t, s in ((3, 7), (7, 3)):
-        q, k, v = (torch.randn(2, HEADS, n, HEAD_DIM, generator=generator, dtype=torch.float64) for n in (t, s, s))
-        expected = (q @ k.mT * _promised_scale(layer.contract)).softmax(-1) @ v
-        worst = max(worst, relative_error(layer.attend(q, k, v), expected))
-    evidence = "3 queries on 7 keys, and 7 on 3, differ from the formula"
-    hint = "in cross-attention queries and keys differ in length: take each length from its own input"
-    return compare("unequal lengths", worst, tolerance(layer), evidence, hint)
+        q, k, v = draw(t), draw(s), draw(s)
+        starts = [
+            min(start, max(t - s, 0)) for start in range(0, t, s)
+        ]  # queries in parts of s, the last one moved back
+
+        def by_parts(q: Tensor = q, k: Tensor = k, v: Tensor = v, s: int = s, starts: list[int] = starts) -> Tensor:
+            t = q.shape[2]
+            whole = q.new_zeros(q.shape)
+            for start in starts:
+                part = F.pad(q[:, :, start : start + s], (0, 0, 0, max(0, s - t)))
+                whole[:, :, start : start + s] = layer.attend(part, k, v)[:, :, : min(s, t)]
+            return whole
+
+        worst = max(worst, error_of(layer.attend(q, k, v), q, k, v, by_parts))
+    if worst > tolerance(layer) or not layer.takes_qkv:
+        evidence = "3 queries on 7 keys, and 7 on 3, differ from the formula"
+        hint = "in cross-attention queries and keys differ in length: take each length from its own input"
+        return compare("unequal lengths", worst, tolerance(layer), evidence, hint)
+    q, k, v = draw(5), draw(5), draw(5)
+    apart = layer.attend(q, k, v, values_apart=True)
+    error = error_of(apart, q, k, v, lambda: layer.attend(q, k, v))
+    hint = "queries come from query, keys from key and values from value: check which input each projection gets"
+    evidence = "with other tokens as value than as key, the output differs from the formula"
+    return compare("unequal lengths", error, tolerance(layer), evidence, hint)
+
+
+def check_mask(layer: GradedAttention) -> list[Finding]:
+    """What True means in the mask, or why it hides nothing; and a query that may attend to nothing."""
+    findings = check_masks(layer.as_function, layer.contract)
+    if layer.mask_polarity() is not None:
+        return findings
+    evidence = "a key that the mask hides still changes the output, whichever of True and False hides it"
+    cause = _explain_mask(layer)
+    fix = "fill the scores that the mask excludes with −∞, before the softmax: scores.masked_fill(~mask, −∞)"
+    hint = f"{EXPLAINED}{cause}{FIX}{fix}" if cause else fix
+    failed = Finding("mask polarity", "fail", None, evidence, hint)
+    return [failed if finding.check == "mask polarity" else finding for finding in findings]
+
+
+def _explain_mask(layer: GradedAttention) -> str | None:
+    """What is done with the mask in place of hiding what it excludes, if a formula with this gives the outputs."""
+    generator = torch.Generator().manual_seed(49)
+    q, k, v = (torch.randn(2, HEADS, 5, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.rand(5, 5, generator=generator) < 0.6
+    mask[0] = True
+    mask[:, 0] = True
+    found = layer.attend(q, k, v, mask)
+    scores = q @ k.mT * _promised_scale(layer.contract)
+    for mistake, weights in WRONG_MASK_ARGUMENTS.items():
+        if relative_error(found, weights(scores, mask) @ v) <= tolerance(layer):
+            return mistake
+    return None
 
 
 def validate_layer(rubric: GradedExercise, where: str) -> None:
@@ -425,13 +521,14 @@ ATTENTION_LAYER = Exercise(
         GradedCheck(("shape",), no_grad(check_layer_shape)),
         *(check for check in LAYER_CHECKS if "shape" not in check.names),
         GradedCheck(WEIGHT_CHECKS, no_grad(check_layer_weights)),
-        GradedCheck(MASK_CHECKS, lambda layer: check_masks(layer.as_function, layer.contract)),
+        GradedCheck(MASK_CHECKS, check_mask),
         GradedCheck(("formula",), no_grad(check_formula)),
         GradedCheck(("unequal lengths",), no_grad(check_unequal_lengths)),
     ),
     validate_layer,
     breaks=BREAKS,
     by_output=BY_OUTPUT,
+    hides=HIDES,
 )
 
 

@@ -86,7 +86,7 @@ class Exercise:
     lines: patterns of the lines that a check is about, for the feedback. fixes: what to do where a check gives no hint.
     owners: the functions or classes that a check is about, where it is not the one that the rubric names.
     breaks: the checks that each known mistake breaks by itself, by the family of a finding whose cause is exact. What
-    else fails in `by_output` is only a consequence of it and costs nothing.
+    else fails in `by_output`, or in `hides` of its family, is only a consequence of it and costs nothing.
     """
 
     prepare: Callable[[Sandbox, GradedExercise], Any]
@@ -100,6 +100,7 @@ class Exercise:
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict)
     breaks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     by_output: tuple[str, ...] = ()
+    hides: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def check_names(self) -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def apply_cause(findings: dict[str, Finding], exercise: Exercise) -> dict[str, F
     own = exercise.breaks[str(cause.family)]
     changed = dict(findings)
     for name, finding in findings.items():
-        if finding.verdict == "pass" or name not in exercise.by_output:
+        if finding.verdict == "pass" or name not in (*exercise.by_output, *exercise.hides.get(str(cause.family), ())):
             continue
         if finding is cause and not any(findings[each].verdict == "fail" for each in own if each in findings):
             continue  # nothing else charges it
@@ -209,7 +210,8 @@ def identity_mlp(weights: dict[str, Tensor], dim: int, hidden: int | None = None
     None if the two layers of an MLP are not found, by their sizes, or its hidden layer is too small.
     """
     first = [n for n, w in weights.items() if w.ndim == 2 and w.shape[1] == dim and w.shape[0] >= 2 * dim]
-    first = [name for name in first if weights[name].shape[0] == hidden or (hidden is None and "qkv" not in name)]
+    first = [name for name in first if hidden in (None, weights[name].shape[0])]
+    first = [n for n in first if any(w.shape == weights[n].shape[::-1] for w in weights.values())]  # no fused q, k, v
     last = [n for n, w in weights.items() if first and w.shape == weights[first[0]].shape[::-1]]
     if len(first) != 1 or len(last) != 1:
         return None
@@ -296,7 +298,10 @@ def _worst_gradient(rows: list[tuple[str, float, float]], limit: float) -> Findi
     return Finding("gradients of parameters", "fail", score, evidence, DETACHED)
 
 
-DETERMINISM = GradedCheck(("deterministic in eval",), no_grad(lambda layer: [check_determinism(layer.implementation)]))
+DETERMINISM = GradedCheck(
+    ("deterministic in eval",),
+    no_grad(lambda layer: [check_determinism(layer.implementation, may_keep_state=False)]),
+)
 BATCH_INDEPENDENCE = GradedCheck(
     BATCH_CHECKS, no_grad(lambda layer: check_batch_independence(layer.implementation, layer.sweep))
 )

@@ -80,6 +80,9 @@ def check_returns(finetuning: Finetuning) -> list[Finding]:
         if not about.get("trainer") or not about.get("config"):
             evidence = f"finetune ({name} pretrained parameters) returned no pair of a TrainerConfig and a Trainer"
             return [Finding("returns", "fail", None, evidence, "return tconf, trainer_obj")]
+        if not about.get("pair"):
+            evidence = f"finetune ({name} pretrained parameters) does not return two values"
+            return [Finding("returns", "fail", None, evidence, "return tconf, trainer_obj")]
         if not about.get("in order"):
             evidence = f"finetune ({name} pretrained parameters) returns the trainer first, then the config"
             return [Finding("returns", "fail", None, evidence, "return tconf, trainer_obj")]

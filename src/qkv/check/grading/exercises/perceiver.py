@@ -82,13 +82,21 @@ class Perceiver:
     @property
     def basis(self) -> str:
         """The name of the learned vectors: a parameter of bottleneck × dim numbers."""
-        found = [n for n, w in self.down.weights.items() if w.numel() == self.bottleneck * self.dim and w.ndim > 1]
+        weights = self.down.weights
+        found = [n for n, w in weights.items() if w.numel() == self.bottleneck * self.dim and w.ndim > 1]
+        of_other_size = [n for n, w in weights.items() if n.split(".")[-1] == "C" and w.shape[-1:] == (self.dim,)]
+        found = found or of_other_size  # judged by its own check
         if not found:
             names = ", ".join(f"{n} {tuple(w.shape)}" for n, w in list(self.down.weights.items())[:6])
             raise SubmissionError(
                 f"DownProjectBlock has no parameter of {self.bottleneck} × {self.dim} numbers; it has {names}"
             )
         return next((name for name in found if name.split(".")[-1] == "C"), found[0])
+
+    @cached_property
+    def rows(self) -> int:
+        """How many learned vectors there are: bottleneck_dim, or another number, which is judged by their own check."""
+        return self.down.weights[self.basis].numel() // self.dim if self.has_basis else self.bottleneck
 
     @cached_property
     def has_basis(self) -> bool:
@@ -137,12 +145,16 @@ class Perceiver:
         return found
 
     def mlp(self, block: Block) -> dict[str, Tensor]:
-        """The weights of the block's MLP as zeros: those with a size of its hidden layer."""
-        usual = {self.dim, self.bottleneck, 1, 3 * self.dim, 2 * self.dim if self.bottleneck == 2 else 0}
+        """The weights of one layer of the block's MLP as zeros, so that the MLP adds a constant.
+
+        An MLP has a matrix to its hidden layer and one back; fused keys and values have no matrix back.
+        """
+        matrices = {name: value for name, value in block.weights.items() if value.ndim == 2}
+        shapes = {value.shape for value in matrices.values()}
         found = {
             name: torch.zeros_like(value)
-            for name, value in block.weights.items()
-            if any(size not in usual for size in value.shape)
+            for name, value in matrices.items()
+            if value.shape[0] == self.dim and value.shape[1] not in (self.dim, 1) and value.shape[::-1] in shapes
         }
         if not found:
             raise SubmissionError("it has no MLP: no parameter has the size of a hidden layer")
@@ -180,11 +192,11 @@ def require_response_of_perceiver(perceiver: Perceiver) -> None:
 
 def check_down_shape(perceiver: Perceiver) -> list[Finding]:
     for seed, (batch, length) in enumerate(((2, perceiver.length), (3, 5), (1, 1))):
-        if length < perceiver.bottleneck and not perceiver.uses_basis:
+        if length < perceiver.rows and not perceiver.uses_basis:
             continue  # tokens in place of the learned vectors: fewer of them
         x = perceiver.draw(100 + seed, length, batch)
-        check_shape(perceiver.down.run(x), (batch, perceiver.bottleneck, perceiver.dim))
-    return [Finding("down: shape", "pass", 0.0, f"{perceiver.bottleneck} vectors for every sequence")]
+        check_shape(perceiver.down.run(x), (batch, perceiver.rows, perceiver.dim))
+    return [Finding("down: shape", "pass", 0.0, f"{perceiver.rows} vectors for every sequence")]
 
 
 def check_basis(perceiver: Perceiver) -> list[Finding]:
@@ -257,7 +269,7 @@ def check_down_residual(perceiver: Perceiver) -> list[Finding]:
     zeros = {other: torch.zeros_like(w) for other, w in perceiver.down.weights.items() if other != name}
     x = perceiver.draw(106, perceiver.length)
     found = perceiver.down.run(x, **zeros)
-    expected = value.double().reshape(1, perceiver.bottleneck, perceiver.dim).expand(2, -1, -1)
+    expected = value.double().reshape(1, perceiver.rows, perceiver.dim).expand(2, -1, -1)
     if not perceiver.uses_basis and found.shape == expected.shape and float(found.abs().max()) > 1e-9:
         return [Finding("down: residual", "pass", None, "something other than C is added, which is judged above")]
     found = check_shape(found, tuple(expected.shape))
@@ -284,9 +296,9 @@ def check_down_norm(perceiver: Perceiver) -> list[Finding]:
         return [_mlp_norm("down: norms", perceiver, perceiver.down, lambda factor: ((factor * x,), {}))]
     name, x = perceiver.basis, perceiver.draw(107, perceiver.length)
     value, off = perceiver.down.weights[name], perceiver.mlp(perceiver.down)
-    outs = [perceiver.down.run(x, **off, **{name: factor * value}) for factor in (1.0, 3.0)]
+    outs = [perceiver.down.run(x, **off, **{name: factor * value}) for factor in (10.0, 30.0)]
     added = [
-        out - factor * value.double().reshape(1, -1, perceiver.dim) for out, factor in zip(outs, (1, 3), strict=True)
+        out - factor * value.double().reshape(1, -1, perceiver.dim) for out, factor in zip(outs, (10, 30), strict=True)
     ]
     error = min(
         relative_error(added[1], added[0]), relative_error(outs[1], outs[0])

@@ -170,9 +170,10 @@ class _Finder:
     def by_head(self, with_output: bool) -> Iterator[Layout]:
         """One matrix for each head: a list of linear layers, or a parameter with an axis for heads."""
         h, d, c = self.heads, self.head_dim, self.dim
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, str], list[str]] = {}  # names that differ in one number, wherever it is
         for name in self.of_shape(d, c):
-            groups.setdefault(re.sub(r"\d+", "#", name, count=1), []).append(name)
+            for number in re.finditer(r"\d+", name):
+                groups.setdefault((name[: number.start()], name[number.end() :]), []).append(name)
         lists = [names for names in groups.values() if len(names) == h]
         views: dict[tuple[int, ...], View] = {
             (h, c, d): lambda weight: weight.transpose(1, 2),

@@ -59,10 +59,20 @@ class GradedRope:
     def rotate(self, x: Tensor, angles: Tensor, *, pairing: str | None = None, sign: float = 1.0) -> Tensor:
         """Pairs of features, rotated by these angles."""
         cos, sin = angles.cos(), sign * angles.sin()
-        pairing = pairing or self.pairing
-        first, second = x.chunk(2, dim=-1) if pairing == "halves" else (x[..., 0::2], x[..., 1::2])
-        rotated = first * cos - second * sin, second * cos + first * sin
-        return torch.stack(rotated, dim=-1).flatten(-2) if pairing == "interleaved" else torch.cat(rotated, dim=-1)
+        first, second = self.split(x, pairing)
+        return self.join((first * cos - second * sin, second * cos + first * sin), pairing)
+
+    def split(self, x: Tensor, pairing: str | None = None) -> tuple[Tensor, Tensor]:
+        """The first and the second features of the pairs."""
+        if (pairing or self.pairing) == "halves":
+            first, second = x.chunk(2, dim=-1)
+            return first, second
+        return x[..., 0::2], x[..., 1::2]
+
+    def join(self, pairs: tuple[Tensor, Tensor], pairing: str | None = None) -> Tensor:
+        """Put the features of pairs back in their places."""
+        interleaved = (pairing or self.pairing) == "interleaved"
+        return torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
 
 
 def prepare(sandbox: Sandbox, rubric: GradedExercise) -> GradedRope:
@@ -180,6 +190,9 @@ def _wrong_pairs(rope: GradedRope, x: Tensor, positions: Tensor, other: str) -> 
     turned = turned if neighbors else torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), dim=-1)
     wrong = torch.cat((angles, angles), dim=-1) if neighbors else angles.repeat_interleave(2, dim=-1)
     repeat = "angles.repeat_interleave(2, dim=-1)" if neighbors else "torch.cat((angles, angles), dim=-1)"
+    halves = torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), dim=-1)
+    others = halves if neighbors else torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+    each = angles.repeat_interleave(2, dim=-1) if neighbors else torch.cat((angles, angles), dim=-1)
     by_head = x.transpose(1, 2)
     head_angles = rope.angles(by_head, positions[: x.shape[1]])
     guesses = {
@@ -193,10 +206,23 @@ def _wrong_pairs(rope: GradedRope, x: Tensor, positions: Tensor, other: str) -> 
         ("repeated angles", "the two features of a pair get different angles", f"repeat each angle: {repeat}"): (
             x * wrong.cos() + turned * wrong.sin()
         ),
+        (
+            "partners",
+            f"a feature is rotated with its partner of the pairing {other}, by the angle of {rope.pairing}",
+            f"pair {pairs}",
+        ): x * each.cos() + others * each.sin(),
         ("axis", "heads are taken for positions: the rotation runs along axis 1", "positions run along axis 2"): (
             rope.rotate(by_head, head_angles).transpose(1, 2)
         ),
     }
+    first, second = rope.split(x)
+    cos, sin = angles.cos(), angles.sin()
+    rotated = first * cos - second * sin, second * cos + first * sin
+    copy = "compute both features from the ones before the rotation: keep copies of them (.clone())"
+    for number, late in {"second": (rotated[0], second * cos + rotated[0] * sin),
+                         "first": (first * cos - rotated[1] * sin, rotated[1])}.items():  # fmt: skip
+        words = f"the {number} feature of a pair is computed from the other one after its rotation"
+        guesses[("late", words, copy)] = rope.join(late)
     if neighbors:
         words = "torch.stack((first, second), dim=-1).flatten(-2) puts them back; torch.cat does not"
         guesses[("order", "the two features of a pair are not put back next to each other", words)] = rope.rotate(
@@ -265,12 +291,14 @@ ROPE = Exercise(
         "direction": (r"cos.*sin|sin.*cos", r"sin|complex"),
         "nothing": (r"return ",),
         "repeated angles": (r"\bcat\(|repeat", r"cos|sin"),
+        "partners": (r"\bcat\(|chunk|//\s*2|\[\.\.\.", r"view|reshape"),
+        "late": (r"(?#last)cos.*sin|sin.*cos", r"sin"),
         "axis": (r"cos|sin|angle|size\(|shape", r"positions"),
     },
     breaks={
         "positions": ("position 0",),
         "order of tokens": ("positions",),
-        "repeated angles": ("norms preserved", "relative positions"),
+        **dict.fromkeys(("repeated angles", "partners", "late"), ("norms preserved", "relative positions")),
         "nothing": BY_OUTPUT,
         "axis": ("position 0", "relative positions", "positions"),
         **dict.fromkeys(("angles", "pairs", "order", "direction"), ()),

@@ -287,6 +287,14 @@ def _guesses(x: Tensor) -> dict[tuple[str, str, str], Tensor]:
     terms = {f"{A} cos": a * cos, f"{A} sin": a * sin, f"{B} cos": b * cos, f"{B} sin": b * sin}
     first, second = a * cos - b * sin, b * cos + a * sin
     copy = "compute both features from the ones before the rotation: keep copies of them (.clone())"
+    halves = torch.cat((-x.chunk(2, -1)[1], x.chunk(2, -1)[0]), dim=-1)
+    each_cos, each_sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+    guesses[("pairs", "a feature is rotated with its partner of the other pairing (i and i + d/2)", "rotate neighbors: "
+             "x[..., 0::2] with x[..., 1::2]")] = x * each_cos + halves * each_sin  # fmt: skip
+    turned = torch.stack((-b, a), dim=-1).flatten(-2)
+    twice_cos, twice_sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    guesses[("pairs", "the two features of a pair get different angles", "repeat each angle: "
+             "repeat_interleave(2, dim=-1), not torch.cat")] = x * twice_cos + turned * twice_sin  # fmt: skip
     late = {"second": (first, b * cos + first * sin), "first": (a * cos - second * sin, second)}
     for number, pair in late.items():
         cause = f"the {number} feature of a pair is computed from the other one after its rotation"

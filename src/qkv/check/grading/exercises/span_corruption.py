@@ -88,6 +88,8 @@ class GradedSpans:
         A wrong form is judged by itself; lengths and positions are measured all the same.
         """
         parts = self.parts_in_text(result)
+        if parts is not None and self.repeats_span(result, parts):
+            return parts[0], parts[1].removeprefix(parts[2]), parts[2]
         if parts is not None and not parts[2] and not result.document.startswith(parts[0] + parts[1]):
             start = result.document.find(parts[1], len(parts[0])) if len(parts[1]) >= 4 else -1
             return None if start < 0 else (parts[0], parts[1], result.document[len(parts[0]) : start])
@@ -135,6 +137,11 @@ class GradedSpans:
         start = len(prefix) + (signs if signs > 1 else 0)
         start = result.document.find(suffix, start)
         return None if start < 0 else (prefix, suffix, result.document[len(prefix) : start])
+
+    def repeats_span(self, result: Corrupted, parts: tuple[str, str, str]) -> bool:
+        """Whether the masked span was left in the text, before the suffix."""
+        prefix, suffix, masked = parts
+        return bool(masked) and suffix.startswith(masked) and result.document.startswith(prefix + suffix)
 
     def masked_part(self, result: Corrupted, parts: tuple[str, str, str]) -> str:
         """The masked span: the last part, unless the text has suffix and span in the other order."""
@@ -200,13 +207,21 @@ def require_response_of_spans(spans: GradedSpans) -> None:
 
 
 def check_length(spans: GradedSpans) -> list[Finding]:
-    wrong = [result for result in spans.results if len(result.text) != result.block_size]
+    wrong = [r for r in spans.results if len(r.text) != r.block_size and not _overflows_by_repeating(spans, r)]
     hint = "pad with the padding character up to the block size, and never beyond"
 
     def describe(result: Corrupted) -> str:
         return f"{len(result.text)} characters, expected {result.block_size}"
 
     return [_count_wrong("length", spans, wrong, describe, hint)]
+
+
+def _overflows_by_repeating(spans: GradedSpans, result: Corrupted) -> bool:
+    """Whether a text is too long only because its masked span is in it twice, which is judged by the content."""
+    parts = spans.parts_in_text(result)
+    if parts is None or not spans.repeats_span(result, parts) or spans.pad in result.text:
+        return False
+    return len(result.text) - len(parts[2]) <= result.block_size
 
 
 def check_form(spans: GradedSpans) -> list[Finding]:
@@ -277,6 +292,8 @@ def _explain_content(spans: GradedSpans, result: Corrupted) -> str | None:
         return f"the masked span is between the two {sign}; it must come last: prefix {sign} suffix {sign} masked"
     if document.startswith(prefix + last[::-1] + second):
         return "the masked span is reversed: keep its characters in order"
+    if spans.repeats_span(result, parts):
+        return f"the masked span is also in the suffix: the suffix begins after it. prefix {sign} suffix {sign} masked"
     for place, words in ((len(prefix), "before"), (len(prefix) + len(last), "after")):
         for count in (1, 2):
             size = f"{count} character{'s' * (count > 1)} {words} the masked span"
@@ -343,7 +360,7 @@ def check_masked_share(spans: GradedSpans) -> list[Finding]:
     if (
         spans.masked_share[0] <= mean <= spans.masked_share[1]
         and different >= 4
-        and (spans.may_mask_nothing or min(shares) > 0)
+        and (spans.may_mask_nothing or min(shares) > 0 or 2 * len(_wrong_content(spans)) > len(spans.results))
     ):
         return [Finding("masked share", "pass", mean, evidence)]
     hint = "mask a random number of characters, a quarter of the text on average, and at least one"

@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import json
 import linecache
+import re
 import signal
 import sys
 import threading
@@ -121,13 +122,19 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self.files[".".join((ROOT, *parts))] = file
             self.packages |= {".".join((ROOT, *parts[:end])) for end in range(1, len(parts))}
         self.stubs = stubs
+        self.packages |= _unknown_packages(files, stubs) - {name.split(".")[0] for name in self.files}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        short = fullname.removeprefix(f"{ROOT}.")
-        if fullname in self.files or fullname in self.packages or (short in self.stubs and short not in self.files):
+        if fullname in self.files or fullname in self.packages or self._stub(fullname) is not None:
             is_package = fullname in self.packages
             return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
         return None
+
+    def _stub(self, fullname: str) -> str | None:
+        """The stand-in for a module of the starter code: `trainer`, or `src.trainer` where src is a folder."""
+        parent, _, name = fullname.rpartition(".")
+        is_ours = not parent or parent in self.packages
+        return self.stubs.get(name) if is_ours and name not in self.files else None
 
     def create_module(self, spec: Any) -> ModuleType | None:
         file = self.files.get(spec.name)
@@ -137,7 +144,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = module.__spec__.name if module.__spec__ is not None else module.__name__
         file = self.files.get(name)
         if file is None:
-            stub = self.stubs.get(name.removeprefix(f"{ROOT}."))
+            stub = self._stub(name)
             if stub is not None:
                 exec(compile(stub, f"<{name}>", "exec"), module.__dict__)
             return
@@ -149,6 +156,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__file__ = FOLDER + file["path"]
         module.__name__ = name
         execute(file, module.__dict__, self.targets)
+
+
+def _unknown_packages(files: list[dict[str, Any]], stubs: dict[str, str]) -> set[str]:
+    """Packages that are not there, from which a module of the starter code is imported: src of src.trainer."""
+    names = "|".join(map(re.escape, stubs))
+    text = "\n".join(text for file in files for _, text in file["cells"])
+    found = set(re.findall(rf"^\s*(?:from|import)\s+(\w+)\.(?:{names})\b", text, re.MULTILINE)) if stubs else set()
+    return {name for name in found if name not in sys.modules and importlib.util.find_spec(name) is None}
 
 
 class _PlaceholderFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
