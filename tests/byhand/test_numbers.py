@@ -1,6 +1,7 @@
 """Exact numbers: arithmetic, parsing, text, LaTeX and decimals."""
 
 import math
+import os
 from decimal import Decimal
 from fractions import Fraction
 
@@ -87,6 +88,25 @@ def test_parse_matrix_accepts_several_notations(text):
 
 def test_parse_matrix_reads_mixed_numbers_between_commas():
     assert parse_matrix("2 1/2, 1; 0, -1 1/3", "x")[1][1] == Number.of(Fraction(-4, 3))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits processor time in a process of its own")
+@pytest.mark.parametrize("text", ["1" + " " * 900_000 + "x, 3", "1 ]" + " " * 900_000 + "x"])
+def test_parse_matrix_is_not_kept_busy_by_a_long_gap(text):
+    """One answer would keep a whole class from being graded: it took hours."""
+    import resource
+
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (20, 20))  # it takes less than a second
+        try:
+            parse_matrix(text, "x")
+        except ValueError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_parse_matrix_rejects_a_large_matrix_with_the_limit():

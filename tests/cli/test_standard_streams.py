@@ -40,6 +40,17 @@ def test_qkv_with_a_closed_or_full_stream_ends_with_a_documented_exit_code(line,
     assert shell(line.format(qkv=QKV)) == (code, said)
 
 
+def test_a_name_that_is_no_text_is_printed_escaped():
+    """stdout is strict in most locales: it raised after the files of a command were written."""
+    program = r"from qkv.cli.standard_streams import guard_streams; guard_streams(); print('a\udcff.toml √')"
+    for encoding, said in (("utf-8", r"a\udcff.toml √"), ("ascii", r"a\udcff.toml \u221a")):
+        env = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, encoding="utf-8", timeout=120, env=env
+        )
+        assert (done.returncode, done.stdout) == (0, said + "\n")
+
+
 def test_nothing_printed_reaches_a_file_that_got_the_number_of_a_closed_stream(tmp_path):
     page = tmp_path / "page.html"
     shell(f"{QKV} byhand --example three-tokens --html {page} >&- 2>&-")

@@ -90,9 +90,9 @@ def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list
 
 
 def _split_text(text: str) -> list[list[Cell]]:
-    text = re.sub(r"\]\s*,?\s*\[", ";", text.strip())
+    text = re.sub(r"\]\s*+,?\s*+\[", ";", text.strip())  # possessive: a long gap takes no quadratic time
     rows = [row.strip(" \t,") for row in re.split(r"[;\n]", text.strip("[]; \n\t"))]
-    return [[*(re.split(r"\s*,\s*", row) if "," in row else row.split())] for row in rows]
+    return [[cell.strip() for cell in row.split(",")] if "," in row else [*row.split()] for row in rows]
 
 
 class _ExpressionParser:

@@ -95,7 +95,9 @@ def guard_streams() -> None:
 def _wrap(raw: io.FileIO, before: Any, *, line_buffering: bool = False) -> _Text:
     if before is not None:
         before.flush()
-    encoding, errors = getattr(before, "encoding", "utf-8"), getattr(before, "errors", "backslashreplace")
+    encoding, errors = getattr(before, "encoding", "utf-8"), getattr(before, "errors", "strict")
+    if errors == "strict":  # a name that is no text, or a terminal without UTF-8, must not end a command half-way
+        errors = "backslashreplace"
     buffer = io.BufferedWriter(raw)
     return _Text(buffer, encoding=encoding, errors=errors, line_buffering=line_buffering or raw.isatty())
 

@@ -105,5 +105,6 @@ def _error_response(problem: Exception) -> Response:
         return json_response({"error": f"the request lacks {problem.args[0]!r}"}, 400)
     if isinstance(problem, OSError):
         reason = problem.strerror or str(problem)
-        return json_response({"error": f"{problem.filename}: {reason}" if problem.filename else reason}, 500)
+        status = 400 if problem.errno is None else 500  # without a number, it is qkv that refuses a file
+        return json_response({"error": f"{problem.filename}: {reason}" if problem.filename else reason}, status)
     return json_response({"error": str(problem)}, 400)

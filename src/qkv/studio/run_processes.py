@@ -104,7 +104,9 @@ class RunProcesses:
             return started_here or held or _is_command_of(process, folder) is True
 
         if process.get("host") != describe_process(os.getpid())["host"]:
-            raise ValueError(f"{folder.name} runs on {process.get('host')}; stop it there")
+            raise ValueError(
+                f"{folder.name} runs on {process.get('host') or 'a machine without a name'}; stop it there"
+            )
         try:
             terminate(process, is_training)
         except ProcessLookupError:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501
 
 import json
+import os
 import stat
 import sys
 import zipfile
@@ -190,6 +191,9 @@ REFUSED = {
     "damaged.zip": (archive({"rope.py": ROTARY})[:-30], "the zip archive is damaged"),
     "text.zip": (b"hello", "it has the name of a zip archive but is none"),
     "big.py": (b"#" * 1_000_001, "it has 1000001 bytes; 1000000 are allowed"),
+    "lines.py": (b"x=1\n" * 100_000, "it has 100001 lines of code; 100000 are allowed"),
+    "written.ipynb": (notebook("%%writefile a.py\n" + "#" * 1_000_000).encode(), "its code has more than 1000000 characters"),
+    "values.ipynb": (b'{"cells": [' + b"[]," * 1_000_001 + b"0]}", "its JSON has more than 2000000 values"),
 }  # fmt: skip
 
 
@@ -203,6 +207,44 @@ def test_read_submission_refuses_a_file_with_a_reason(name, tmp_path):
     found = grade_module.grade_file(load_rubric("cs224n-rope"), path, "ada", 7)
     assert (found.total, found.refused) == (0, found.remark)
     assert reason in found.refused
+
+
+LONG = 990_000  # characters, just below what is allowed
+SLOW = {
+    "lines.py": b"x" + b"\n" * LONG + b"x",
+    "annotations.py": b"Attention:\n" * (LONG // 11),
+    "spaces.ipynb": notebook(" " * LONG + "x").encode(),
+    "indented.ipynb": notebook((" " * 1000 + "x\n") * (LONG // 1001)).encode(),
+    "lines.zip": archive({"folder/a.py": "x" + "\n" * LONG + "x"}),
+    "bias.py": b"bias[" * (LONG // 5),
+    "class.py": b"class" + b" " * LONG,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits processor time in a process of its own")
+@pytest.mark.parametrize("name", SLOW)
+def test_no_source_keeps_the_grader_busy(name, tmp_path):
+    """A pattern that searches a long source in quadratic time keeps the grader from all other submissions."""
+    import resource
+
+    path = write(tmp_path, name, SLOW[name])
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (20, 20)
+        )  # it takes less than a second; what is quadratic takes minutes
+        try:
+            submission = read_submission(path)
+            submission.find_definition(["Attention"])
+            submission.find_line("Attention", [r"(mask|tril|bias)\b.*\[.*:"])
+            error = "The size of tensor a (3) must match the size of tensor b (4) (line 1)"
+            grade_module._hint_from_error(error, grade_module._place_of_error(error, submission))
+        except RefusedError:
+            pass
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_links_in_archives_are_refused(tmp_path):

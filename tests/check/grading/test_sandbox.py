@@ -165,6 +165,15 @@ def protocol(path):
 def wrong_kind(path):
     return 3
 
+def complex_numbers(path):
+    return torch.ones(2, dtype=torch.complex64)
+
+def sparse(path):
+    return torch.eye(3).to_sparse()
+
+def too_large(path):
+    return torch.zeros(20 << 20, dtype=torch.uint8)
+
 def surrogate(path):
     return "\\ud800"
 
@@ -213,6 +222,9 @@ UNANSWERED = {
     "deep": "not a valid message",
     "protocol": "not a valid message",
     "wrong_kind": "got a int",
+    "complex_numbers": "floating-point numbers, integers or booleans, got complex64",
+    "sparse": "dense tensor .* got sparse_coo",
+    "too_large": r"it returned 20971\d\d\d bytes; 16777216 are allowed",
 }
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux namespaces")

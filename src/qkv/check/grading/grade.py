@@ -25,6 +25,7 @@ from qkv.check.grading.exercises.common import (
 )
 from qkv.check.grading.exercises.names import BATCH_FIRST, LINES, LINES_OF_CAUSES, SYNONYMS
 from qkv.check.grading.reading import Line, RefusedError, Submission, read_submission
+from qkv.check.grading.reading.submission import MAX_LINE
 from qkv.check.grading.rubric import GradedExercise, Property, Rubric
 from qkv.check.report import BUG_FAMILIES, Finding
 
@@ -492,7 +493,7 @@ def _place_of_error(evidence: str, submission: Submission) -> Line | None:
         for each in file.cells:
             lines = each.source.split("\n")
             if (cell is None or each.number == int(cell)) and 1 <= number <= len(lines):
-                return Line(found["file"] or "", int(cell) if cell else None, number, lines[number - 1])
+                return Line(found["file"] or "", int(cell) if cell else None, number, lines[number - 1][:MAX_LINE])
     return None
 
 

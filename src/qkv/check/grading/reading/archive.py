@@ -129,7 +129,7 @@ def _without_common_folder(files: list[SourceFile]) -> list[SourceFile]:
     text = "\n".join(cell.source for file in files for cell in file.cells)
     depth = 0
     while all(len(part) > depth for part in parts) and len({part[depth] for part in parts}) == 1:
-        if re.search(rf"^\s*(from|import)\s+{re.escape(parts[0][depth])}[\s.]", text, re.MULTILINE):
+        if re.search(rf"^[ \t]*(from|import)[ \t]+{re.escape(parts[0][depth])}[\s.]", text, re.MULTILINE):
             break
         depth += 1
     return [

@@ -22,11 +22,15 @@ OTHER_LANGUAGES = {
     "ruby",
     "cmd",
 }
-ASSIGNED_MAGIC = re.compile(r"^(\s*[\w., ]+=\s*)[!%].*$")
+MAX_VALUES = 2_000_000  # of the JSON: each takes up to a hundred times its bytes in memory
+ASSIGNED_MAGIC = re.compile(r"^([\w., \t]+=[ \t]*)[!%].*$")
+TRIPLE_QUOTES = re.compile(r'"""|\'\'\'|#')
 
 
 def parse_notebook(content: bytes, path: str) -> Submission:
     """The code cells of a notebook; raises RefusedError if it is no notebook, or has no Python code."""
+    if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise RefusedError(f"its JSON has more than {MAX_VALUES} values: clear the outputs and save it again")
     try:
         table = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -40,20 +44,23 @@ def parse_notebook(content: bytes, path: str) -> Submission:
     language = _language(table)
     if language not in ("", "python", "ipython"):
         raise RefusedError(f"it is a notebook in {language[:30]!r}; expected Python")
+    sources = {
+        number: _source(entry)
+        for number, entry in enumerate(cells, 1)
+        if isinstance(entry, dict) and entry.get("cell_type") == "code"
+    }
+    if sum(map(len, sources.values())) > MAX_FILE_BYTES:
+        raise RefusedError(f"its code has more than {MAX_FILE_BYTES} characters")
     code: list[Cell] = []
     written: list[SourceFile] = []
-    for number, entry in enumerate(cells, 1):
-        if not isinstance(entry, dict) or entry.get("cell_type") != "code":
-            continue
-        name, source = strip_magics(_source(entry))
+    for number, text in sources.items():
+        name, source = strip_magics(text)
         if name is not None:
             written.append(SourceFile(name, (Cell(number, source),), is_notebook=True, lenient=True))
         elif source.strip():
             code.append(Cell(number, source))
     if not code and not written:
         raise RefusedError("the notebook has no code cells" if cells else "the notebook is empty: it has no cells")
-    if sum(len(cell.source) for cell in code) > MAX_FILE_BYTES:
-        raise RefusedError(f"its code has more than {MAX_FILE_BYTES} characters")
     file = SourceFile(path, tuple(code), is_notebook=True, lenient=True)
     return Submission((file, *written))
 
@@ -129,7 +136,7 @@ def strip_magics(source: str) -> tuple[str | None, str]:
 def _open_quotes(line: str, quotes: str | None) -> str | None:
     """Which triple quotes are open after this line: in a docstring a line that begins with % is text."""
     position = 0
-    while (found := re.compile(r'"""|\'\'\'|#').search(line, position)) is not None:
+    while (found := TRIPLE_QUOTES.search(line, position)) is not None:
         if found[0] == "#" and quotes is None:
             break
         if found[0] != "#":

@@ -17,10 +17,13 @@ from typing import Any
 
 MAX_FILE_BYTES = 1_000_000  # of source text
 MAX_HANDED_IN_BYTES = 50_000_000  # of a notebook with its outputs, or of an archive
-MAX_LINE = 300  # characters of a line that are searched: patterns may take quadratic time
+MAX_LINES = 100_000  # of all files and cells
+MAX_LINE = 300  # characters of a line that are kept for remarks: the patterns that search it may take cubic time
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how such a file begins
 KINDS = (".py", ".ipynb", ".zip")
-EXPORTED = re.compile(r"^(# In\[[ \d]*\]|# ?%%|\s*get_ipython\(\)|[%!]\s*\w)", re.MULTILINE)
+# Patterns that search whole sources run in the grader: none may cross lines or match the same text in two ways, or a
+# long file of line ends would take hours.
+EXPORTED = re.compile(r"^(# In\[[ \d]*\]|# ?%%|[ \t]*get_ipython\(\)|[%!][ \t]*\w)", re.MULTILINE)
 DECLARED = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 
 
@@ -65,7 +68,8 @@ class SourceFile:
 
     def defines(self, name: str) -> bool:
         """Whether a line of it begins the definition of a class, a function or a variable of this name."""
-        pattern = rf"^(?:class\s+{name}\b|(?:async\s+)?def\s+{name}\b|{name}\s*(?::[^=]+)?=[^=]|from .* as {name}\b)"
+        typed = rf"{name}[ \t]*(?::[^=\n]+)?=[^=]"
+        pattern = rf"^(?:class[ \t]+{name}\b|(?:async[ \t]+)?def[ \t]+{name}\b|{typed}|from .* as {name}\b)"
         return re.search(pattern, self.text, re.MULTILINE) is not None
 
 
@@ -144,7 +148,7 @@ class Submission:
     def _lines(self, file: SourceFile) -> list[Line]:
         shown = file.path if len(self.files) > 1 else ""
         return [
-            Line(shown, cell.number if file.is_notebook else None, number, text)
+            Line(shown, cell.number if file.is_notebook else None, number, text[:MAX_LINE])
             for cell in file.cells
             for number, text in enumerate(cell.source.split("\n"), 1)
         ]
@@ -202,7 +206,7 @@ def _code_of(lines: list[Line]) -> dict[Line, str]:
                 quotes, text = mark, text.split(mark)[0]
             elif quotes == mark:
                 quotes = None
-        found[line] = text.split("#")[0][:MAX_LINE]
+        found[line] = text.split("#")[0]
     return found
 
 
@@ -211,6 +215,15 @@ def read_submission(path: Path) -> Submission:
 
     Links (which may lead to another submission), pipes and devices are not read.
     """
+    submission = _read_sources(path)
+    lines = sum(cell.source.count("\n") + 1 for file in submission.files for cell in file.cells)
+    if lines > MAX_LINES:
+        raise RefusedError(f"it has {lines} lines of code; {MAX_LINES} are allowed")
+    return submission
+
+
+def _read_sources(path: Path) -> Submission:
+    """The source files of a .py, .ipynb or .zip file, whatever its name says."""
     from qkv.check.grading.reading.archive import read_archive
     from qkv.check.grading.reading.notebook import parse_notebook
 

@@ -25,9 +25,16 @@ MAX_HEADER_BYTES = 1_000_000
 
 
 def encode(tensors: dict[str, Tensor], fields: dict[str, Any]) -> bytes:
-    """Pack tensors and JSON fields into one message."""
+    """Pack tensors and JSON fields into one message; raises ValueError if `decode` would not accept it."""
+    for tensor in tensors.values():
+        if tensor.layout != torch.strided or tensor.dtype not in DTYPES:
+            kind = str(tensor.dtype if tensor.layout == torch.strided else tensor.layout).removeprefix("torch.")
+            raise ValueError(f"expected a dense tensor of floating-point numbers, integers or booleans, got {kind}")
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    return safetensors.torch.save(copies, {"fields": json.dumps(fields)})
+    message = safetensors.torch.save(copies, {"fields": json.dumps(fields)})
+    if int.from_bytes(message[:8], "little") > MAX_HEADER_BYTES:
+        raise ValueError(f"the names and sizes of its {len(tensors)} tensors take more than {MAX_HEADER_BYTES} bytes")
+    return message
 
 
 def decode(message: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,6 +8,7 @@ import linecache
 import os
 import random
 import re
+import resource
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -40,6 +41,9 @@ def answer(request_fd: int, result_fd: int, source: str) -> None:
             file.seek(0)
             tensors, request = messages.decode(file.read())
         reply = make_reply(tensors, request, source)
+        largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if 0 <= largest < len(reply):
+            raise ValueError(f"it returned {len(reply)} bytes; {largest} are allowed")
     except BaseException as error:
         reply = messages.encode({}, {"error": describe_error(error), "stage": getattr(error, "stage", "call")})
     with os.fdopen(result_fd, "wb", closefd=False) as file:
