@@ -17,6 +17,7 @@ from qkv.byhand import expressions as ex
 from qkv.byhand.cell_slips import NOT_IDENTIFIED, NameCell, Place
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import StepFormulas, build_formulas, symbol
+from qkv.byhand.graph import SOFTMAX_PARTS
 from qkv.byhand.hypotheses import BETWEEN, CONTINUED, CUT, LAST, Finding, Hypothesis
 from qkv.byhand.numbers import format_decimal, format_digits, to_text
 from qkv.byhand.parsing import Rows
@@ -24,6 +25,7 @@ from qkv.byhand.problem import Problem
 from qkv.byhand.search import Search
 from qkv.byhand.sheet import WrittenStep, read_step
 from qkv.byhand.slips import describe_rounding
+from qkv.byhand.softmax_parts import with_softmax_parts
 from qkv.byhand.solution import solve_problem
 
 TOLERANCE = 0.02  # how far early rounding may move a number and still be accepted
@@ -88,8 +90,8 @@ class Verification:
 def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLERANCE) -> Verification:
     """Compare a person's steps with the exact ones.
 
-    answer: matrices by step, any of them: queries, keys, values, scores, scaled, weights, concatenated, output; for a
-        problem with a loss also dO, dV, dA, r, dZ, dS, dQ, dK, dW_Q, dW_K, dW_V, dW_O, dX.
+    answer: matrices by step, any of them: queries, keys, values, scores, scaled, exponentials, sums, weights,
+        concatenated, output; for a problem with a loss also dO, dV, dA, r, dZ, dS, dQ, dK, dW_Q, dW_K, dW_V, dW_O, dX.
     tolerance: how far early rounding may move a number and still be accepted. What follows from rounded numbers that
         were written down is accepted if their last digits count no more than that (0.01 with two digits).
 
@@ -104,18 +106,34 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     formulas = build_formulas(graph)
     exact = _exact_values(formulas)
     columns = problem.convention == "columns"
-    written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in solution if step in answer}
+    order = [step for step in formulas.formulas if step in solution]
+    written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in order if step in answer}
     masked_step = next((step for step, sheet in written.items() if sheet.writes_minus_infinity), "")
     if masked_step:
         formulas = build_formulas(graph, masked_step)
         exact = _exact_values(formulas)
+    parts = {
+        step: read_step(step, answer[step], _part_shape(step, exact), columns)
+        for step in SOFTMAX_PARTS
+        if step in answer
+    }
+    if parts:
+        scaled = written["scaled"].values if "scaled" in written else exact["scaled"]
+        formulas = with_softmax_parts(formulas, {step: sheet.values for step, sheet in parts.items()}, scaled, exact)
+        exact = _exact_values(formulas)
+        written = {step: (written | parts)[step] for step in formulas.formulas if step in written or step in parts}
     for step, sheet in written.items():
-        if any(number.fraction is None for row in solution[step] for number in row):
+        if step in parts or any(number.fraction is None for row in solution[step] for number in row):
             written[step] = sheet.with_whole_numbers(exact[step])
     formulas = replace(formulas, places=max((sheet.places for sheet in written.values()), default=0))
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
         search = Search(formulas, written, exact)
         return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
+
+
+def _part_shape(step: str, exact: Mapping[str, Array]) -> tuple[int, int, int]:
+    heads, rows, columns = exact["weights"].shape
+    return heads, rows, 1 if step == "sums" else columns
 
 
 def _exact_values(formulas: StepFormulas) -> dict[str, Array]:
@@ -329,6 +347,8 @@ class _Report:
             return f"{_decimal(value)} (from your own numbers before it)"
         if np.isinf(self.exact[sheet.step][place]):
             return "-inf (masked)"
+        if sheet.step not in self.solution:
+            return _decimal(exact)
         number = self.solution[sheet.step][head * sheet.values.shape[1] + row][column]
         text, decimal = to_text(number), format_decimal(number.decimal)
         if number.fraction is not None:
