@@ -211,8 +211,8 @@ def _step_points(problem: Problem, graph: StepGraph, result: Verification, point
         possible = points / len(asked)
         if (check := checks.get(step)) is not None:
             accepted = all(remark.accepted for remark in check.remarks)
-            count = check.right + check.follows + check.rounded + check.wrong
-            share = 1.0 if accepted else (check.right + check.follows + check.rounded) / max(count, 1)
+            good = check.right + check.follows + check.rounded
+            share = good / max(good + check.wrong + check.blank, 1)
             if not accepted and share == 1.0:  # the whole table is wrong in shape or rounded too far
                 share = 0.0
             found.append(StepPoints(step, round(possible * share, 4), possible, check.verdict))

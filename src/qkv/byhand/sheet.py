@@ -1,5 +1,6 @@
 """Read a person's steps: each number with its value and the unit of its last digit."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from qkv.byhand.parsing import MAX_SIZE, Cell, MatrixLike, cell_text, is_flat, p
 
 WHOLE_NUMBER_UNIT = 0.01
 VECTORS = ("r", "sums")  # one number for each query, in a row or in a column
+UNKNOWN = "?"  # a number that was not filled in
 SHARES = ("weights", "probabilities")
 _DECIMAL = re.compile(r"[+-]?(\d*)\.(\d*)(?:[eE]([+-]?\d+))?|[+-]?(\d+)[eE]([+-]?\d+)")
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -26,7 +28,7 @@ class WrittenStep:
 
     step: str
     texts: list[list[str]]
-    values: Array
+    values: Array  # NaN for a ?
     unit: Array  # of the last digit written; 0 for a fraction, a root or an integer among integers
     generous_unit: Array  # the same for a number that has fewer digits than its neighbors
     transposed: bool = False  # it was given with rows for columns
@@ -106,9 +108,9 @@ def _join_heads(matrix: Any, heads: int, columns: bool) -> Any:
     nested = isinstance(matrix, list) and len(matrix) == heads > 1
     if not nested or not all(_is_matrix(head) for head in matrix):
         return matrix
-    return (
-        [sum(rows, []) for rows in zip(*matrix, strict=False)] if columns else [row for head in matrix for row in head]
-    )
+    if columns:
+        return [list(itertools.chain.from_iterable(rows)) for rows in zip(*matrix, strict=False)]
+    return [row for head in matrix for row in head]
 
 
 def _is_matrix(rows: object) -> bool:
@@ -121,6 +123,8 @@ def _are_percent(values: Sequence[Sequence[float]]) -> bool:
 
 
 def _value(text: str, where: str) -> float:
+    if text == UNKNOWN:
+        return math.nan
     if _MINUS_INFINITY.fullmatch(text):
         return -math.inf
     if text.endswith("%"):

@@ -153,6 +153,11 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
     )
     size = context.shape(left)[-1]
+    if size > 1:
+        sums = ex.total(left), ex.transpose(ex.total(ex.transpose(right)))
+        yield Change(ex.add(*sums), f"{product}: factors were added instead of multiplied", 7, scope="rows")
+        name = f"{product}: the sums of the factors were multiplied, as if (a+b)(c+d) were a·c + b·d"
+        yield Change(ex.times(*sums), name, 7, scope="rows")
     if size > 1 and context.step in context.problem.steps:
         name = f"divided by {size}: the mean of the {size} products instead of their sum"
         yield Change(ex.scale(part, 1 / size), name, 6.5, scope="rows")

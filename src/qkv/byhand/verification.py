@@ -6,6 +6,7 @@ number that differs only because of them is no new mistake: it follows from an e
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -32,7 +33,7 @@ TOLERANCE = 0.02  # how far early rounding may move a number and still be accept
 TRANSPOSED = "rows for columns: the matrix is transposed"
 EQUALLY_LIKELY = 2.0  # bits: explanations that differ by less are all named
 MAX_ALTERNATIVES = 3
-Status = Literal["right", "slip", "follows", "rounded"]
+Status = Literal["right", "slip", "follows", "rounded", "blank"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class StepCheck:
-    """The verdict on one step: how many numbers are right, follow from earlier slips, are rounded, or are wrong."""
+    """The verdict on one step: how many numbers are right, follow from earlier slips, are rounded, wrong, or missing."""
 
     step: str
     verdict: Literal["right", "wrong", "follows", "rounded"]
@@ -72,6 +73,7 @@ class StepCheck:
     rounded: int
     wrong: int
     remarks: tuple[Remark, ...]
+    blank: int = 0  # numbers that were not filled in
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
             written[step] = sheet.with_whole_numbers(exact[step])
     formulas = replace(formulas, places=max((sheet.places for sheet in written.values()), default=0))
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
-        search = Search(formulas, written, exact)
+        search = Search(formulas, written, exact, tolerance)
         return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
 
 
@@ -197,7 +199,7 @@ class _Report:
             rows, columns = (columns, rows) if self.columns else (rows, columns)
             shapes = f"{rows}×{columns}", f"{columns}×{rows}"
             remarks.insert(0, Remark(step, 0, 0, shapes[0], shapes[1], "slip", TRANSPOSED, False))
-        counts = {kind: list(status.values()).count(kind) for kind in ("right", "follows", "rounded", "slip")}
+        counts = Counter(status.values())
         verdict: Literal["right", "wrong", "follows", "rounded"] = "right"
         if any(not remark.accepted for remark in remarks):
             verdict = "wrong"
@@ -205,11 +207,12 @@ class _Report:
             verdict = "rounded"
         elif counts["follows"]:
             verdict = "follows"
-        return StepCheck(
-            step, verdict, counts["right"], counts["follows"], counts["rounded"], counts["slip"], tuple(remarks)
-        )
+        numbers = (counts[kind] for kind in ("right", "follows", "rounded", "slip"))
+        return StepCheck(step, verdict, *numbers, tuple(remarks), counts["blank"])
 
     def status(self, sheet: WrittenStep, findings: list[Finding], place: Place) -> Status:
+        if math.isnan(sheet.values[place]):
+            return "blank"
         if self.is_right(sheet, place):
             return "right"
         if any(place in found.cells and not found.slip.rounding for found in findings):
@@ -336,7 +339,7 @@ class _Report:
         return [
             other
             for other in earlier
-            if other.unit.any() and not np.allclose(other.values, self.best.predictions[other.step][0], 1e-9, 1e-12)
+            if other.unit.any() and not _agrees(other.values, self.best.predictions[other.step][0])
         ]
 
     def expected(self, sheet: WrittenStep, place: Place, right: Array) -> str:
@@ -395,6 +398,11 @@ def _steps_before(step: str, hypothesis: Hypothesis) -> set[str]:
                 found.add(name)
                 pending.append(name)
     return found
+
+
+def _agrees(values: Array, prediction: Array) -> bool:
+    """Whether numbers are the predicted ones, where they were filled in."""
+    return np.allclose(np.where(np.isnan(values), prediction, values), prediction, 1e-9, 1e-12)
 
 
 def _is_near(right: float, value: float, distance: float = 0.0) -> bool:
