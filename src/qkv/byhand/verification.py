@@ -64,7 +64,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class StepCheck:
-    """The verdict on one step: how many numbers are right, follow from earlier slips, are rounded, wrong, or missing."""
+    """The verdict on one step, and how many of its numbers are right, follow from earlier slips, are rounded, …"""
 
     step: str
     verdict: Literal["right", "wrong", "follows", "rounded"]
