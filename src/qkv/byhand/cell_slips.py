@@ -13,7 +13,8 @@ from qkv.byhand.numbers import format_digits
 MAX_NAMES = 4  # of slips that give the same number
 EQUALLY_LIKELY = 3.6  # bits: one number says little, so slips that differ by less are all named
 WEAK = 7.0  # bits: a slip in one number that takes more is not certain
-RARE, DOUBT = 5.0, 4.0  # bits: a slip that takes more than RARE is certain only if so many bits more confirm it
+COPIED = ("line", "misread")  # families of slips that use one of many numbers: some of them may fit by chance
+DOUBT = 4.0  # bits more that a number must tell to confirm one of these
 FIRST_SLIP = 2.5  # bits: 2^(cost − 2.5) slips are at most as costly as this one
 LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
@@ -87,7 +88,7 @@ def likely_cell_slips(
     slips = sorted(best.values(), key=lambda slip: slip.cost)
     slips = [s for s in slips if s is slips[0] or (s.cost <= slips[0].cost + EQUALLY_LIKELY and not s.rare)]
     weak = not slips or slips[0].cost > WEAK or is_chance(slips[0].cost, information)
-    weak = weak or (slips[0].cost > RARE and is_chance(slips[0].cost, information - DOUBT))
+    weak = weak or (slips[0].family in COPIED and is_chance(slips[0].cost, information - DOUBT))
     if not slips or (weak and all(slip.family != "arithmetic" for slip in slips)):
         slips = [*slips[: MAX_NAMES - 1], unknown]  # one of many factors may have given this number by chance
     return slips[:MAX_NAMES]

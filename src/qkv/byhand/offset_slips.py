@@ -12,7 +12,7 @@ from qkv.byhand.slips import Slip
 
 WORLDS_TO_TRY = (0, 1)  # computed from unrounded or from written numbers
 BIAS = 7.0  # bits for a bias, without its numbers
-FACTOR = 9.0  # bits for a factor
+FACTOR = 10.0  # bits for a factor
 MIN_FACTORS = 3  # different numbers that show a factor
 COMMON_NUMBER, SHORT_NUMBER = 1.5, 3.0  # bits
 

@@ -10,7 +10,7 @@ from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.slips import DIGITS, Bits, Change, Context, Slip, parts, substitute, was
 
-WINDOW = 7.5  # bits for a mask of the keys at some distances
+WINDOW = 8.0  # bits for a mask of the keys at some distances
 
 
 def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
