@@ -5,10 +5,12 @@ cells by spaces or commas. In a row with commas a cell may be a mixed number (2 
 cells. If the cells of some row only make sense with decimal commas (0,5 0,25), all commas of the matrix are decimal.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeGuard
 
 from qkv.byhand.numbers import Number, exponential, square_root
 
@@ -95,17 +97,17 @@ def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list
     return cells
 
 
-def is_flat(matrix: object) -> bool:
+def is_flat(matrix: object) -> TypeGuard[Sequence[Cell]]:
     """Whether a matrix was given as one list of cells, or of rows as text."""
     return isinstance(matrix, Sequence) and bool(matrix) and all(isinstance(cell, Cell) for cell in matrix)
 
 
 def _split_flat(matrix: Sequence[Cell]) -> list[list[Cell]]:
     """["1 0", "0 1"] has a row in each text; [1, 0] is one row."""
-    rows = [split_text(cell) if isinstance(cell, str) else [[cell]] for cell in matrix]
+    rows: list[list[list[Cell]]] = [split_text(cell) if isinstance(cell, str) else [[cell]] for cell in matrix]
     if any(len(found) != 1 for found in rows) or all(len(found[0]) > 1 for found in rows):
-        return [row for found in rows for row in found]
-    return [[*matrix]]
+        return list(itertools.chain.from_iterable(rows))
+    return [list(matrix)]
 
 
 def split_text(text: str, decimal_commas: bool | None = None) -> list[list[Cell]]:

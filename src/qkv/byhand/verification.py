@@ -207,8 +207,16 @@ class _Report:
             verdict = "rounded"
         elif counts["follows"]:
             verdict = "follows"
-        numbers = (counts[kind] for kind in ("right", "follows", "rounded", "slip"))
-        return StepCheck(step, verdict, *numbers, tuple(remarks), counts["blank"])
+        return StepCheck(
+            step,
+            verdict,
+            counts["right"],
+            counts["follows"],
+            counts["rounded"],
+            counts["slip"],
+            tuple(remarks),
+            counts["blank"],
+        )
 
     def status(self, sheet: WrittenStep, findings: list[Finding], place: Place) -> Status:
         if math.isnan(sheet.values[place]):
