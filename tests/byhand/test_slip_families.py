@@ -707,3 +707,107 @@ def test_verify_says_in_which_hidden_step_numbers_were_changed():
     sheet = calculate(HEADS_LOSS, {"r": lambda t: np.maximum(STEPS["r"](t), 0)}, 4, carry=False)
     (remark,) = remarks_of(verify(make_problem(HEADS_LOSS), sheet))
     assert "negative numbers of the row sums r were set to 0" in remark.sentence
+
+
+FIVE = {"q": [[1, 0.5], [-1, 1], [0.5, 2], [2, -1], [0, 1]], "k": [[1, 0], [0, 1.5], [-1, 1], [1, 1], [0.5, -1]]}
+FIVE |= {"v": [[1, 0], [0, 2], [-1, 1], [3, 1], [0.5, -2]]}
+DISTANCE = np.arange(5)[:, None] - np.arange(5)[None, :]  # how far back each key is
+
+
+def five(slips):
+    """The scores, scaled scores, weights and output of a person who makes these slips, with four digits."""
+    q, k, v = (np.array(FIVE[name]) for name in ("q", "k", "v"))
+    t = {"scores": slips.get("scores", lambda t: q @ k.T)({})}
+    t["scaled"] = slips.get("scaled", lambda t: t["scores"] / 2**0.5)(t)
+    t["weights"] = slips.get("weights", lambda t: normalize(np.exp(t["scaled"])))(t)
+    t["output"] = t["weights"] @ v
+    return {name: [[f"{value:.4f}" for value in row] for row in table] for name, table in t.items()}
+
+
+def with_one(change, row, column):
+    """The scaled scores with one number changed."""
+
+    def compute(t):
+        scaled = t["scores"] / 2**0.5
+        scaled[row, column] = change(t["scores"][row, column])
+        return scaled
+
+    return compute
+
+
+def one_at_the_largest(t):
+    return (t["scaled"] == t["scaled"].max(-1, keepdims=True)).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "mistake"),
+    [
+        ((0, 1), (0, 2), "another mask: each query sees its own key and the 2 keys before it"),
+        ((0, 2), (0, 1), "another mask: each query sees its own key and the key before it"),
+        ((-1, 1), (-2, 1), "another mask: each query sees its own key and the key before it and the 2 keys after it"),
+        ((-1, 1), (-4, 0), "another mask: each query sees its own key and all keys after it"),
+        ((0, 2), (0, 4), "a causal mask instead of the given one"),
+    ],
+)
+def test_verify_says_which_keys_a_wrong_mask_lets_each_query_see(given, seen, mistake):
+    right, wrong = ((low <= DISTANCE) & (high >= DISTANCE) for low, high in (given, seen))
+    settings = FIVE | {"mask": right.astype(int).tolist()}
+    sheet = five({"weights": lambda t: normalize(np.exp(t["scaled"]) * wrong)})
+    found = remarks_of(verify(make_problem(settings), sheet))
+    assert [remark.step for remark in found] == ["weights"]
+    assert mistake in (found[0].mistake, *found[0].alternatives)
+
+
+@pytest.mark.parametrize(
+    ("slips", "mistakes"),
+    [
+        (
+            {"weights": lambda t: normalize(np.exp(2 * t["scaled"]))},
+            ["e^(2x) instead of e^x", "the scaled scores were"],
+        ),
+        ({"weights": one_at_the_largest}, ["the largest score got weight 1 instead of a softmax"]),
+        ({"scaled": lambda t: 1.1 * t["scores"] / 2**0.5}, ["every number is 1.1 times the right one"]),
+        ({"scaled": with_one(lambda score: score, 2, 1)}, ["forgotten 1/√d: the scores were not scaled (only here)"]),
+        (
+            {"scores": lambda t: np.sum(FIVE["q"], 1)[:, None] + np.sum(FIVE["k"], 1)[None, :]},
+            ["Q and Kᵀ: factors were added instead of multiplied"],
+        ),
+        (
+            {"scores": lambda t: np.sum(FIVE["q"], 1)[:, None] * np.sum(FIVE["k"], 1)[None, :]},
+            ["Q and Kᵀ: the sums of the factors were multiplied"],
+        ),
+    ],
+)
+def test_verify_names_a_slip_and_every_one_that_fits_as_well(slips, mistakes):
+    found = remarks_of(verify(make_problem(FIVE), five(slips)))
+    assert len(found) == 1
+    names = (found[0].mistake, *found[0].alternatives)
+    assert len(names) == len(mistakes)
+    for mistake in mistakes:
+        assert any(name.startswith(mistake) for name in names), names
+
+
+def test_verify_names_two_slips_in_the_gradient_of_a_cross_entropy():
+    counted = calculate(CLASSES, {}, 4, False)
+
+    def not_averaged(t):
+        classes = np.array([[0, 1], [0, 0], [1, 0]])
+        return t["probabilities"] - classes
+
+    sheet = counted | calculate(CLASSES, {"dO": not_averaged}, 4, False)
+    names = [remark.mistake for remark in remarks_of(verify(make_problem(CLASSES), sheet))]
+    assert len(names) == 2
+    assert any(name.startswith("the mean was forgotten: not divided by m = 2") for name in names)
+    assert "tokens without a class were not left out" in names
+
+
+def test_verify_names_the_forgotten_row_sum_of_a_single_number():
+    def one_without(t):
+        table = STEPS["dZ"](t)
+        table[0, 1, 2] = (t["weights"] * t["dA"])[0, 1, 2]
+        return table
+
+    found = remarks_of(verify(make_problem(LOSS), calculate(LOSS, {"dZ": one_without}, 4, False)))
+    assert [(remark.step, remark.row, remark.column) for remark in found] == [("dZ", 2, 3)]
+    assert found[0].mistake.startswith("the row sums r were not subtracted")
+    assert found[0].mistake.endswith("(only here)")

@@ -13,9 +13,12 @@ from qkv.byhand.numbers import format_digits
 MAX_NAMES = 4  # of slips that give the same number
 EQUALLY_LIKELY = 3.6  # bits: one number says little, so slips that differ by less are all named
 WEAK = 7.0  # bits: a slip in one number that takes more is not certain
+COPIED = ("line", "misread")  # families of slips that use one of many numbers: some of them may fit by chance
+DOUBT = 4.0  # bits more that a number must tell to confirm one of these
 FIRST_SLIP = 2.5  # bits: 2^(cost − 2.5) slips are at most as costly as this one
 LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
+ONLY_HERE = 3.0  # bits: a slip in the formula of one number alone
 HARD_PRODUCT = 21  # smaller products are known by heart
 NOT_IDENTIFIED = "not identified"
 OFF_BY = "an arithmetic error, or another number was copied"  # nothing more is known about a single number
@@ -31,6 +34,7 @@ class CellContext:
     values: Mapping[str, Array]  # one world
     right: Array  # the step computed from these, (heads, rows, columns)
     columns: bool
+    others: tuple[tuple[str, float | int, Array], ...] = ()  # common slips in the formula, and the step with each
 
 
 class NameCell:
@@ -84,6 +88,7 @@ def likely_cell_slips(
     slips = sorted(best.values(), key=lambda slip: slip.cost)
     slips = [s for s in slips if s is slips[0] or (s.cost <= slips[0].cost + EQUALLY_LIKELY and not s.rare)]
     weak = not slips or slips[0].cost > WEAK or is_chance(slips[0].cost, information)
+    weak = weak or (slips[0].family in COPIED and is_chance(slips[0].cost, information - DOUBT))
     if not slips or (weak and all(slip.family != "arithmetic" for slip in slips)):
         slips = [*slips[: MAX_NAMES - 1], unknown]  # one of many factors may have given this number by chance
     return slips[:MAX_NAMES]
@@ -148,6 +153,9 @@ def cell_slips(
     if sum(a * b < 0 for a, b in terms) > 1 and fits(positive):
         yield CellSlip("sign", "all minus signs of the products were lost", 5.5, positive)
     yield from _other_lines(context, place, fits)
+    for name, cost, other in context.others:
+        if fits(float(other[place])) and not fits(right):
+            yield CellSlip(f"formula: {name}", f"{name} (only here)", cost + ONLY_HERE, float(other[place]))
     yield from (slip for slip in _digit_slips(right, value, unit) if decimal or "point" not in slip.name)
     difference = value - (round(right / unit) * unit if unit else right)
     yield CellSlip(OFF_BY, f"{OFF_BY}: off by {_number(difference)}", 7.9, value, rare=True)

@@ -23,7 +23,7 @@ from qkv._files import write_atomic
 from qkv._html import page, table
 from qkv.byhand.files import read_answer, read_file, split_answer
 from qkv.byhand.generate import asked_steps, generate_problems
-from qkv.byhand.graph import StepGraph
+from qkv.byhand.graph import SOFTMAX_PARTS, StepGraph
 from qkv.byhand.html import html_page, html_sheet
 from qkv.byhand.latex import latex_document, latex_sheet, standalone
 from qkv.byhand.numbers import Number, format_decimal, to_text
@@ -211,8 +211,8 @@ def _step_points(problem: Problem, graph: StepGraph, result: Verification, point
         possible = points / len(asked)
         if (check := checks.get(step)) is not None:
             accepted = all(remark.accepted for remark in check.remarks)
-            count = check.right + check.follows + check.rounded + check.wrong
-            share = 1.0 if accepted else (check.right + check.follows + check.rounded) / max(count, 1)
+            good = check.right + check.follows + check.rounded
+            share = good / max(good + check.wrong + check.blank, 1)
             if not accepted and share == 1.0:  # the whole table is wrong in shape or rounded too far
                 share = 0.0
             found.append(StepPoints(step, round(possible * share, 4), possible, check.verdict))
@@ -225,7 +225,7 @@ def _step_points(problem: Problem, graph: StepGraph, result: Verification, point
 
 def _implied_steps(graph: StepGraph, good: set[str]) -> set[str]:
     """The steps that good ones are computed from, directly or not."""
-    implied: set[str] = set()
+    implied: set[str] = set() if good.isdisjoint(SOFTMAX_PARTS) else {"scaled"}
     for name in reversed(list(graph.steps)):
         if name in good or name in implied:
             implied.update(graph.steps[name].inputs)

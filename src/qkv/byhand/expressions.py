@@ -164,6 +164,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "e⁰ = e": lambda x: np.where(np.abs(x) < 1e-12, np.e, exponential(x)),
     "x": lambda x: np.where(np.isfinite(x), x, 0.0),
     "|x|": np.abs,
+    "exp of 2x": lambda x: exponential(2 * x),
     "exp of |x|": lambda x: exponential(np.abs(x)),
     "x²": np.square,
     "ln x": lambda x: np.log(np.maximum(x, 1e-300)),

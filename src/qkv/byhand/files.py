@@ -1,25 +1,27 @@
 """Read problems and answers from files: TOML, JSON or CSV; numbers keep their digits as written."""
 
-import csv
 import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from qkv.byhand.csv_file import parse_csv
 from qkv.byhand.examples import example_settings
 from qkv.byhand.problem import LABELS, MATRICES, SETTINGS
 
 MAX_BYTES = 1_000_000
-STEP_NAMES = {  # a step, and other names under which an answer may give it
-    "queries": ("q",),
-    "keys": ("k",),
-    "values": ("v",),
-    "scores": ("s",),
-    "scaled": ("z",),
-    "weights": ("a", "map", "attention"),
+STEP_NAMES = {  # a step, and other names under which an answer may give it, without _, - and spaces
+    "queries": ("q", "query"),
+    "keys": ("k", "key"),
+    "values": ("v", "value"),
+    "scores": ("s", "score", "logits"),
+    "scaled": ("z", "scaledscores"),
+    "exponentials": ("e", "exp", "exponential"),
+    "sums": ("sum", "rowsums", "denominators"),
+    "weights": ("a", "map", "attention", "attentionweights", "attentionmap", "softmax", "alpha", "α"),
     "concatenated": ("concat", "joined"),
-    "output": ("h", "o", "out"),
+    "output": ("h", "o", "out", "outputs"),
     "probabilities": ("p",),
     "dO": ("doutput", "doutputs"),
     "dH": ("dconcatenated", "dconcat"),  # without W_O the same as dO
@@ -36,6 +38,7 @@ STEP_NAMES = {  # a step, and other names under which an answer may give it
     "dW_V": ("dwv",),
     "dX": ("dinputs",),
 }
+ANSWERS = ("answer", "steps")  # tables that may hold the steps
 SETTING_NAMES = {"beta": "scale", "β": "scale"}  # the scale's symbol in textbooks
 
 
@@ -60,10 +63,12 @@ def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], di
     settings: dict[str, Any] = {}
     if (wanted := content.pop("example", None)) is not None:
         settings = example_settings(str(wanted), content.get("convention"))
-    answer = content.pop("answer", {})
-    if not isinstance(answer, dict):
-        raise ValueError(f"{name}: answer: expected a table of steps such as scores = [[1, 2]], got {answer!r}")
-    steps = {_find_step(key, name): value for key, value in answer.items()}
+    steps: dict[str, Any] = {}
+    for table in ANSWERS:
+        answer = content.pop(table, {})
+        if not isinstance(answer, dict):
+            raise ValueError(f"{name}: {table}: expected a table of steps such as scores = [[1, 2]], got {answer!r}")
+        steps |= {_find_step(key, name): value for key, value in answer.items()}
     qkv_are_steps = "x" in content or "x" in settings or "q" in settings
     for key, value in content.items():
         if key in ("q", "k", "v") and qkv_are_steps:
@@ -75,6 +80,8 @@ def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], di
     steps = {step: value for step, value in steps.items() if not _is_blank(value)}
     if "dH" in steps and "wo" not in settings:
         steps.setdefault("dO", steps.pop("dH"))
+    if "probabilities" in steps and not settings.keys() & {"loss", "upstream"}:
+        steps.setdefault("weights", steps.pop("probabilities"))  # P is also a usual name of the weights
     return settings, steps
 
 
@@ -85,13 +92,18 @@ def _is_blank(value: Any) -> bool:
 
 
 def _find_step(key: str, name: str) -> str:
-    wanted = key.lower().replace("∂", "d").removeprefix("grad_")
-    wanted = wanted if wanted == key.lower().replace("∂", "d") else f"d{wanted}"
+    wanted = _plain_name(key)
     for step, others in STEP_NAMES.items():
-        if wanted in (step.lower(), *others):
+        if wanted in (_plain_name(step), *others):
             return step
     known = ", ".join((*MATRICES, *SETTINGS, "example"))
     raise ValueError(f"{name}: no setting or step {key!r}; settings are {known}; steps are {', '.join(STEP_NAMES)}")
+
+
+def _plain_name(key: str) -> str:
+    """A name in small letters without _, - and spaces; ∂L/∂Q, dL/dQ, grad_Q and ∇Q are dq."""
+    text = re.sub(r"[\s_-]", "", key.lower().replace("∂", "d"))
+    return re.sub(r"^(dl/d|grad|∇)(?=.)", "d", text)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -122,36 +134,4 @@ def _parse_json(text: str) -> dict[str, Any]:
     return content
 
 
-def _parse_csv(text: str) -> dict[str, Any]:
-    """A line with a name alone starts a matrix, and the lines below are its rows; `heads,2` is a setting."""
-    content: dict[str, Any] = {}
-    rows: list[list[str]] | None = None
-    for number, line in enumerate(csv.reader(text.splitlines()), 1):
-        cells = [cell.strip() for cell in line]
-        while cells and not cells[-1]:
-            cells.pop()
-        if not cells:
-            continue
-        if _is_name(cells[0]):
-            if len(cells) == 1:
-                content[cells[0].lower()] = rows = []
-            elif len(cells) == 2:
-                content[cells[0].lower()] = {"true": True, "false": False}.get(cells[1].lower(), cells[1])
-                rows = None
-            else:
-                raise ValueError(
-                    f"line {number}: expected a name alone, or a name and one value, got {','.join(cells)}"
-                )
-        elif rows is None:
-            raise ValueError(f"line {number}: numbers before any name; put a line with x, wq, … above them")
-        else:
-            rows.append(cells)
-    return content
-
-
-def _is_name(cell: str) -> bool:
-    """Whether a cell is a name such as wq, not a number such as e^2 or sqrt(2)."""
-    return cell[:1].isalpha() and cell.lower() not in ("e", "sqrt") and "(" not in cell and "^" not in cell
-
-
-_PARSERS = {".toml": _parse_toml, ".json": _parse_json, ".csv": _parse_csv}
+_PARSERS = {".toml": _parse_toml, ".json": _parse_json, ".csv": parse_csv}

@@ -25,6 +25,8 @@ SYMBOLS = {
     "values": "V",
     "scores": "the scores",
     "scaled": "the scaled scores",
+    "exponentials": "the exponentials",
+    "sums": "the sums",
     "weights": "the weights",
     "concatenated": "the heads' outputs",
     "output": "the output",

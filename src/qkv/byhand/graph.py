@@ -48,6 +48,7 @@ Cell = tuple[str, int, int]
 Heads = Literal["", "columns", "rows"]  # the heads are not split, side by side, or one below the other
 Operation = Literal["sum", "scale", "softmax", "row-dot", "softmax-gradient", "difference"]
 GIVEN_PROJECTIONS = (("queries", "wq", "Q"), ("keys", "wk", "K"), ("values", "wv", "V"))
+SOFTMAX_PARTS = ("exponentials", "sums")  # between scaled and weights; an answer may have them
 GRADIENT_OF = {  # each gradient, and the table it belongs to
     "dO": "output",
     "dH": "concatenated",
@@ -110,7 +111,7 @@ class StepGraph:
     def check_steps(self, names: Iterable[str]) -> None:
         """Raise ValueError if an answer has a step that this problem does not have."""
         for name in names:
-            if name in self.steps or name in self.given:
+            if name in self.steps or name in self.given or name in SOFTMAX_PARTS:
                 continue
             if name in ("probabilities", "r", *GRADIENT_OF) and self.problem.loss is None:
                 raise ValueError(f'{name} belongs to the backward pass: give a loss as well, such as loss = "sum"')

@@ -108,8 +108,9 @@ class Predictor:
         problem: StepFormulas,
         written: Mapping[str, WrittenStep],
         exact: Mapping[str, Array],
+        tolerance: float,
     ) -> None:
-        self.problem, self.written, self.exact = problem, written, exact
+        self.problem, self.written, self.exact, self.tolerance = problem, written, exact, tolerance
         self.order = list(problem.formulas)
         self.evaluations = 0
         self.bits = {step: bits_of_digits(sheet) for step, sheet in written.items()}
@@ -134,7 +135,7 @@ class Predictor:
                 continue
             sheet = self.written[name]
             prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
-            match = compare(sheet, prediction, self.near[name], ~self.wrong[name])
+            match = compare(sheet, prediction, self.near[name], ~self.wrong[name], self.tolerance)
             self.wrong[name] &= match > CONTINUED
             certain = np.zeros(match.shape, bool)
             read = continue_from(sheet.values, sheet.unit, prediction, certain, name)
@@ -156,7 +157,7 @@ class Predictor:
             prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
             strict = hypothesis.strict.get(name)
             right = ~self.wrong[name] if strict is None else ~(self.wrong[name] | strict)
-            match = compare(sheet, prediction, self.near[name], right)
+            match = compare(sheet, prediction, self.near[name], right, self.tolerance)
             hypothesis.predictions[name] = prediction
             hypothesis.matches[name] = match
             hypothesis.costs[name] = self.cost_of(name, match, prediction)
@@ -167,7 +168,7 @@ class Predictor:
         costs = np.where(match == WRONG, self.bits[step], COSTS[match])
         if (match == BETWEEN).any():
             sheet, mixed = self.written[step], prediction[:MIXED]
-            fine, coarse = reach(prediction)
+            fine, coarse = reach(prediction, self.tolerance)
             off = np.abs(sheet.values - mixed[:3]).min(0)
             spread = np.where(off <= np.maximum(mixed.max(0) - mixed.min(0), fine) + sheet.unit, fine, coarse)
             spread = np.maximum(spread, mixed.max(0) - mixed.min(0)) / np.maximum(sheet.unit, 1e-6)
@@ -234,16 +235,16 @@ class Predictor:
         return NameCell(step, self.written[step].values.shape[1], self.problem.problem.convention == "columns")
 
 
-def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array) -> Array:
+def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array, tolerance: float) -> Array:
     """How each number of a sheet is explained by a prediction in several worlds.
 
     near: how far a number may be from the one written for it; right: the numbers that are right and may be so in spite
-    of a slip.
+    of a slip; tolerance: how far rounding more coarsely than the sheet shows may move one.
     """
     values, unit = sheet.values, sheet.unit
     difference = np.abs(prediction[:3] - values)
     follows = difference <= near
-    follows |= prediction[:3] == values  # −∞
+    follows |= (prediction[:3] == values) | np.isnan(values)  # −∞, or not filled in
     match = np.where(follows[0], MATCHED, np.where(follows[1] | follows[2], CONTINUED, WRONG))
     if match.max() < WRONG:
         return match
@@ -251,7 +252,7 @@ def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array) ->
     difference = np.where(np.isnan(difference), np.inf, difference)
     low, high = prediction[:MIXED].min(0), prediction[:MIXED].max(0)
     spread = np.where(np.isfinite(high - low), high - low, 0.0) * 0.75
-    spread = np.maximum(spread, np.maximum(*reach(prediction)))
+    spread = np.maximum(spread, np.maximum(*reach(prediction, tolerance)))
     inside = (values >= low - spread - near) & (values <= high + spread + near) & (spread > 0)
     smallest = np.minimum(difference[0], difference[1])
     ratio = np.where(unit > 0, prediction[0] / np.where(unit > 0, unit, 1), 0.0)
@@ -274,7 +275,8 @@ def precision(sheet: WrittenStep) -> Array:
 def is_right(sheet: WrittenStep, exact: Array) -> Array:
     """Which numbers are right at the precision written."""
     with np.errstate(invalid="ignore"):
-        return (exact == sheet.values) | (np.abs(exact - sheet.values) <= precision(sheet))
+        near = np.abs(exact - sheet.values) <= precision(sheet)
+    return near | (exact == sheet.values) | np.isnan(sheet.values)
 
 
 def information(sheet: WrittenStep, exact: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Numbers added to a whole step, as if there were a bias; solved for."""
+"""Numbers added to a whole step, as if there were a bias, or a factor of all its numbers; solved for."""
 
 from collections.abc import Iterator
 
@@ -12,6 +12,8 @@ from qkv.byhand.slips import Slip
 
 WORLDS_TO_TRY = (0, 1)  # computed from unrounded or from written numbers
 BIAS = 7.0  # bits for a bias, without its numbers
+FACTOR = 10.0  # bits for a factor
+MIN_FACTORS = 3  # different numbers that show a factor
 COMMON_NUMBER, SHORT_NUMBER = 1.5, 3.0  # bits
 
 
@@ -25,6 +27,7 @@ def offset_slips(formula: Expression, prediction: Array, sheet: WrittenStep, col
     slack = float(sheet.unit.max()) / 2 + 1e-9
     seen: set[tuple[float, ...]] = set()
     for world in WORLDS_TO_TRY:
+        yield from _factor_slips(formula, prediction[world], sheet, seen)
         differences = sheet.values - prediction[world]
         offset = short_number(float(np.median(differences)), slack)
         near = 4 * slack  # all numbers must agree: some offset explains most of a few short numbers by chance
@@ -46,6 +49,24 @@ def offset_slips(formula: Expression, prediction: Array, sheet: WrittenStep, col
             name = f"the same numbers were added to every {line}, as by a bias: {numbers}"
             added = ex.add(formula, ex.constant(np.array(bias)[None, None, None]))
             yield Slip(name, BIAS + sum(_bits(value) for value in bias), {sheet.step: added}, scope="whole")
+
+
+def _factor_slips(
+    formula: Expression, prediction: Array, sheet: WrittenStep, seen: set[tuple[float, ...]]
+) -> Iterator[Slip]:
+    """All numbers of a step multiplied by the same factor."""
+    known = np.abs(prediction) > 10 * sheet.unit + 1e-9
+    if len(set(np.round(prediction[known], 9).tolist())) < MIN_FACTORS:
+        return
+    largest = np.unravel_index(int(np.argmax(np.abs(prediction))), prediction.shape)
+    slack = (float(sheet.unit[largest]) / 2 + 1e-9) / abs(float(prediction[largest]))
+    factor = short_number(float(sheet.values[largest] / prediction[largest]), slack)
+    if not factor or factor in (1.0, -1.0) or (0.0, factor) in seen:
+        return
+    seen.add((0.0, factor))
+    if (np.abs(sheet.values - factor * prediction) <= sheet.unit / 2 + 1e-9).all():
+        size = f"{factor:.4g} times the right one"
+        yield Slip(f"every number is {size}", FACTOR, {sheet.step: ex.scale(formula, factor)}, scope="whole")
 
 
 def _bits(number: float) -> float:

@@ -1,13 +1,16 @@
 """Parse numbers and matrices as people write them.
 
-A number: 3, -1/2, 0.25, 2 1/2, √2, 3/(2√2), 1/sqrt(2), e^(3/2). A matrix: rows separated by ; or a new line, cells by
-spaces or commas. In a row with commas a cell may be a mixed number (2 1/2); between spaces that would be two cells.
+A number: 3, -1/2, 0.25, 0,25, 2 1/2, √2, 3/(2√2), 1/sqrt(2), e^(3/2). A matrix: rows separated by ; or a new line,
+cells by spaces or commas. In a row with commas a cell may be a mixed number (2 1/2); between spaces that would be two
+cells. If the cells of some row only make sense with decimal commas (0,5 0,25), all commas of the matrix are decimal.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeGuard
 
 from qkv.byhand.numbers import Number, exponential, square_root
 
@@ -19,6 +22,9 @@ MAX_SIZE = 16  # rows or columns
 MAX_LENGTH = 200  # characters of one number
 
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)/(\d+)")
+_DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
+_PLAIN = re.compile(r"[+-]?\d+(/\d+)?%?")
+_CELL = re.compile(r"[+-]?\d+|[+-]?(\d+\s+)?\d+/\d+")  # between commas: a whole or a mixed number
 _TOKEN = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?(?![\d.])|\.\d+(?:[eE][+-]?\d+)?|sqrt|exp|e|√|\*\*|[-+*/^()·])")
 
 
@@ -47,10 +53,10 @@ def parse_number(cell: Cell, where: str = "") -> Number:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as text, with the plain minus sign."""
+    """A cell as text, with the plain minus sign and a decimal point."""
     if isinstance(cell, bool) or not isinstance(cell, int | float | str | Fraction | Decimal):
         return repr(cell)
-    return str(cell).strip().replace("−", "-").replace("–", "-")
+    return _DECIMAL_COMMA.sub(".", str(cell).strip().replace("−", "-").replace("–", "-"))
 
 
 def parse_matrix(matrix: MatrixLike, name: str) -> Rows:
@@ -69,9 +75,11 @@ def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list
     """The cells of a matrix, not parsed yet; checks the shape."""
     cells: list[list[Cell]]
     if isinstance(matrix, str):
-        cells = _split_text(matrix)
+        cells = split_text(matrix)
     elif isinstance(matrix, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in matrix):
         cells = [[*row] for row in matrix]
+    elif is_flat(matrix):
+        cells = _split_flat(matrix)
     else:
         raise ValueError(f'{name}: expected a matrix, rows of numbers such as "1 -1; 0 2" or [[1, -1], [0, 2]]')
     if not cells or not all(cells):
@@ -89,10 +97,35 @@ def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list
     return cells
 
 
-def _split_text(text: str) -> list[list[Cell]]:
+def is_flat(matrix: object) -> TypeGuard[Sequence[Cell]]:
+    """Whether a matrix was given as one list of cells, or of rows as text."""
+    return isinstance(matrix, Sequence) and bool(matrix) and all(isinstance(cell, Cell) for cell in matrix)
+
+
+def _split_flat(matrix: Sequence[Cell]) -> list[list[Cell]]:
+    """["1 0", "0 1"] has a row in each text; [1, 0] is one row."""
+    rows: list[list[list[Cell]]] = [split_text(cell) if isinstance(cell, str) else [[cell]] for cell in matrix]
+    if any(len(found) != 1 for found in rows) or all(len(found[0]) > 1 for found in rows):
+        return list(itertools.chain.from_iterable(rows))
+    return [list(matrix)]
+
+
+def split_text(text: str, decimal_commas: bool | None = None) -> list[list[Cell]]:
+    """The cells of rows as text. decimal_commas: whether commas belong to the numbers; None to decide by the cells."""
     text = re.sub(r"\]\s*+,?\s*+\[", ";", text.strip())  # possessive: a long gap takes no quadratic time
     rows = [row.strip(" \t,") for row in re.split(r"[;\n]", text.strip("[]; \n\t"))]
+    if decimal_commas is None:
+        decimal_commas = any(map(_needs_decimal_commas, rows))
+    if decimal_commas:
+        return [[*re.split(r"\s*;\s*|\s+", _DECIMAL_COMMA.sub(".", row).replace(",", " ").strip())] for row in rows]
     return [[cell.strip() for cell in row.split(",")] if "," in row else [*row.split()] for row in rows]
+
+
+def _needs_decimal_commas(row: str) -> bool:
+    """Whether commas as separators would leave cells with several numbers, as in 0,5 0,25."""
+    cells = [cell.strip() for cell in row.split(",")]
+    crowded = [cell for cell in cells if len(cell.split()) > 1 and not _CELL.fullmatch(cell)]
+    return bool(_DECIMAL_COMMA.search(row)) and any(all(map(_PLAIN.fullmatch, cell.split())) for cell in crowded)
 
 
 class _ExpressionParser:

@@ -40,6 +40,7 @@ CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among 
 REPEATED = 1.5  # bits that a number tells which is 0 or equal to another one
 TELLING = 6.0  # bits of a number that can confirm such a slip
 MAX_EXPLANATIONS = 2  # different slips in single numbers of one step; more would fit by chance
+MAX_PATCHES = 4  # wrong numbers of a step that are compared with slips in its formula
 COMMON = 6.0  # bits: slips up to this cost are also tried in pairs
 
 
@@ -248,12 +249,14 @@ class Search(Predictor):
         wrong = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(hypothesis.matches[step] == WRONG)]
         hidden = {name: hypothesis.formulas[name] for name in self.problem.steps if name not in self.written}
         contexts = []
+        slips = self.common_slips(hypothesis, step) if len(wrong) <= MAX_PATCHES else []
         for world in (0, 1):
             own = {
                 name: value[world : world + 1] if len(value) > 1 else value for name, value in hypothesis.values.items()
             }
             prediction = hypothesis.predictions[step][world]
-            contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns))
+            others = tuple(_predict_others(slips, step, own, prediction.shape))
+            contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns, others))
         new = hypothesis
         exchanged = _exchanged_pairs(wrong, sheet, hypothesis.predictions[step])
         bits = self.information[step]
@@ -282,6 +285,11 @@ class Search(Predictor):
                 found = Finding(slip, step, cells, hypothesis.predictions[step][0])
                 new = replace(new, formulas={**new.formulas, **slip.changes}, findings=(*new.findings, found))
         return self.finish(new.copy()) or hypothesis
+
+    def common_slips(self, hypothesis: Hypothesis, step: str) -> list[Slip]:
+        """Slips in the formula of a step that a person may well make in a single number."""
+        slips = formula_slips(Context(step, self.problem, hypothesis.formulas, hypothesis.values))
+        return [s for s in slips if s.cost <= CERTAIN and not s.rounding and s.scope in ("cells", "rows")]
 
     def without_chance(
         self,
@@ -341,6 +349,19 @@ class Search(Predictor):
 def _is_exact(sheet: WrittenStep, prediction: Array) -> bool:
     """Whether no digits were dropped in a step."""
     return not sheet.unit.any() or bool(np.allclose(prediction[0], sheet.values, rtol=1e-9, atol=1e-12))
+
+
+def _predict_others(
+    slips: Iterable[Slip], step: str, values: Mapping[str, Array], shape: tuple[int, ...]
+) -> Iterator[tuple[str, float, Array]]:
+    """The step with each slip, if the shapes fit."""
+    for slip in slips:
+        try:
+            found = ex.evaluate(slip.changes[step], values)[0]
+        except ValueError:
+            continue
+        if found.shape == shape:
+            yield slip.name, slip.cost, found
 
 
 def _is_known(slips: list[CellSlip]) -> bool:

@@ -1,17 +1,22 @@
 """Read a person's steps: each number with its value and the unit of its last digit."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from qkv.byhand.expressions import Array
 from qkv.byhand.matrices import transpose
-from qkv.byhand.parsing import MAX_SIZE, MatrixLike, cell_text, parse_number, split_cells
+from qkv.byhand.parsing import MAX_SIZE, Cell, MatrixLike, cell_text, is_flat, parse_number, split_cells, split_text
 
 WHOLE_NUMBER_UNIT = 0.01
+VECTORS = ("r", "sums")  # one number for each query, in a row or in a column
+UNKNOWN = "?"  # a number that was not filled in
+SHARES = ("weights", "probabilities")
 _DECIMAL = re.compile(r"[+-]?(\d*)\.(\d*)(?:[eE]([+-]?\d+))?|[+-]?(\d+)[eE]([+-]?\d+)")
 _INTEGER = re.compile(r"[+-]?\d+")
 _MINUS_INFINITY = re.compile(r"-(inf|infinity|∞|oo)|-|masked", re.IGNORECASE)
@@ -23,7 +28,7 @@ class WrittenStep:
 
     step: str
     texts: list[list[str]]
-    values: Array
+    values: Array  # NaN for a ?
     unit: Array  # of the last digit written; 0 for a fraction, a root or an integer among integers
     generous_unit: Array  # the same for a number that has fewer digits than its neighbors
     transposed: bool = False  # it was given with rows for columns
@@ -61,27 +66,65 @@ def read_step(step: str, matrix: MatrixLike, shape: tuple[int, int, int], column
 
     An integer or a short decimal among longer ones, such as 0.5 beside 0.333, is read at their precision.
     """
-    cells = split_cells(matrix, step, MAX_SIZE * MAX_SIZE)
-    texts = [[cell_text(cell).removeprefix("≈").strip() for cell in row] for row in cells]
+    heads, rows, width = shape
+    expected = (heads * rows, width)
+    texts = [
+        [cell_text(cell).removeprefix("≈").strip() for cell in row] for row in _cells(step, matrix, shape, columns)
+    ]
     if columns:
         texts = [list(row) for row in transpose(texts)]
-    heads, rows, width = shape
-    expected, got = (heads * rows, width), (len(texts), len(texts[0]))
+    got = len(texts), len(texts[0])
     transposed = False
     if got != expected and heads > 1 and got == (rows, heads * width):  # heads side by side
         texts = [row[h * width : (h + 1) * width] for h in range(heads) for row in texts]
     elif got != expected and got == expected[::-1]:
         texts = [list(row) for row in transpose(texts)]
-        transposed = step != "r"  # one number for each query, in a row or in a column
+        transposed = step not in VECTORS and not is_flat(matrix)
     elif got != expected:
         (a, b), (c, d) = ((x, y) if not columns else (y, x) for x, y in (expected, got))
         raise ValueError(f"{step}: expected {a}×{b} numbers, got {c}×{d}; give the whole matrix")
     values = [[_value(text, f"{step}[{i},{j}]") for j, text in enumerate(row, 1)] for i, row in enumerate(texts, 1)]
+    if step in SHARES and _are_percent(values):
+        texts = [[f"{text}%" for text in row] for row in texts]
+        values = [[value / 100 for value in row] for row in values]
     unit, generous = (units.reshape(shape) for units in _units(texts))
     return WrittenStep(step, texts, np.array(values).reshape(shape), unit, generous, transposed)
 
 
+def _cells(step: str, matrix: MatrixLike, shape: tuple[int, int, int], columns: bool) -> Sequence[Sequence[Cell]]:
+    """The cells of a matrix; of several heads as one matrix; with decimal commas if only then the shape fits."""
+    nested = _join_heads(matrix, shape[0], columns)
+    cells = split_cells(nested, step, MAX_SIZE * MAX_SIZE)
+    size = math.prod(shape)
+    if isinstance(nested, str) and sum(map(len, cells)) != size:
+        decimal = split_text(nested, decimal_commas=True)
+        if sum(map(len, decimal)) == size and len({len(row) for row in decimal}) == 1:
+            return decimal
+    return cells
+
+
+def _join_heads(matrix: Any, heads: int, columns: bool) -> Any:
+    """The matrices of several heads, given one by one, as one matrix: below or beside each other."""
+    nested = isinstance(matrix, list) and len(matrix) == heads > 1
+    if not nested or not all(_is_matrix(head) for head in matrix):
+        return matrix
+    if columns:
+        return [list(itertools.chain.from_iterable(rows)) for rows in zip(*matrix, strict=False)]
+    return [row for head in matrix for row in head]
+
+
+def _is_matrix(rows: object) -> bool:
+    return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+
+
+def _are_percent(values: Sequence[Sequence[float]]) -> bool:
+    """Whether weights were written in percent without the sign: each row adds up to about 100."""
+    return all(min(row) >= 0 and abs(sum(row) - 100) <= len(row) for row in values)
+
+
 def _value(text: str, where: str) -> float:
+    if text == UNKNOWN:
+        return math.nan
     if _MINUS_INFINITY.fullmatch(text):
         return -math.inf
     if text.endswith("%"):

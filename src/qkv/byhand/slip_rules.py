@@ -94,7 +94,8 @@ def _changes(part: Expression, root: bool, context: Context) -> Iterator[Change]
         "times": _factor_changes,
         "ref": _operand_changes,
     }
-    if part.op in rules:
+    added = part.op == "scale" and context.problem.formulas[context.step].op != "scale"  # by a slip
+    if part.op in rules and not added:
         yield from rules[part.op](part, context)
     if root and part.op != "patched":
         yield from _result_changes(part, context)
@@ -153,6 +154,11 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
         part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
     )
     size = context.shape(left)[-1]
+    if size > 1 and not context.step.startswith("d"):
+        sums = ex.total(left), ex.transpose(ex.total(ex.transpose(right)))
+        yield Change(ex.add(*sums), f"{product}: factors were added instead of multiplied", 7, scope="rows")
+        name = f"{product}: the sums of the factors were multiplied, as if (a+b)(c+d) were a·c + b·d"
+        yield Change(ex.times(*sums), name, 7, scope="rows")
     if size > 1 and context.step in context.problem.steps:
         name = f"divided by {size}: the mean of the {size} products instead of their sum"
         yield Change(ex.scale(part, 1 / size), name, 6.5, scope="rows")
@@ -292,7 +298,7 @@ def _add_up(terms: Sequence[Expression]) -> Expression:
 
 def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
     left, right = part.args
-    if left.op == "ref" and left.param == "loss_factors":
+    if "loss_factors" in left.names:
         yield from loss_changes(part, context)
         return
     if right.op == "subtract" and "r" in right.names:  # A∘(dA − r)

@@ -68,7 +68,7 @@ class Context:
             case "matmul":
                 left, right = (self.describe(arg) for arg in expression.args)
                 return f"{right} {left}" if self.columns else f"{left} {right}"
-            case "apply":
+            case "apply" if expression.param == "exp":
                 return "the exponentials"
             case "total":
                 return "the sums"

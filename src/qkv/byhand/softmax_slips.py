@@ -1,5 +1,6 @@
 """Slips with the scale, the exponentials, the sums and the mask of a softmax."""
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -8,6 +9,8 @@ import numpy as np
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.slips import DIGITS, Bits, Change, Context, Slip, parts, substitute, was
+
+WINDOW = 8.0  # bits for a mask of the keys at some distances
 
 
 def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -92,6 +95,7 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("−e^x if negative", "e^x of a negative x was taken as −e^x: exponentials are never negative", 6.5),
         ("−e^|x| if negative", "e^(−x) was taken as −e^x: exponentials are never negative", 6.5),
         ("x²", "x² instead of e^x", 7),
+        ("exp of 2x", "e^(2x) instead of e^x, as if the weights were squared", 7.5),
         ("1 + x", "1 + x instead of e^x", 7.5),
         ("1 at the largest", "the largest score got weight 1 instead of a softmax", 5.5),
         ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 5.2),
@@ -189,7 +193,10 @@ def divide_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield from _needless_masks(part, context)
     function = next((p for p in parts(top) if p.op == "apply" and p.param == "exp"), None)
     if function is not None:
-        yield Change(ex.apply("sigmoid", function.args[0]), "a sigmoid of each score instead of a softmax", 6.5)
+        scores = function.args[0]
+        yield Change(ex.apply("sigmoid", scores), "a sigmoid of each score instead of a softmax", 6.5)
+        largest = substitute(top, function, ex.apply("1 at the largest", scores))  # each of several has weight 1
+        yield Change(largest, "the largest score got weight 1 instead of a softmax", 5.7, scope="rows")
         shifted = function.with_param("exp of x − max")
         for changed, where in (
             (part.with_args(substitute(top, function, shifted), bottom), "the numerators"),
@@ -290,16 +297,47 @@ def other_mask_slips(step: str, formula: Expression, written: Array, columns: bo
     masked = ex.masked(top.args[0] if top.op == "masked" else top, shown)
     old = top.param[0] if top.op == "masked" else np.ones((1, 1, *written.shape[1:]))
     keys = [str(k + 1) for k in range(written.shape[-1]) if not shown[..., k].any()]
+    bits = 7 + float((shown != old).sum())
     if keys and np.array_equal(shown, np.broadcast_to(shown.any((0, 1, 2)), shown.shape)):
         name = f"key{'s' if len(keys) > 1 else ''} {', '.join(keys)} masked for every query"
+    elif (seen := _describe_window(shown)) is not None:
+        name, bits = f"another mask: each query sees {seen}", min(bits, WINDOW)
     else:
         changed = np.flatnonzero((shown != old).any((0, 1, 3))) + 1
         line = "column" if columns else "row"
-        name = (
-            f"another mask: its zeros in {line}{'s' if len(changed) > 1 else ''} {', '.join(map(str, changed))} differ"
-        )
-    bits = 7 + float((shown != old).sum())
+        lines = f"{line}{'s' if len(changed) > 1 else ''} {', '.join(map(str, changed))}"
+        name = f"another mask: its zeros in {lines} differ"
     yield Slip(name, bits, {step: ex.divide(masked, ex.total(masked))}, scope="whole")
+
+
+def _describe_window(shown: Array) -> str | None:
+    """The keys that each query sees, counted from its own one; None if there is no such rule.
+
+    A query that would see no key may see any.
+    """
+    rows, columns = shown.shape[-2:]
+    steps = np.arange(rows)[:, None] + (columns - rows) - np.arange(columns)[None, :]  # how far back a key is
+    for first, last in itertools.product(range(-1, rows), range(1 - rows, 2)):
+        window = (steps <= first) & (steps >= last)
+        some = window.any(-1)
+        if first >= last and some.sum() > 1 and (shown[..., some, :] == window[some]).all() and not window.all():
+            return _window_text(first if first < rows - 1 else None, last if last > 1 - rows else None)
+    return None
+
+
+def _window_text(first: int | None, last: int | None) -> str:
+    """The keys from `first` steps before the own one to `last`: negative after it; None without limit."""
+    before = "all keys before it" if first is None else _count_keys(first, "before it")
+    after = "all keys after it" if last is None else _count_keys(-last, "after it")
+    own = (first is None or first >= 0) and (last is None or last <= 0)
+    seen = [part for part in ("its own key" if own else "", before, after) if part]
+    return " and ".join(seen) + ("" if own else ", not its own key")
+
+
+def _count_keys(count: int, where: str) -> str:
+    if count < 1:
+        return ""
+    return f"the key {where}" if count == 1 else f"the {count} keys {where}"
 
 
 def _other_masks(mask: Array) -> Iterator[tuple[str, Array, Bits]]:

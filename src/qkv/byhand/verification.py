@@ -6,6 +6,7 @@ number that differs only because of them is no new mistake: it follows from an e
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -17,6 +18,7 @@ from qkv.byhand import expressions as ex
 from qkv.byhand.cell_slips import NOT_IDENTIFIED, NameCell, Place
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import StepFormulas, build_formulas, symbol
+from qkv.byhand.graph import SOFTMAX_PARTS
 from qkv.byhand.hypotheses import BETWEEN, CONTINUED, CUT, LAST, Finding, Hypothesis
 from qkv.byhand.numbers import format_decimal, format_digits, to_text
 from qkv.byhand.parsing import Rows
@@ -24,13 +26,14 @@ from qkv.byhand.problem import Problem
 from qkv.byhand.search import Search
 from qkv.byhand.sheet import WrittenStep, read_step
 from qkv.byhand.slips import describe_rounding
+from qkv.byhand.softmax_parts import with_softmax_parts
 from qkv.byhand.solution import solve_problem
 
 TOLERANCE = 0.02  # how far early rounding may move a number and still be accepted
 TRANSPOSED = "rows for columns: the matrix is transposed"
 EQUALLY_LIKELY = 2.0  # bits: explanations that differ by less are all named
 MAX_ALTERNATIVES = 3
-Status = Literal["right", "slip", "follows", "rounded"]
+Status = Literal["right", "slip", "follows", "rounded", "blank"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class StepCheck:
-    """The verdict on one step: how many numbers are right, follow from earlier slips, are rounded, or are wrong."""
+    """The verdict on one step, and how many of its numbers are right, follow from earlier slips, are rounded, …"""
 
     step: str
     verdict: Literal["right", "wrong", "follows", "rounded"]
@@ -70,6 +73,7 @@ class StepCheck:
     rounded: int
     wrong: int
     remarks: tuple[Remark, ...]
+    blank: int = 0  # numbers that were not filled in
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class Verification:
 def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLERANCE) -> Verification:
     """Compare a person's steps with the exact ones.
 
-    answer: matrices by step, any of them: queries, keys, values, scores, scaled, weights, concatenated, output; for a
-        problem with a loss also dO, dV, dA, r, dZ, dS, dQ, dK, dW_Q, dW_K, dW_V, dW_O, dX.
+    answer: matrices by step, any of them: queries, keys, values, scores, scaled, exponentials, sums, weights,
+        concatenated, output; for a problem with a loss also dO, dV, dA, r, dZ, dS, dQ, dK, dW_Q, dW_K, dW_V, dW_O, dX.
     tolerance: how far early rounding may move a number and still be accepted. What follows from rounded numbers that
         were written down is accepted if their last digits count no more than that (0.01 with two digits).
 
@@ -104,18 +108,34 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     formulas = build_formulas(graph)
     exact = _exact_values(formulas)
     columns = problem.convention == "columns"
-    written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in solution if step in answer}
+    order = [step for step in formulas.formulas if step in solution]
+    written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in order if step in answer}
     masked_step = next((step for step, sheet in written.items() if sheet.writes_minus_infinity), "")
     if masked_step:
         formulas = build_formulas(graph, masked_step)
         exact = _exact_values(formulas)
+    parts = {
+        step: read_step(step, answer[step], _part_shape(step, exact), columns)
+        for step in SOFTMAX_PARTS
+        if step in answer
+    }
+    if parts:
+        scaled = written["scaled"].values if "scaled" in written else exact["scaled"]
+        formulas = with_softmax_parts(formulas, {step: sheet.values for step, sheet in parts.items()}, scaled, exact)
+        exact = _exact_values(formulas)
+        written = {step: (written | parts)[step] for step in formulas.formulas if step in written or step in parts}
     for step, sheet in written.items():
-        if any(number.fraction is None for row in solution[step] for number in row):
+        if step in parts or any(number.fraction is None for row in solution[step] for number in row):
             written[step] = sheet.with_whole_numbers(exact[step])
     formulas = replace(formulas, places=max((sheet.places for sheet in written.values()), default=0))
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
-        search = Search(formulas, written, exact)
+        search = Search(formulas, written, exact, tolerance)
         return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
+
+
+def _part_shape(step: str, exact: Mapping[str, Array]) -> tuple[int, int, int]:
+    heads, rows, columns = exact["weights"].shape
+    return heads, rows, 1 if step == "sums" else columns
 
 
 def _exact_values(formulas: StepFormulas) -> dict[str, Array]:
@@ -179,7 +199,7 @@ class _Report:
             rows, columns = (columns, rows) if self.columns else (rows, columns)
             shapes = f"{rows}×{columns}", f"{columns}×{rows}"
             remarks.insert(0, Remark(step, 0, 0, shapes[0], shapes[1], "slip", TRANSPOSED, False))
-        counts = {kind: list(status.values()).count(kind) for kind in ("right", "follows", "rounded", "slip")}
+        counts = Counter(status.values())
         verdict: Literal["right", "wrong", "follows", "rounded"] = "right"
         if any(not remark.accepted for remark in remarks):
             verdict = "wrong"
@@ -188,10 +208,19 @@ class _Report:
         elif counts["follows"]:
             verdict = "follows"
         return StepCheck(
-            step, verdict, counts["right"], counts["follows"], counts["rounded"], counts["slip"], tuple(remarks)
+            step,
+            verdict,
+            counts["right"],
+            counts["follows"],
+            counts["rounded"],
+            counts["slip"],
+            tuple(remarks),
+            counts["blank"],
         )
 
     def status(self, sheet: WrittenStep, findings: list[Finding], place: Place) -> Status:
+        if math.isnan(sheet.values[place]):
+            return "blank"
         if self.is_right(sheet, place):
             return "right"
         if any(place in found.cells and not found.slip.rounding for found in findings):
@@ -318,7 +347,7 @@ class _Report:
         return [
             other
             for other in earlier
-            if other.unit.any() and not np.allclose(other.values, self.best.predictions[other.step][0], 1e-9, 1e-12)
+            if other.unit.any() and not _agrees(other.values, self.best.predictions[other.step][0])
         ]
 
     def expected(self, sheet: WrittenStep, place: Place, right: Array) -> str:
@@ -329,6 +358,8 @@ class _Report:
             return f"{_decimal(value)} (from your own numbers before it)"
         if np.isinf(self.exact[sheet.step][place]):
             return "-inf (masked)"
+        if sheet.step not in self.solution:
+            return _decimal(exact)
         number = self.solution[sheet.step][head * sheet.values.shape[1] + row][column]
         text, decimal = to_text(number), format_decimal(number.decimal)
         if number.fraction is not None:
@@ -375,6 +406,11 @@ def _steps_before(step: str, hypothesis: Hypothesis) -> set[str]:
                 found.add(name)
                 pending.append(name)
     return found
+
+
+def _agrees(values: Array, prediction: Array) -> bool:
+    """Whether numbers are the predicted ones, where they were filled in."""
+    return np.allclose(np.where(np.isnan(values), prediction, values), prediction, 1e-9, 1e-12)
 
 
 def _is_near(right: float, value: float, distance: float = 0.0) -> bool:

@@ -55,16 +55,20 @@ def round_hidden(values: Array, places: int, name: str) -> Array:
 
 def continue_from(written: Array, unit: Array, prediction: Array, certain: Array, name: str) -> Array:
     """The numbers that each world continues with. certain: where the person can only have continued as written."""
-    chosen = choose_written(name, written.shape) | certain
+    known = ~np.isnan(written)
+    chosen = (choose_written(name, written.shape) | certain) & known
     differs = np.abs(prediction[[0, 3]] - written) > 1e-9 * np.maximum(1.0, np.abs(written))
     dropped = differs.any(0)  # in world 3 also numbers that no slip explains
     off = np.where(dropped & np.isfinite(written), unit / 2, 0.0)
     return np.where(chosen, written, prediction) + _signs(name, written.shape) * off
 
 
-def reach(prediction: Array) -> tuple[Array, Array]:
-    """How far rounding can move each number from the one that follows from the written ones: fine and coarse."""
+def reach(prediction: Array, tolerance: float) -> tuple[Array, Array]:
+    """How far rounding can move each number from the one that follows from the written ones: fine and coarse.
+
+    tolerance: how far rounding to fewer digits than those written may move a number.
+    """
     off = np.square(prediction[MIXED:] - prediction[1])
     off = np.where(np.isfinite(off), off, 0.0)
     fine, coarse = off[: FINE - MIXED].sum(0) / (FINE - MIXED), off[FINE - MIXED :].sum(0) / (WORLDS - FINE)
-    return REACH * np.sqrt(fine), REACH * np.sqrt(coarse)
+    return REACH * np.sqrt(fine), np.minimum(REACH * np.sqrt(coarse), tolerance)

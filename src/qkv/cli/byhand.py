@@ -330,12 +330,13 @@ def _print_verification(result: "Verification") -> None:
     for check in result.steps:
         words, style = VERDICTS[check.verdict]
         line = Text(f"{check.step:{width}}").append(words, style)
-        if check.verdict != "right":
+        if check.verdict != "right" or check.blank:
             counts = (
                 (check.right, "right"),
                 (check.follows, "carried forward"),
                 (check.rounded, "rounded"),
                 (check.wrong, "wrong"),
+                (check.blank, "not given"),
             )
             line.append(f"  ({', '.join(f'{count} {word}' for count, word in counts if count)})", "dim")
         out().print(line, soft_wrap=True)
