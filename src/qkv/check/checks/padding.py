@@ -187,12 +187,17 @@ def find_padding_bug(impl: Implementation, side: str) -> Diagnosis | None:
         "the padding mask of the first row is used for all rows": base & tokens[:1, None, :],
     }
     count, places = tokens.sum(1, keepdim=True), torch.arange(len(real))
-    made = "the mask is made from the number of real tokens, as if all padding were on the"
-    for words, assumed in (("right", places < count), ("left", places >= len(real) - count)):
-        hypotheses[f"{made} {words}"] = base & assumed[:, None, :]
+    hypotheses |= {
+        "padding is taken to be on the right: real tokens are counted from the start": base
+        & (places < count)[:, None, :],
+        "padding is taken to be on the left: real tokens are counted from the end": base
+        & (places >= len(real) - count)[:, None, :],
+    }
     name = padded.attentions[0].name
     if _uses_other_rows(padded.attentions[0].attended, plain.attentions[0].attended, tokens):
-        words = "heads use the padding of other rows: the mask is repeated in the wrong order (use repeat_interleave)"
+        words = (
+            "the padding mask is repeated over heads and rows in another order than the scores: rows get each other's"
+        )
         return Diagnosis("padding", words, name)
     for where in (torch.ones_like(tokens), tokens):
         for words, expected in hypotheses.items():

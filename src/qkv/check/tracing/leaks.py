@@ -79,14 +79,17 @@ class LeakTrace(TorchFunctionMode):
         if [out.shape for out in earlier] != [out.shape for out in outs]:
             self.stopped = True  # the two runs differ in their operations
             return result
-        given = [self._known[id(x)] for x in _tensors((args, kwargs)) if id(x) in self._known]
+        given = [self._known.get(id(x)) or Token(len(self._token_axes(x)), False) for x in _tensors((args, kwargs))]
         for out, other in zip(outs, earlier, strict=True):
             self._judge(name, out, other, given)
         return result
 
+    def _token_axes(self, x: Tensor) -> list[int]:
+        return [axis for axis, size in enumerate(x.shape) if size == self._length]
+
     def _judge(self, name: str, out: Tensor, other: Tensor, given: list[Token]) -> None:
         """Keep what is known of one result; stop at the first that leaks."""
-        axes = [axis for axis, size in enumerate(out.shape) if size == self._length]
+        axes = self._token_axes(out)
         changed = _differs(out.detach(), other)
         leaks = False
         if len(axes) == 1 and bool(changed.any()):
