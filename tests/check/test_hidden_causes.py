@@ -115,7 +115,7 @@ def single_query_by_position(q, k, v, softcap=40.0):
 def test_one_query_must_be_aligned_like_several(function, promises):
     report = run(function, **promises)
     assert "alignment" in [finding.check for finding in report.failed]
-    assert report.diagnosis.family == "alignment"
+    assert (report.diagnosis.family, report.diagnosis.condition) == ("alignment", "for one query on more keys")
 
 
 def single_query_without_mask(q, k, v):

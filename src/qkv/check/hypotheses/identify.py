@@ -575,7 +575,8 @@ def _explain_condition(
                 continue
             if fine and _fits_all(observed, bug, [*wrong, *fine, *others]):
                 return Identified(bug.family, bug.words, cases=len(wrong) + len(fine))
-            when = "" if bug.family == "alignment" else condition  # its words say when
+            says_when = bug.family == "alignment" and not condition.startswith("for one query")
+            when = "" if says_when else condition
             if bug.family == "block" and "multiples" in when:
                 when = when.partition(" from ")[2] and f"from {when.partition(' from ')[2]}"
             conditional = conditional or Identified(bug.family, bug.words, when, cases=len(probes))
