@@ -18,6 +18,7 @@ from qkv.check.contract import Contract
 from qkv.check.hypotheses.identify import NAMED_MASKS, Identified, identify, prove_scale
 from qkv.check.implementation import Implementation
 from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
+from qkv.check.tracing.leaks import find_leak
 from qkv.check.tracing.lines import find_line
 from qkv.check.tracing.readings import Reading, find_length_bug
 
@@ -46,6 +47,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "low precision": (*POSITIONS, "formula", "softmax", "dtype", "gradient"),
     "rotary": (*POSITIONS, "truncation"),
 }
+FEW_FORMULAS = 1500  # are tried where an operation outside the attention leaks: few of them can explain that
 INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
 FIRST = ("deterministic in eval", "inputs not mutated", "state", "strides")  # they explain the others
 LAST = (
@@ -76,10 +78,10 @@ def explain_findings(
     if untested and contract.scale is not None and contract.kind not in NAMED_MASKS:
         return _try_scale(impl, contract, findings), None
     names = [base_name(finding.check) for finding in failed]
-    identified = None
+    identified, leak = None, _find_leak(impl) if "causal" in names else None
     if untested or "parameters reached" in names or not all(name.startswith(BESIDE_OUTPUTS) for name in names):
         try:
-            identified = identify(impl, contract, names)
+            identified = identify(impl, contract, names, *(() if leak is None else (FEW_FORMULAS,)))
         except Exception:  # a diagnosis must not hide the findings
             identified = None
     if identified is not None and identified.right:
@@ -96,7 +98,7 @@ def explain_findings(
         failed = [Finding("formula", "fail", 1.0, f"{words}, at {identified.cases} shapes", None, identified.family)]
         findings = [*findings, *failed]
     best: Diagnosis | None = None
-    for cause, checks in _causes(impl, contract, findings, readings, identified):
+    for cause, checks in _causes(impl, contract, findings, readings, identified, leak):
         explained = [f for f in failed if base_name(f.check).startswith(("like", *checks))]
         if not explained:
             continue
@@ -115,7 +117,7 @@ def explain_findings(
     cause = _most_likely(findings, best)
     if identified is not None and not cause.exact and ("token" in identified.condition or not cause.condition):
         cause = replace(cause, condition=identified.condition)
-    return findings, replace(cause, line=find_line(impl, contract, cause))
+    return findings, replace(cause, line=cause.line or find_line(impl, contract, cause))
 
 
 def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]) -> list[Finding]:
@@ -177,6 +179,7 @@ def _causes(
     findings: list[Finding],
     readings: list[Reading],
     identified: Identified | None,
+    leak: Diagnosis | None,
 ) -> Iterator[tuple[Diagnosis, tuple[str, ...]]]:
     """Bugs and the checks that each explains; what is exact first."""
     failed = [finding.check for finding in findings if finding.verdict == "fail"]
@@ -196,6 +199,8 @@ def _causes(
                 cause = replace(cause, words=f"{identified.words.partition(': something')[0]}: {place}")
         yield cause, tuple(explained)
         return
+    if leak is not None:
+        yield leak, VISIBILITY
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
     if contract.softmax is None:  # linear attention is a design unless a softmax is promised
@@ -216,6 +221,13 @@ def _causes(
             bug = find_padding_bug(impl, check.partition("(")[2].rstrip(")")) if impl.aligned else None
             if bug is not None:
                 yield bug, ("padding ",)
+
+
+def _find_leak(impl: Implementation) -> Diagnosis | None:
+    try:
+        return find_leak(impl)
+    except Exception:  # what cannot be traced is judged as a black box: a diagnosis must not hide the findings
+        return None
 
 
 def _find_cache_bug(impl: Implementation, check: str) -> Diagnosis | None:

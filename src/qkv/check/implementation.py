@@ -66,6 +66,7 @@ class Implementation:
         padding_sides: where padding may be; lengths of rows say only where it begins on the right.
         differentiable: whether PyTorch can follow its computation; False for numpy, JAX and compiled code.
         fresh: builds the module again, for a class; nothing was called on it yet.
+        packed: rows of the batch follow each other in one sequence, with their boundaries as an argument.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Implementation:
     adds_padding: bool = False
     differentiable: bool = True
     fresh: Callable[[], nn.Module] | None = None
+    packed: bool = False
 
     @property
     def tolerance(self) -> float:

@@ -281,10 +281,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "mask",
-        ("mask polarity", "fully masked row", "mask, more keys"),
+        ("mask polarity", "fully masked row", "mask, more keys", "mask, large scores"),
         lambda m: check_masks(m.impl, m.contract),
         "function",
-        "what True means in a mask; a query without keys stays finite; the mask works with more keys than queries",
+        "what True means in a mask; a query without keys stays finite; the mask works with more keys than queries and "
+        "hides keys with large scores",
         gradients=True,
     ),
     Check(

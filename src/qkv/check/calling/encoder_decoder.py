@@ -315,6 +315,6 @@ def _source_mask(call: EncoderDecoderCall, parameters: Parameters, contract: Con
     if found is None and contract.mask is not None:  # it may mean the opposite of what is promised
         found = find_mask_form(likely, run, x, None, keys=True)
     if found is None and contract.padding:  # a part of the model may not use it, which is for the checks to say
-        padding = [known for known in likely if "pad" in known]
+        padding = [known for known in likely if "pad" in known or known.startswith(("src", "source", "enc", "mem"))]
         found = find_mask_form(padding, run, x, contract.mask, keys=True, weak=True)
     return found

@@ -518,6 +518,7 @@ def function_implementation(
         padding_sides=("right",) if call.padding is not None and call.padding_values is None else PADDING_SIDES,
         differentiable=not call.arrays,
         adds_padding=(call.padding_values or call.mask_values or "").startswith("added"),
+        packed=call.layout.takes == "ragged",
     )
 
 

@@ -141,7 +141,7 @@ def check_layout(impl: Implementation, contract: Contract) -> list[Finding]:
 
 
 def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
-    """With more keys than queries: which keys the first query sees."""
+    """With more keys than queries: which keys the first query sees; a single query must be aligned like several."""
     try:
         found, visible = measure_alignment(impl)
     except Exception as error:
@@ -149,6 +149,11 @@ def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
     if impl.causal_flag is None and found == "irregular":
         return Finding("alignment", "n/a", None, "it has no causal mask of its own")
     evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} {'key' if visible == 1 else 'keys'})"
+    alone = _measure_one_query(impl)
+    if alone == "top-left" and found == "bottom-right" and contract.alignment != "top-left":
+        evidence = f"{evidence}; 1 query on 6 keys sees the first key only"
+        hint = "one query is aligned at the start, several at the end: a single query must see every key"
+        return Finding("alignment", "fail", 1.0, evidence, hint, "alignment", condition="for one query on more keys")
     if contract.alignment is None:
         return Finding("alignment", "described", None, evidence)
     if found == contract.alignment:
@@ -162,8 +167,26 @@ def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
 
 def measure_alignment(impl: Implementation) -> tuple[str, int]:
     """Where the causal mask is with more keys than queries, and how many keys the first query sees."""
+    visible = _visible_keys(impl, 3)
+    ones = torch.ones(3, 6, dtype=torch.bool)
+    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
+    found = next((name for name, pattern in patterns.items() if torch.equal(visible, pattern)), "irregular")
+    return found, int(visible[0].sum())
+
+
+def _measure_one_query(impl: Implementation) -> str:
+    """Where a single query on six keys is aligned; "refused" if it does not run."""
+    try:
+        visible = _visible_keys(impl, 1)[0].tolist()
+    except Exception:  # it takes as many queries as keys, or several queries, only
+        return "refused"
+    return {(True,) * 6: "bottom-right", (True,) + (False,) * 5: "top-left"}.get(tuple(visible), "irregular")
+
+
+def _visible_keys(impl: Implementation, queries: int) -> Tensor:
+    """(t, 6): which of six keys each query sees."""
     assert impl.attention is not None
-    q, k, v = _random(3), _random(6), _random(6)
+    q, k, v = _random(queries), _random(6), _random(6)
     causal = impl.causal_flag is not None
     before = impl.attention(q, k, v, causal=causal)
     columns = []
@@ -171,15 +194,11 @@ def measure_alignment(impl: Implementation) -> tuple[str, int]:
         other = v.clone()
         other[:, :, key] += 1.0
         columns.append((impl.attention(q, k, other, causal=causal) - before).abs().amax((0, 1, 3)) > 1e-9)
-    visible = torch.stack(columns, dim=1)
-    ones = torch.ones(3, 6, dtype=torch.bool)
-    patterns = {"bottom-right": ones.tril(3), "top-left": ones.tril()}
-    found = next((name for name, pattern in patterns.items() if torch.equal(visible, pattern)), "irregular")
-    return found, int(visible[0].sum())
+    return torch.stack(columns, dim=1)
 
 
 def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
-    """With half as many key heads (GQA): which query heads use a key head and a value head."""
+    """With half as many key heads (GQA): which outputs use a key head and a value head, and which a query head."""
     assert impl.attention is not None
     n = impl.nearest_length(5)
     q, k, v = _random(n), _random(n, HEADS // 2), _random(n, HEADS // 2)
@@ -190,6 +209,7 @@ def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
             parts = [q, k.clone(), v.clone()]
             parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
             users.append(((impl.attention(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
+        outputs = [_outputs_of_query_head(impl, q, k, v, head) for head in range(HEADS)]
     except Exception as error:
         return Finding("grouped heads", "n/a", None, f"fewer key heads than query heads raise {type(error).__name__}")
     layouts = {"repeated": [True, True, False, False], "tiled": [True, False, True, False]}
@@ -198,6 +218,11 @@ def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
         evidence = f"keys are {names[0]}, values are {names[1]}"
         return Finding("grouped heads", "fail", 1.0, evidence, "share keys and values alike", "head layout")
     evidence = f"the first key head serves query heads {[h for h, used in enumerate(users[0]) if used]}: {names[0]}"
+    if any(outputs) and outputs != [[head] for head in range(HEADS)]:
+        moved = next(head for head in range(HEADS) if outputs[head] != [head])
+        evidence = f"query head {moved} changes output heads {outputs[moved]}: heads change places"
+        hint = "query heads are put into groups in one order and read out in another, so they meet other key heads"
+        return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout", condition="with fewer key heads")
     if contract.grouped is None:
         return Finding("grouped heads", "described", None, evidence)
     if names[0] == contract.grouped:
@@ -205,6 +230,15 @@ def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
     hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
     evidence = f"{evidence}; required: {contract.grouped}"
     return Finding("grouped heads", "fail", 1.0, evidence, hint[contract.grouped], "head layout")
+
+
+def _outputs_of_query_head(impl: Implementation, q: Tensor, k: Tensor, v: Tensor, head: int) -> list[int]:
+    """The heads of the output that change when one query head changes."""
+    assert impl.attention is not None
+    other = q.clone()
+    other[:, head] = other[:, head].flip(-1) + 0.5
+    changed = (impl.attention(other, k, v) - impl.attention(q, k, v)).abs().amax((0, 2, 3)) > 1e-9
+    return changed.nonzero()[:, 0].tolist()
 
 
 def _random(length: int, heads: int = HEADS, *, seed: int = 18) -> Tensor:
@@ -216,10 +250,15 @@ def _random(length: int, heads: int = HEADS, *, seed: int = 18) -> Tensor:
 
 
 def check_masks(impl: Implementation, contract: Contract) -> list[Finding]:
-    """What True means in a mask, a query that may attend to nothing, and a mask with more keys than queries."""
+    """What True means in a mask, a query that may attend to nothing, more keys than queries, and large scores."""
     if not impl.takes_mask or impl.mask_polarity is None:
-        return []
-    return [_check_polarity(impl, contract), _check_fully_masked_row(impl), _check_mask_with_more_keys(impl)]
+        return _check_large_scores(impl, contract)
+    return [
+        _check_polarity(impl, contract),
+        _check_fully_masked_row(impl),
+        _check_mask_with_more_keys(impl),
+        *_check_large_scores(impl, contract),
+    ]
 
 
 def check_module_mask(impl: Implementation, contract: Contract) -> list[Finding]:
@@ -265,6 +304,41 @@ def _check_fully_masked_row(impl: Implementation) -> Finding:
     size = float(out[:, :, 2].detach().abs().max())
     value = "0" if size == 0 else f"{size:.2g} (an average of something)"
     return Finding(name, "pass", 0.0, f"its output is {value}; outputs and gradients are finite")
+
+
+LARGE = 300.0  # the size of scores that training reaches; a mask of −10,000 still hides them
+
+
+def _check_large_scores(impl: Implementation, contract: Contract) -> list[Finding]:
+    """A hidden key has no effect on large scores either: what a mask writes must be far below them."""
+    assert impl.attention is not None
+    masked = impl.takes_mask and impl.mask_polarity is not None
+    causal = impl.causal_flag is not None
+    if not masked and not causal and contract.kind not in ("causal", "window"):
+        return []
+    n = impl.nearest_length(9)
+    generator = torch.Generator().manual_seed(38)
+    q, k, v = (torch.randn(2, HEADS, n, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.ones(n, n, dtype=torch.bool).tril() if masked else None
+    later = torch.zeros(n, 1, dtype=torch.float64)
+    later[n // 2 :] = 1.0
+    name, effects = "mask, large scores", []
+    for size in (1.0, LARGE):
+        try:
+            before, hidden = (
+                impl.attention(q * size, k, v + shift, mask, causal=causal and not masked) for shift in (0.0, later)
+            )
+        except Exception as error:
+            return [Finding(name, "n/a", None, f"a causal mask raises {type(error).__name__}")]
+        if not bool(before.isfinite().all() and hidden.isfinite().all()):
+            return [Finding(name, "n/a", None, "the outputs are not finite")]
+        effects.append(float((hidden - before)[:, :, : n // 2].abs().max()))
+    small, large = effects
+    evidence = f"hidden keys have effect {large:.2g} if scores are multiplied by {LARGE:g} ({small:.2g} if not)"
+    if small > impl.tolerance:  # they are not hidden at all: other checks say so
+        return [Finding(name, "described", large, evidence)]
+    hint = "masked scores are finite and too close to the others: fill with −∞ or torch.finfo(scores.dtype).min"
+    return [judge(name, large, impl.tolerance, evidence, hint, "mask not −∞", "for large scores")]
 
 
 def _check_mask_with_more_keys(impl: Implementation) -> Finding:

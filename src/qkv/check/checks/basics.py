@@ -83,6 +83,8 @@ def check_batch_independence(impl: Implementation, sweep: Sweep) -> list[Finding
 def _compare_rows(impl: Implementation, case: str, words: str, expected: Tensor, row: Callable[[], Tensor]) -> Finding:
     limit = 1e-9 if impl.dtype == torch.float64 else 1e-4
     hint = "something mixes rows: a norm, a mean or a view over the batch axis"
+    if impl.packed:
+        hint = "packed sequences see each other: the mask made of their boundaries does not separate all of them"
     try:
         score = relative_difference(expected, row())
     except Exception as error:

@@ -146,7 +146,7 @@ def _find_bug_in_piece(
     """Compares the piece [start, end) with the whole; `restarted`: the piece as a sequence of its own."""
     count = step.keys.shape[2]
     if count < end:
-        return Diagnosis("cache order", f"there are {count} keys after {end} tokens: some are dropped", name)
+        return _find_bug_of_short_cache(name, whole, step, start, end)
     same_queries = is_close(step.queries, whole.queries[:, :, start:end])
     if restarted is not None and not same_queries:
         again = any(
@@ -166,6 +166,41 @@ def _find_bug_in_piece(
     if not same_queries:
         return Diagnosis("positions with cache", "queries differ from those of the whole: their positions do", name)
     return _find_cached_mask_bug(name, whole, step, start, end)
+
+
+def _find_bug_of_short_cache(
+    name: str, whole: AttentionRecord, step: AttentionRecord, start: int, end: int
+) -> Diagnosis | None:
+    """The bug of a step with fewer keys than tokens, as in a sliding window; values say which tokens are left."""
+    count = step.keys.shape[2]
+    dropped = Diagnosis("cache order", f"there are {count} keys after {end} tokens: some are dropped", name)
+    if step.values.shape[:2] != whole.values.shape[:2] or step.values.shape[-1] != whole.values.shape[-1]:
+        return dropped
+    wanted = whole.attended.any(0).any(0)[start:end, :end].any(0)
+    values = whole.values[:, :, None, :end]
+    near = (step.values[:, :, :, None] - values).abs().amax(-1) <= 1e-6 * (float(values.abs().max()) or 1.0)
+    places = near.all(0).all(0)  # (keys of the step, tokens)
+    missing = wanted & ~places.any(0)
+    if bool(missing.any()):
+        tokens = ", ".join(map(str, missing.nonzero()[:, 0].tolist()))
+        words = f"after {end} tokens the cache has no key of token {tokens}, which the whole sequence sees"
+        return Diagnosis("cache order", words, name)
+    kept = places.any(1)
+    order = places.to(torch.int8).argmax(1)
+    shifted = not is_close(step.keys[:, :, kept], whole.keys[:, :, order[kept]])
+    if shifted or not is_close(step.queries, whole.queries[:, :, start:end]):
+        what = "keys" if shifted else "queries"
+        words = (
+            f"after {end} tokens, with {count} keys in the cache, {what} have other positions than in the whole: "
+            "count all tokens, not the keys that are left"
+        )
+        return Diagnosis("positions with cache", words, name)
+    found = step.attended.any(0).any(0) & kept
+    expected = whole.attended.any(0).any(0)[start:end][:, order] & kept
+    if torch.equal(found, expected):
+        return None
+    words = f"with the cache, a step sees {int(found.sum())} keys; without it, {int(expected.sum())}"
+    return Diagnosis("window", words, name)
 
 
 def _find_order_bug(what: str, own: Tensor, whole: Tensor, new: range, name: str) -> Diagnosis | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.check.checks.basics import check_batch_independence, check_finite, check_inputs_not_mutated
 from qkv.check.checks.padding import check_padding
@@ -322,25 +322,39 @@ def check_training_leak(impl: Implementation, contract: Contract, kind: str) -> 
     generator = torch.Generator().manual_seed(50)
     x = impl.random_input(2, impl.length, generator)
     last = impl.length - 1
-    outs = []
-    with dropout_rates(module, 0.5) as count:
-        if not count:
-            return []
-        module.train()
-        try:
-            for y in (x, impl.change_token(x, last, generator), impl.change_token(x, 0, generator)):
-                torch.manual_seed(51)
-                outs.append(impl.run(y))
-        finally:
-            module.eval()
+    inputs = (x, impl.change_token(x, last, generator), impl.change_token(x, 0, generator))
+    outs = _run_in_training(impl, module, inputs, 0.5)
+    if not outs:
+        return []
     leak, control = (float((out - outs[0])[:, :last].abs().max()) for out in outs[1:])
     evidence = (
         f"in training, with dropout, the last token has effect {leak:.2g} on earlier outputs (the first {control:.2g})"
     )
     if not control > 0:
         return [Finding("causal (training)", "inconclusive", None, evidence)]
-    hint = "dropout undoes the mask: drop weights after the softmax, not masked scores before it"
-    return [judge("causal (training)", leak / control, impl.tolerance, evidence, hint, "mask not −∞")]
+    hint, family = "dropout undoes the mask: drop weights after the softmax, not masked scores before it", "mask not −∞"
+    if leak / control > impl.tolerance:
+        without = _run_in_training(impl, module, inputs[:2], 0.0)
+        if float((without[1] - without[0])[:, :last].abs().max()) / control > impl.tolerance:
+            hint = "in training another path runs, also without dropout, and its mask shows later tokens"
+            family = "leak"
+    return [judge("causal (training)", leak / control, impl.tolerance, evidence, hint, family, "in training")]
+
+
+def _run_in_training(impl: Implementation, module: nn.Module, inputs: Sequence[Tensor], rate: float) -> list[Tensor]:
+    """The outputs in training mode with one dropout rate, which drops the same elements of all; [] without a rate."""
+    with dropout_rates(module, rate) as count:
+        if not count:
+            return []
+        module.train()
+        outs = []
+        try:
+            for x in inputs:
+                torch.manual_seed(51)
+                outs.append(impl.run(x))
+        finally:
+            module.eval()
+    return outs
 
 
 def check_source(impl: Implementation, contract: Contract) -> list[Finding]:

@@ -187,12 +187,56 @@ def find_padding_bug(impl: Implementation, side: str) -> Diagnosis | None:
         "a key is hidden in all rows if it is padding in one": base & tokens.all(0)[None, None, :],
         "the padding mask of the first row is used for all rows": base & tokens[:1, None, :],
     }
+    count, places = tokens.sum(1, keepdim=True), torch.arange(len(real))
+    hypotheses |= {
+        "padding is taken to be on the right: real tokens are counted from the start": base
+        & (places < count)[:, None, :],
+        "padding is taken to be on the left: real tokens are counted from the end": base
+        & (places >= len(real) - count)[:, None, :],
+    }
     name = padded.attentions[0].name
+    if _uses_other_rows(padded.attentions[0].attended, plain.attentions[0].attended, tokens):
+        words = (
+            "the padding mask is repeated over heads and rows in another order than the scores: rows get each other's"
+        )
+        return Diagnosis("padding", words, name)
     for where in (torch.ones_like(tokens), tokens):
         for words, expected in hypotheses.items():
             if torch.equal(found[where], expected[where]):
                 return Diagnosis("padding", words, name)
-    return Diagnosis("padding", "the padding mask hides other keys than the padded ones", name)
+    return Diagnosis("padding", _describe_wrong_keys(found[0][real], base[0][real], real), name)
+
+
+def _uses_other_rows(found: Tensor, base: Tensor, tokens: Tensor) -> bool:
+    """Whether head h of row b has the padding of row (b · heads + h) mod rows; its own key may stay visible.
+
+    Args:
+        found: (b, h, t, s), what is attended to with padding; base: without.
+    """
+    rows, heads = found.shape[:2]
+    if found.shape != base.shape or heads == 1 or found.shape[-1] != tokens.shape[1]:
+        return False
+    order = torch.arange(rows * heads).view(rows, heads) % rows
+    expected = base & tokens[order][:, :, None]
+    own = torch.eye(tokens.shape[1], dtype=torch.bool)
+    return torch.equal(found & ~own, expected & ~own)
+
+
+def _describe_wrong_keys(found: Tensor, base: Tensor, real: Tensor) -> str:
+    """Which keys the real queries of a padded row see or miss wrongly; found and base: (queries, keys)."""
+    shown, hidden = (found & ~real).any(0), (base & real & ~found).any(0)
+    words = []
+    if bool(shown.any()):
+        words.append(f"padding stays visible ({_places(shown)})")
+    if bool(hidden.any()):
+        words.append(f"real tokens are hidden ({_places(hidden)})")
+    where = f"with padding at {', '.join(map(str, (~real).nonzero()[:, 0].tolist()))}"
+    return f"the padding mask is wrong: {where}, {' and '.join(words)}"
+
+
+def _places(keys: Tensor) -> str:
+    places = keys.nonzero()[:, 0].tolist()
+    return f"key{'' if len(places) == 1 else 's'} {', '.join(map(str, places))}"
 
 
 def check_packing(impl: Implementation) -> list[Finding]:

@@ -500,7 +500,8 @@ def _find_condition(
     for words, cases in _axes(impl, contract, failed):
         judged = [(case, right) for case in cases if (right := is_right(case)) is not None]
         wrong = [case for case, right in judged if not right]
-        if contract.alignment is None and _fits_top_left(observed, design, wrong):
+        one_alone = words.startswith("for one query") and not _fits_top_left(observed, design, [Case(3, keys=6)])
+        if contract.alignment is None and not one_alone and _fits_top_left(observed, design, wrong):
             continue  # nothing was promised about more keys than queries
         if not wrong or (wrong[0].training and observed.is_random(wrong[0])):
             continue
@@ -575,7 +576,8 @@ def _explain_condition(
                 continue
             if fine and _fits_all(observed, bug, [*wrong, *fine, *others]):
                 return Identified(bug.family, bug.words, cases=len(wrong) + len(fine))
-            when = "" if bug.family == "alignment" else condition  # its words say when
+            says_when = bug.family == "alignment" and not condition.startswith("for one query")
+            when = "" if says_when else condition
             if bug.family == "block" and "multiples" in when:
                 when = when.partition(" from ")[2] and f"from {when.partition(' from ')[2]}"
             conditional = conditional or Identified(bug.family, bug.words, when, cases=len(probes))

@@ -9,6 +9,7 @@ Axes: b batch · h heads · g key heads · t queries · s keys · d head dim · 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.check.checks.state import dropout_rates
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.formula import Observation, Sizes, merge_heads, repeat_heads, split_heads, tile_heads
 from qkv.check.implementation import Implementation
@@ -168,7 +170,12 @@ def _record(impl: Implementation, case: Case, *, same_rows: bool = False) -> tup
             module.train(case.training)
             if case.dtype != impl.dtype:
                 module.to(case.dtype)
-        with torch.set_grad_enabled(not case.no_grad), record_attention(module, case.batch) as found:
+        without_dropout = dropout_rates(module, 0.0) if case.training and module is not None else nullcontext()
+        with (
+            without_dropout,
+            torch.set_grad_enabled(not case.no_grad),
+            record_attention(module, case.batch) as found,
+        ):
             out = impl.run(x, padding_tokens(case))
     except Exception:  # this size or dtype is not supported
         return None, None

@@ -48,8 +48,17 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     def moved(places: Places) -> Formula:
         return right.but(rotate=lambda x, p, role: whole(x, places(p, role), role))
 
+    def within(change: Callable[[Tensor, Tensor], Tensor]) -> Formula:
+        """Queries and keys changed in their rotated dims: all, or the first ones."""
+
+        def rotate_part(x: Tensor, p: Tensor, role: Role) -> Tensor:
+            dims = x.shape[-1] if design.rotary_dim is None else design.rotary_dim
+            return x if role == "v" else torch.cat((change(x[..., :dims], p), x[..., dims:]), dim=-1)
+
+        return right.but(rotate=rotate_part)
+
     def turned(angles: Callable[[Tensor, int], Tensor]) -> Formula:
-        return right.but(rotate=lambda x, p, role: x if role == "v" else rotate_by(x, angles(p, x.shape[-1]), pairing))
+        return within(lambda x, p: rotate_by(x, angles(p, x.shape[-1]), pairing))
 
     yield Hypothesis(name, "only queries are rotated", only("q"))
     yield Hypothesis(name, "only keys are rotated", only("k"))
@@ -70,8 +79,6 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
             )
         )
         yield Hypothesis(name, f"{what} are paired as {other}, the others as {pairing}", formula)
-    if design.rotary_dim is not None:  # the others have formulas for the whole head dim only
-        return
     for dtype in (torch.bfloat16, torch.float16):
         words = str(dtype).removeprefix("torch.")
         low = lambda p, role, dtype=dtype: p.to(dtype).double()  # noqa: E731
@@ -80,9 +87,7 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
         yield Hypothesis(name, f"angles are computed in {words}", turned(angles))
         both = lambda p, d, dtype=dtype: (p.to(dtype)[:, None] * frequencies(d, base).to(dtype)).double()  # noqa: E731
         yield Hypothesis(name, f"angles are computed in {words}", turned(both))
-        table = right.but(
-            rotate=lambda x, p, role, dtype=dtype: x if role == "v" else _rounded_table(x, p, pairing, base, dtype)
-        )
+        table = within(lambda x, p, dtype=dtype: _rounded_table(x, p, pairing, base, dtype))
         yield Hypothesis(name, f"sine and cosine are rounded to {words}", table)
     for size in (size for size in sizes if size >= 8):
         wrapped = lambda p, role, size=size: p % size  # noqa: E731
@@ -93,7 +98,7 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     yield Hypothesis(name, "angles depend on the sequence length, not on the position alone", moved(stretched))
     reverse = lambda p, role: p.flip(0)  # noqa: E731
     yield Hypothesis(name, "positions are counted from the end", moved(reverse))
-    half = right.but(rotate=lambda x, p, role: x if role == "v" else _half_rotated(x, p, pairing, base))
+    half = within(lambda x, p: _half_rotated(x, p, pairing, base))
     yield Hypothesis(name, "only half of the head dim is rotated", half)
     wrong = {
         "frequencies are base^(−i/d) instead of base^(−2i/d)": lambda p, d: (
@@ -110,14 +115,14 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     }
     for words, angles in wrong.items():
         yield Hypothesis(name, words, turned(angles))
-    mixed = right.but(rotate=lambda x, p, role: x if role == "v" else _mismatched(x, p, pairing, base))
+    mixed = within(lambda x, p: _mismatched(x, p, pairing, base))
     words = "angles are laid out in pairs (i, i + 1), but features are rotated in pairs (i, i + d/2)"
     if pairing == "interleaved":
         words = "angles are laid out in pairs (i, i + d/2), but features are rotated in pairs (i, i + 1)"
     yield Hypothesis(name, words, mixed)
-    by_head = right.but(rotate=lambda x, p, role: x if role == "v" else _by_head(x, pairing, base))
+    by_head = within(lambda x, p: _by_head(x, pairing, base))
     yield Hypothesis(name, "positions run over the heads, not over the tokens: two axes are swapped", by_head)
-    sign = right.but(rotate=lambda x, p, role: x if role == "v" else _missing_minus(x, p, pairing, base))
+    sign = within(lambda x, p: _missing_minus(x, p, pairing, base))
     yield Hypothesis(name, "the minus sign of the rotation is missing", sign)
 
 

@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -106,9 +107,7 @@ class CallTrace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         name = getattr(func, "__name__", "")
-        frame = sys._getframe(1)
-        while frame is not None and not self._is_users(frame.f_code.co_filename):
-            frame = None if frame.f_code.co_filename.startswith(_QKV) else frame.f_back  # above it is who calls qkv
+        frame = user_frame(self._own)
         if frame is not None and name:
             first = args[0] if args and isinstance(args[0], Tensor) else None
             writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
@@ -119,10 +118,23 @@ class CallTrace(TorchFunctionMode):
             self._after = True
         return result
 
-    def _is_users(self, file: str) -> bool:
-        return file in self._own or not file.startswith((*_LIBRARIES, "<"))
+
+def user_frame(own: set[str]) -> FrameType | None:
+    """The innermost frame of the user's code that called this; None below qkv, whose caller is not the code under test.
+
+    Args:
+        own: files that count as the user's wherever they are.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file in own or not file.startswith((*_LIBRARIES, "<")):
+            return frame
+        frame = None if file.startswith(_QKV) and file not in _TRACERS else frame.f_back
+    return None
 
 
+_TRACERS = (__file__, str(Path(__file__).with_name("leaks.py")))
 _QKV = str(Path(__file__).parents[2])
 _LIBRARIES = (
     str(Path(torch.__file__).parent),
@@ -140,12 +152,12 @@ def trace_calls(impl: Implementation, length: int = LENGTH) -> list[Call]:
     if impl.takes_padding and length > 2:
         tokens = torch.ones(2, length, dtype=torch.bool)
         tokens[0, -2:] = False
-    with CallTrace([x], set(_own_files(impl))) as trace:
+    with CallTrace([x], set(own_files(impl))) as trace:
         impl.run(x, tokens)
     return trace.calls
 
 
-def _own_files(impl: Implementation) -> Iterator[str]:
+def own_files(impl: Implementation) -> Iterator[str]:
     found: list[Any] = [] if impl.module is None else [type(part) for part in impl.module.modules()]
     found.append(getattr(impl.attention, "function", None))
     for part in found:
