@@ -248,6 +248,7 @@ def test_look_shows_an_image_by_its_patches(folders, capsys):
         (["gpt", TEXT, "--png", "heads.jpg"], "--png writes a PNG image: name a file that ends in .png"),
         (["gpt", TEXT, "--mask-edge", "0:1:9"], "--mask-edge 0:1:9: there is no key 9; they are 0 to 8"),
         (["gpt", TEXT, "--mask-edge", "0:9:1"], "--mask-edge 0:9:1: there is no query 9; they are 0 to 8"),
+        (["gpt", TEXT, "--compare", "vit"], "vit cannot be compared with gpt: this ViT reads an image file"),
         (["gpt", TEXT, "--compare", "bird"], "There is no checkpoint 'bird', so --compare read it as a text"),
     ],
 )

@@ -36,7 +36,7 @@ def look(
 ) -> int:
     """Show the attention inside a model, and intervene on it.
 
-    Prints the type of each head and the attention map of the head with the highest type score, for a text, an image or
+    Prints the type of each head and the attention map of the head with the clearest type, for a text, an image or
     an audio file. You do not need to change the model's code.
 
     Examples:
@@ -61,9 +61,9 @@ def look(
     target
         The target text, for an encoder–decoder. Default: the model generates one.
     layer
-        The layer to show, by its index from 0 or its name. Default: the layer of the head with the highest type score.
+        The layer to show, by its index from 0 or its name. Default: the layer of the head with the clearest type.
     head
-        The head to show, by its index from 0. Default: the head with the highest type score.
+        The head to show, by its index from 0. Default: the head with the clearest type.
     query
         The query token, by its index; for an image also "class" or a patch as "row,column". Default: the last token.
     html

@@ -90,6 +90,7 @@ def prepare_input(
     checkpoint: str | Path | None = None,
     tokenizer: Tokenizer | None = None,
     notes: tuple[str, ...] = (),
+    like: PreparedInput | None = None,
 ) -> PreparedInput:
     """Prepare an input for a model: a text, an image or a recording, as the model reads it.
 
@@ -100,12 +101,18 @@ def prepare_input(
         generates itself.
     checkpoint: where a model that is passed as a module came from; its tokenizer and settings are read there.
     notes: to be kept with the input, before the notes on its preparation.
+    like: an input that this one is compared with: the model must read the same kind.
     """
     if not isinstance(model, nn.Module):
         checkpoint = model
         model, more = load_any(checkpoint)
         notes += more
     kind, reads = input_kind(model), f"this {type(model).__name__} reads"
+    if like is not None and kind != like.kind:
+        raise ValueError(
+            f"{checkpoint} cannot be compared with {like.checkpoint}: {reads} {EXPECTED[kind]}, the other one "
+            f"{EXPECTED[like.kind]}"
+        )
     if source is None or (isinstance(source, str | list | tuple) and not len(source)):
         raise ValueError(f"no input was given; {reads} {EXPECTED[kind]}")
     if target is not None and kind != "pair":

@@ -267,7 +267,7 @@ def _prepare_other(prepared: PreparedInput, request: LookRequest, other: str) ->
         if target is None and prepared.kind == "pair":
             tokens = find_tokens(prepared.inputs)
             target = None if tokens is None else tokens[0, 1:].tolist()  # without the start token
-        found = prepare_input(other, request.input, target=target)
+        found = prepare_input(other, request.input, target=target, like=prepared)
     else:
         source: Any = Path(other) if prepared.kind in ("image", "audio") else other
         found = prepare_input(
