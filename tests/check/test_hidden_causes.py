@@ -85,6 +85,22 @@ class Leaky(SelfAttention):
         return F.scaled_dot_product_attention(q, k, v)
 
 
+class NormedOverBatch(SelfAttention):
+    def prepare(self, x):
+        return F.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x)
+
+
+class ScaledByAll(SelfAttention):
+    def prepare(self, x):
+        return x / x.abs().mean()
+
+
+@pytest.mark.parametrize(("module", "code"), [(NormedOverBatch, "batch_norm"), (ScaledByAll, "x.abs().mean()")])
+def test_an_operation_over_tokens_and_rows_explains_the_leak_and_the_batch(module, code):
+    report = run(module(), causal=True)
+    assert report.diagnosis.family == "batch mixed" and code in report.diagnosis.line
+
+
 def test_a_missing_mask_is_not_called_an_operation_outside_attention():
     assert run(Leaky, kind="causal", scale="head").diagnosis.family == "no mask"
 

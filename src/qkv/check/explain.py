@@ -200,7 +200,8 @@ def _causes(
         yield cause, tuple(explained)
         return
     if leak is not None:
-        yield leak, VISIBILITY
+        mixes_rows = any(base_name(check) == "batch" for check in failed)
+        yield _add_rows(leak) if mixes_rows else leak, (*VISIBILITY, *(("batch", "padding ") if mixes_rows else ()))
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
     if contract.softmax is None:  # linear attention is a design unless a softmax is promised
@@ -228,6 +229,11 @@ def _find_leak(impl: Implementation) -> Diagnosis | None:
         return find_leak(impl)
     except Exception:  # what cannot be traced is judged as a black box: a diagnosis must not hide the findings
         return None
+
+
+def _add_rows(leak: Diagnosis) -> Diagnosis:
+    """One operation explains both that tokens and that rows of the batch reach each other."""
+    return replace(leak, family="batch mixed", words=f"{leak.words}; rows of the batch mix in the same way")
 
 
 def _find_cache_bug(impl: Implementation, check: str) -> Diagnosis | None:
