@@ -19,7 +19,7 @@ def bench(
     compare: tuple[Path, Path] | None = None,
     json: bool = False,
 ) -> int:
-    """Compare speed and memory use with other libraries, measured alternately in one run.
+    """Compare speed and memory use with other libraries. The measurements of qkv and the others take turns.
 
     The benchmarks:
 

@@ -53,10 +53,10 @@ def check(
     """Run attention code, test what it does, and name the likely bug.
 
     The contract and the options state which properties are required. Each required property passes or fails;
-    other properties are only measured. Some properties are always required: no NaN for finite inputs, no dependence on
-    other batch rows, no randomness in eval mode, unmodified inputs, a KV cache that gives the outputs of the full
-    sequence, and a gradient for every parameter. The exit code is 1 if a required property fails or cannot be tested.
-    The target is imported and run with your permissions.
+    other properties are only measured ("described"). Some properties are always required, among them: no NaN for finite
+    inputs, no dependence on other batch rows, no randomness in eval mode, unmodified inputs, a KV cache that gives the
+    outputs of the full sequence, and a gradient for every parameter. The exit code is 1 if a required property fails or
+    cannot be tested. The target is imported and run with your permissions.
 
     Examples:
 
@@ -95,24 +95,27 @@ def check(
     loss
         For a language-model loss. next: the loss shifts the labels by one itself. same: the labels are already shifted.
     padding
-        Require that padding does not change the outputs of other tokens.
+        Require that padding does not change the outputs of the real tokens.
     cache
         Require a KV cache that gives the outputs of the full sequence.
     like
-        A reference: torch, package.module:Name or file.py:Name. The target must have the properties of the reference
-        and, with the same weights, the same outputs and gradients.
+        A reference: package.module:Name, file.py:Name, or torch (scaled_dot_product_attention for a function,
+        nn.MultiheadAttention for a layer). The target must have the properties of the reference and, with the same
+        weights, the same outputs and gradients.
     args
         Constructor arguments, as JSON; missing ones are guessed.
     call
-        How to call the target, if qkv guesses wrong. Either its type: attention, loss, accumulate (accumulates
-        gradients over small batches) or split (splits data into training and held-out parts); or a call expression,
-        such as "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed, blocked, added;
-        the padding masks present, absent.
+        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (accumulates
+        gradients over small batches) or split (splits data into training and held-out parts); or a call of the target,
+        named f, such as "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed (True =
+        may attend), blocked (True = may not attend), added (0 and −∞); the padding masks present (True = real token),
+        absent (True = padding).
     adapter
         A Python file with functions that build and call the target (build, call, mask, start_cache, step), for code
         that qkv cannot call itself: NumPy, JAX, C++, paged caches, audio. You can then omit TARGET.
     family
-        With hf:all: only causal, masked, encoder-decoder, encoder, "image classifier" or "image encoder".
+        With hf:all: check only one kind of architecture, such as causal, masked (masked language models),
+        encoder-decoder, encoder, speech, video or "image classifier".
     results
         With hf:all: the folder for the results, which lets an interrupted run resume. Default: a folder in your cache
         directory.
@@ -123,7 +126,8 @@ def check(
     seed
         Random seed for inputs and shapes.
     dtype
-        Test the precision only in this dtype, compared with a naive implementation in the same dtype.
+        Test the precision only in this dtype. The error may be about three times that of a naive implementation in the
+        same dtype.
     device
         The device to run on, such as cuda.
     time_limit

@@ -54,7 +54,7 @@ def claims(
     seed
         Random seed.
     knobs
-        Change a setting of the experiment, such as --set beta=30, to see where the claim breaks. May be repeated.
+        Change a setting of the experiment, such as --set beta=30, to see where the claim fails. May be repeated.
         `qkv claims show NAME` lists the settings of a claim.
     wrong
         Run the experiment on a wrong implementation of attention, such as --wrong no-scale: the verdict should change.

@@ -34,7 +34,7 @@ def look(
     compare: Text = None,
     json: bool = False,
 ) -> int:
-    """Show the attention inside a model, and intervene on it.
+    """Show the attention inside a model, and change it: ablate heads, scale scores, mask edges.
 
     Prints the type of each head and the attention map of the head with the clearest type, for a text, an image or
     an audio file. You do not need to change the model's code.
@@ -54,8 +54,7 @@ def look(
     ----------
     checkpoint
         A run folder, a model folder (qkv's or Hugging Face's), a llama2.c file, a hub id, or a bundled model such as
-        qkv:digits.
-        Omit it to list the bundled models.
+        qkv:digits. Omit it to list the bundled models.
     inputs
         The input: a text, an image or audio file, or, for a model without a tokenizer, token ids such as "12 7 99".
     target

@@ -15,8 +15,9 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     """List questions from courses, with the answer, the usual mistake, and the claim that tests it by experiment.
 
     To print the full model answer to a homework problem, give its label, such as N1c or C1a-e; to list the problems of
-    a group, give the group, such as C2. The homework sheets are NYU Deep Learning homework 4 (N1a to N6), the attention
-    assignment (A1 to A5), CS224N assignment 5 (C0 to C3c) and CSCI 5922 problem set 4 (P1a to P3x).
+    a group, give the group, such as C2. The homework sheets are NYU Deep Learning homework 4 (N1a to N6), an assignment
+    on copying and averaging with attention (A1 to A5), CS224N assignment 5 (C0 to C3c) and CSCI 5922 problem set 4 (P1a
+    to P3x).
 
     Examples:
 

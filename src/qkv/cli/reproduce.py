@@ -35,11 +35,11 @@ def reproduce(
     quiet: bool = False,
     json: bool = False,
 ) -> int:
-    """Rerun an experiment from the results table: train and test its models, and store the numbers.
+    """Rerun an experiment (a row) of the results table: train and test its models, and store the numbers.
 
-    Each model is trained in an ordinary run. If a run is killed, the same command resumes it; finished runs are not
-    trained again. Omit ROW to list the rows and the data they need. Do not run other programs at the same time, because
-    time and speed are measured.
+    A row has one or more parts, such as ours and nyu-hw4. Each part is trained in an ordinary run. If a run is killed,
+    the same command resumes it; finished runs are not trained again. Omit ROW to list the rows and the data they need.
+    Do not run other programs at the same time, because time and speed are measured.
 
     Examples:
 

@@ -35,9 +35,10 @@ def train(
 ) -> int:
     """Train a model from a recipe: vit-digits, vit-cifar10, vit-cifar100, gpt-text, birthplaces, translate, speech.
 
-    The run directory contains the recipe, metrics, checkpoints, the trained model and a report. You can kill a run at
-    any time; the same command resumes it from the last checkpoint with bit-identical results. With torchrun, training
-    is distributed over all processes.
+    A recipe is a named set of data, model and settings. The run directory contains the recipe, metrics, checkpoints,
+    the trained model and a report. You can kill a run at any time; the same command resumes it from the last checkpoint
+    with bit-identical results (tested on CPUs, on the same machine). With torchrun, training is distributed over all
+    processes.
 
     Examples:
 
