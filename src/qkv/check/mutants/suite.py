@@ -206,6 +206,6 @@ def as_markdown(results: Results) -> str:
         lines.append(f"| {mutant.name} | {contract} | {diagnosis} | {cells} |")
     counts = Counter(mutant.family for mutant, _ in results)
     families = ", ".join(f"{family} {count}" for family, count in sorted(counts.items()))
-    legend = "; ".join(f"{column}: {', '.join(COLUMNS[column])}" for column in columns)
+    legend = "; ".join(f"{column}: {', '.join(COLUMNS.get(column, (column,)))}" for column in columns)
     lines += ["", f"Families: {families}.", "", f"Columns: {legend}."]
     return "\n".join(lines) + "\n"
