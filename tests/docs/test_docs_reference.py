@@ -53,7 +53,7 @@ def parameters(function: object) -> str:
 
 def test_reference_has_descriptions_with_arguments_and_examples():
     page = PAGES["qkv.md"]
-    assert "## qkv.attention" in page and "- mask: " in page and "```pycon\n>>> " in page
+    assert "## attention {#qkvattention}" in page and "- mask: " in page and "```pycon\n>>> " in page
     assert "# doctest:" not in page
 
 
@@ -64,4 +64,5 @@ def test_public_name_exists_with_its_parameters_and_is_in_the_reference(name):
     assert callable(found)
     if PUBLIC[name] is not None:
         assert parameters(found).startswith(PUBLIC[name])
-    assert f"## {name}" in PAGES[f"{module}.md"].split("\n")
+    heading = f"## {attribute} {{#{name.replace('.', '').lower()}}}"  # the anchor has the whole name: links use it
+    assert heading in PAGES[f"{module}.md"].split("\n")
