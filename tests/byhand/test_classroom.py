@@ -140,6 +140,25 @@ def test_grade_answers_credits_steps_that_a_later_step_shows(tmp_path):
     assert [part.note for part in bob.steps] == ["right", "missing", "missing"]
 
 
+def test_grade_answers_counts_wrong_exponentials_with_the_weights(tmp_path):
+    # e^(-x) in both of two numbers; the sum and the weights follow, so two of five numbers of the softmax are wrong
+    answer = """q = "1"
+k = "1; 3"
+v = "4; 8"
+scale = 1
+exponentials = "0.3679 0.0498"
+sums = "0.4177"
+weights = "0.8808 0.1192"
+output = "4.4768"
+"""
+    (tmp_path / "kim.toml").write_text(answer)
+    grade = next(iter(grade_answers(tmp_path)))
+    weights = next(part for part in grade.steps if part.step == "weights")
+    assert weights.points == pytest.approx(weights.possible * 3 / 5, abs=1e-3)
+    assert weights.note == "follows; wrong exponentials"
+    assert grade.points == pytest.approx(grade.possible - weights.possible * 2 / 5, abs=0.01)
+
+
 def test_write_class_leaves_an_existing_folder_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="exists already"):

@@ -29,7 +29,7 @@ from qkv.byhand.latex import latex_document, latex_sheet, standalone
 from qkv.byhand.numbers import Number, format_decimal, to_text
 from qkv.byhand.problem import Problem, make_problem
 from qkv.byhand.solution import solve_problem
-from qkv.byhand.verification import TOLERANCE, Verification, verify
+from qkv.byhand.verification import TOLERANCE, StepCheck, Verification, verify
 
 ANSWER_FILES = (".toml", ".json", ".csv")
 SHEETS, KEYS, FEEDBACK = "sheets", "keys", "feedback"
@@ -206,21 +206,45 @@ def _step_points(problem: Problem, graph: StepGraph, result: Verification, point
     checks = {check.step: check for check in result.steps}
     asked = asked_steps(problem)
     credited = _implied_steps(graph, {step for step, check in checks.items() if check.verdict != "wrong"})
+    parts: dict[str, list[StepCheck]] = {}  # steps that are not asked for, by the step that they are counted with
+    for step, check in checks.items():
+        if step not in asked:
+            parts.setdefault(_next_asked(graph, step, asked), []).append(check)
     found = []
     for step in asked:
         possible = points / len(asked)
-        if (check := checks.get(step)) is not None:
-            accepted = all(remark.accepted for remark in check.remarks)
-            good = check.right + check.follows + check.rounded
-            share = good / max(good + check.wrong + check.blank, 1)
+        counted = [*parts.get(step, ()), *([checks[step]] if step in checks else [])]
+        if step in checks or any(check.verdict == "wrong" for check in counted):
+            accepted = all(remark.accepted for check in counted for remark in check.remarks)
+            good = sum(check.right + check.follows + check.rounded for check in counted)
+            share = good / max(good + sum(check.wrong + check.blank for check in counted), 1)
             if not accepted and share == 1.0:  # the whole table is wrong in shape or rounded too far
                 share = 0.0
-            found.append(StepPoints(step, round(possible * share, 4), possible, check.verdict))
+            found.append(StepPoints(step, round(possible * share, 4), possible, _name_verdict(counted)))
         elif step in credited:
             found.append(StepPoints(step, possible, possible, "not written; a later step shows it"))
         else:
             found.append(StepPoints(step, 0.0, possible, "missing"))
     return tuple(found)
+
+
+def _next_asked(graph: StepGraph, name: str, asked: Sequence[str]) -> str:
+    """The first step asked for that is computed from this one; "" if there is none."""
+    if name in SOFTMAX_PARTS:
+        return "weights"
+    reached = {name}
+    for step, made in graph.steps.items():
+        if not reached.isdisjoint(made.inputs):
+            reached.add(step)
+            if step in asked:
+                return step
+    return ""
+
+
+def _name_verdict(counted: Sequence[StepCheck]) -> str:
+    """The verdict of the step, with the steps that are counted with it if one of them is wrong."""
+    wrong = [check.step for check in counted[:-1] if check.verdict == "wrong"]
+    return f"{counted[-1].verdict}; wrong {' and '.join(wrong)}" if wrong else counted[-1].verdict
 
 
 def _implied_steps(graph: StepGraph, good: set[str]) -> set[str]:
