@@ -52,6 +52,26 @@ def test_run_like_torch_compares_gradients():
     assert like.hint == "the outputs are right, the gradients are not"
 
 
+class ForgetsLongDistances(Separate):
+    """Right up to 24 tokens, as with a table of relative positions that ends too early."""
+
+    def forward(self, x):
+        return super().forward(x) + 0.1 * x.cumsum(1).narrow(1, 24, 1) if x.shape[1] > 24 else super().forward(x)
+
+
+def forget_long_distances(q, k, v, causal=False):
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out * 0.9 if q.shape[2] > 100 else out
+
+
+def test_run_like_compares_long_sequences_too():
+    report = run(ForgetsLongDistances(), like=Separate())
+    like = next(finding for finding in report.failed if finding.check == "like")
+    assert "with 33 tokens" in like.evidence
+    report = run(forget_long_distances, like="torch")
+    assert {"like (longer)", "like (longer, causal)"} <= {finding.check for finding in report.failed}
+
+
 def test_run_like_itself_copies_weights_by_name():
     for layer in (TextbookLayer, GroupedLayer):
         report = run(layer(), like=layer())

@@ -5,6 +5,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from qkv.check.report import Finding
 from qkv.check.tracing.readings import Reading, read_attentions
 
 KINDS = {"causal": "causal", "bidirectional": "bidirectional", "prefix": "prefix", "chunks": "chunked"}
+LENGTHS = (1, 17, 33, 65, 129)  # are compared besides the usual one: some bugs appear after a block, page or table
 HEAD_COUNTS = ("heads", "num_heads", "n_head", "n_heads", "nhead")
 
 
@@ -95,9 +97,21 @@ def compare_with_reference(impl: Implementation, reference: Implementation) -> l
         return [_not_compared("the weights could not be copied")]
     if (impl.vocab_size, impl.dim) != (reference.vocab_size, reference.dim) and impl.vocab_size is None:
         return [Finding("like", "n/a", None, f"dims differ: {impl.dim} and {reference.dim}")]
-    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(41))
+    found = _compare_modules(impl, reference, impl.length, f"{how}; ")
+    for length in LENGTHS:
+        if found.verdict == "fail":
+            break
+        if impl.takes_length(length) and reference.takes_length(length):
+            with contextlib.suppress(Exception):  # longer than a table or a mask of one of the two
+                longer = _compare_modules(impl, reference, length, f"{how}; with {length} tokens, ")
+                found = longer if longer.verdict == "fail" else found
+    return [found]
+
+
+def _compare_modules(impl: Implementation, reference: Implementation, length: int, how: str) -> Finding:
+    x = impl.random_input(2, length, torch.Generator().manual_seed(41))
     ours, theirs = _output_and_gradient(impl, x), _output_and_gradient(reference, x)
-    return [_compare_tensors("like", ours, theirs, f"{how}; ", 10 * impl.tolerance)]
+    return _compare_tensors("like", ours, theirs, how, 10 * impl.tolerance)
 
 
 def _not_compared(why: str) -> Finding:
@@ -109,17 +123,21 @@ def _compare_functions(impl: Implementation, reference: Implementation) -> list[
     mask = torch.rand(t, t, generator=torch.Generator().manual_seed(42)) < 0.6
     mask |= torch.eye(t, dtype=torch.bool)
     q, k, v = _random(t, 1), _random(t, 2), _random(t, 3)
-    few = _random(3, 1)
+    few, longer = _random(3, 1), (_random(LENGTHS[-1], 1), _random(LENGTHS[-1], 2), _random(LENGTHS[-1], 3))
     cases: dict[str, tuple[tuple[Tensor, ...], Tensor | None, bool]] = {
         "plain": ((q, k, v), None, False),
         "large": ((30 * q, k, v), None, False),
         "more keys": ((few, k, v), None, False),
     }
+    if impl.takes_length(LENGTHS[-1]):
+        cases["longer"] = (longer, None, False)
     if impl.takes_mask and reference.takes_mask:
         cases["mask"] = ((q, k, v), mask, False)
         cases["mask, more keys"] = ((few, k, v), mask[:3], False)
     if (impl.causal_flag or impl.takes_mask) and (reference.causal_flag or reference.takes_mask):
         cases["causal"] = ((q, k, v), None, True)
+        if impl.takes_length(LENGTHS[-1]):
+            cases["longer, causal"] = (longer, None, True)
     return [_compare_case(impl, reference, f"like ({name})", *case) for name, case in cases.items()]
 
 
