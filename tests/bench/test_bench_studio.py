@@ -50,6 +50,7 @@ def test_playground_link_has_64_tokens():
         assert (len(rows), {len(row) for row in rows}) == (64, {8})
 
 
+@pytest.mark.long
 def test_time_slider_times_moves_and_says_if_the_page_draws_no_map(tmp_path):
     browser = pytest.importorskip("browser")
     page_of = """<!doctype html><meta charset="utf-8">

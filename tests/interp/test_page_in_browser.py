@@ -92,6 +92,7 @@ def test_the_keyboard_reaches_every_head_and_every_weight(browser, tmp_path):
     opened.check_offline(file)
 
 
+@pytest.mark.long
 def test_zoom_by_key_and_wheel_and_pan_by_drag_show_the_right_weights(browser, tmp_path):
     trace = text_trace()
     file = write(tmp_path, make_scene(trace, WORDS))
@@ -116,6 +117,7 @@ def test_zoom_by_key_and_wheel_and_pan_by_drag_show_the_right_weights(browser, t
     opened.check_offline(file)
 
 
+@pytest.mark.long
 def test_search_finds_every_token_and_enter_selects_the_next(browser, tmp_path):
     file = write(tmp_path, make_scene(text_trace(), WORDS))
     opened = OpenPage(browser, file, address="#query=2")
@@ -132,6 +134,7 @@ def test_search_finds_every_token_and_enter_selects_the_next(browser, tmp_path):
     opened.check_offline(file)
 
 
+@pytest.mark.long
 def test_the_theme_follows_the_system_and_can_be_switched(browser, tmp_path):
     file = write(tmp_path, make_scene(text_trace(), WORDS))
     opened = OpenPage(browser, file, dark=True)
@@ -156,6 +159,7 @@ def test_hostile_texts_stay_text(browser, tmp_path):
     opened.check_offline(file)
 
 
+@pytest.mark.long
 def test_cross_attention_has_the_tokens_of_both_sides(browser, tmp_path):
     torch.manual_seed(2)
     model = qkv.models.Seq2Seq(qkv.models.Seq2SeqConfig(vocab_size=65, dim=32, heads=4, dropout=0.0)).eval()
