@@ -421,3 +421,22 @@ class MixedHeadsOfLayers(nn.Module):
 def test_masks_that_rows_get_from_each_other_are_named_around_pytorchs_layer():
     found = run(MixedHeadsOfLayers, kind="bidirectional", padding=True).diagnosis
     assert "rows get each other's" in found.words
+
+
+class Chunked(SelfAttention):
+    """Causal within chunks of 24 tokens; `overlap` keys of the chunk before are seen, too."""
+
+    def __init__(self, overlap=0):
+        super().__init__()
+        self.overlap = overlap
+
+    def combine(self, q, k, v):
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        mask = (j <= i) & (j >= i // 24 * 24 - self.overlap)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_chunks_that_are_longer_than_the_map_are_found_in_longer_sequences():
+    assert run(Chunked(), kind="chunked").ok
+    assert "kind" in {finding.check for finding in run(Chunked(overlap=1), kind="chunked").failed}
+    assert "kind" in {finding.check for finding in run(SelfAttention(), kind="chunked").failed}
