@@ -148,3 +148,20 @@ def test_verify_does_not_accept_a_large_error_as_rounding_of_hidden_numbers():
     result = check(answer, problem)
     assert result.first is not None
     assert (result.first.step, result.first.row) == ("r", 1)
+
+
+def test_verify_accepts_zero_gradients_of_masked_weights():
+    problem = make_problem(
+        {"q": "1 0; 0 1", "k": "1 0; 0 1", "v": "4; 8", "causal": True, "scale": 1, "upstream": "1; 1"}
+    )
+    exact = {"dA": "4 8; 4 8", "r": "4; 6.9242"}
+    assert verify(problem, exact).ok
+    assert verify(problem, {**exact, "dA": "4 0; 4 8"}).ok
+    wrong = verify(problem, {**exact, "dA": "4 0; 4 9"})
+    assert not wrong.ok and (wrong.first.row, wrong.first.column) == (2, 2)
+
+
+def test_verify_reads_exponentials_below_the_largest_beside_blank_scores():
+    problem = make_problem({"q": "1 0; 0 1", "k": "1 0; 3 1", "v": "4; 8", "scale": 1})
+    answer = {"scaled": "1 ?; 0 1", "exponentials": "0.1353 1; 0.3679 1", "sums": "1.1353; 1.3679"}
+    assert verify(problem, answer).ok

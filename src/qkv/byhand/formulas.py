@@ -54,8 +54,12 @@ def symbol(name: str) -> str:
     return SYMBOLS.get(name, name)
 
 
-def build_formulas(graph: StepGraph, masked_step: str = "") -> StepFormulas:
-    """The formulas of all steps. masked_step: the step in which the person wrote −∞ for masked scores, if any."""
+def build_formulas(graph: StepGraph, masked_step: str = "", *, hides_gradients: bool = False) -> StepFormulas:
+    """The formulas of all steps.
+
+    masked_step: the step in which the person wrote −∞ for masked scores, if any.
+    hides_gradients: the person wrote 0 for the gradients of masked weights; these weights are 0, so nothing follows.
+    """
     given = {name: _array(rows) for name, rows in graph.given.items() if name != "scale"}
     formulas: Formulas = {name: ref(GIVEN + name) for name in given}
     mask = None if graph.problem.mask is None else np.array(graph.problem.mask, float)[None, None]
@@ -63,6 +67,8 @@ def build_formulas(graph: StepGraph, masked_step: str = "") -> StepFormulas:
         formula = _formula(step, graph.problem, None if masked_step else mask)
         if name == masked_step and mask is not None:
             formula = ex.masked(formula, mask, -np.inf)
+        if name == "dA" and mask is not None and hides_gradients:
+            formula = ex.masked(formula, mask)
         formulas[name] = formula
     arrays = {GIVEN + name: array for name, array in given.items()}
     return StepFormulas(graph.problem, formulas, arrays, tuple(graph.steps))

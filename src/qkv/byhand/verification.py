@@ -111,8 +111,9 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     order = [step for step in formulas.formulas if step in solution]
     written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in order if step in answer}
     masked_step = next((step for step, sheet in written.items() if sheet.writes_minus_infinity), "")
-    if masked_step:
-        formulas = build_formulas(graph, masked_step)
+    hides_gradients = "dA" in written and _hides(written["dA"], problem)
+    if masked_step or hides_gradients:
+        formulas = build_formulas(graph, masked_step, hides_gradients=hides_gradients)
         exact = _exact_values(formulas)
     parts = {
         step: read_step(step, answer[step], _part_shape(step, exact), columns)
@@ -121,6 +122,7 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     }
     if parts:
         scaled = written["scaled"].values if "scaled" in written else exact["scaled"]
+        scaled = np.where(np.isnan(scaled), exact["scaled"], scaled)  # cells left blank
         formulas = with_softmax_parts(formulas, {step: sheet.values for step, sheet in parts.items()}, scaled, exact)
         exact = _exact_values(formulas)
         written = {step: (written | parts)[step] for step in formulas.formulas if step in written or step in parts}
@@ -131,6 +133,11 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
         search = Search(formulas, written, exact, tolerance)
         return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
+
+
+def _hides(sheet: WrittenStep, problem: Problem) -> bool:
+    """Whether a sheet has 0 at all masked places."""
+    return problem.mask is not None and not sheet.values[:, ~np.array(problem.mask, bool)].any()
 
 
 def _part_shape(step: str, exact: Mapping[str, Array]) -> tuple[int, int, int]:
