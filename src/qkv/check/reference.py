@@ -5,7 +5,6 @@ Axes: b batch · h heads · t queries · s keys · d head dim · c model dim.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -97,15 +96,26 @@ def compare_with_reference(impl: Implementation, reference: Implementation) -> l
         return [_not_compared("the weights could not be copied")]
     if (impl.vocab_size, impl.dim) != (reference.vocab_size, reference.dim) and impl.vocab_size is None:
         return [Finding("like", "n/a", None, f"dims differ: {impl.dim} and {reference.dim}")]
+    return [_compare_lengths(impl, reference, how)]
+
+
+def _compare_lengths(impl: Implementation, reference: Implementation, how: str) -> Finding:
+    """The first length at which they differ; the evidence names the lengths that both take."""
     found = _compare_modules(impl, reference, impl.length, f"{how}; ")
+    compared = [impl.length]
     for length in LENGTHS:
         if found.verdict == "fail":
-            break
-        if impl.takes_length(length) and reference.takes_length(length):
-            with contextlib.suppress(Exception):  # longer than a table or a mask of one of the two
-                longer = _compare_modules(impl, reference, length, f"{how}; with {length} tokens, ")
-                found = longer if longer.verdict == "fail" else found
-    return [found]
+            return found
+        if not (impl.takes_length(length) and reference.takes_length(length)):
+            continue
+        try:
+            longer = _compare_modules(impl, reference, length, f"{how}; with {length} tokens, ")
+        except Exception:  # a table or a mask of one of the two is shorter; "lengths" judges that
+            continue
+        compared.append(length)
+        found = longer if longer.verdict == "fail" else found
+    lengths = ", ".join(map(str, sorted(set(compared))))
+    return found if found.verdict == "fail" else replace(found, evidence=f"{found.evidence}, at {lengths} tokens")
 
 
 def _compare_modules(impl: Implementation, reference: Implementation, length: int, how: str) -> Finding:
