@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="check package.module:Name or file.py:Name; repeatable",
     )
     group.addoption(
-        "--qkv-contract", default=None, metavar="NAME", help="what the targets promise: none, textbook, encoder"
+        "--qkv-contract", default=None, metavar="NAME", help="the required properties: none, textbook, encoder"
     )
     group.addoption(
         "--qkv-allow", default=None, metavar="FILE", help="a TOML file of known failures, as of qkv check --allow"

@@ -29,6 +29,23 @@ def test_run_checks_an_example_by_its_adapter(name):
     assert f"by the adapter {name}.py" in report.how
 
 
+def test_run_tries_the_sizes_of_the_weights_for_an_adapter_without_dim(tmp_path):
+    (tmp_path / "layer.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class NormedKeys(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.qkv = nn.RMSNorm(8), nn.Linear(32, 96)\n"  # the norm is of a head
+        "    def forward(self, x):\n"
+        "        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))\n"
+        "        out = nn.functional.scaled_dot_product_attention(q, self.norm(k), v, is_causal=True)\n"
+        "        return out.transpose(1, 2).flatten(2)\n"
+    )
+    (tmp_path / "adapter.py").write_text("def call(target, x): return target(x)\n")
+    report = run(f"{tmp_path}/layer.py:NormedKeys", adapter=tmp_path / "adapter.py", kind="causal")
+    assert report.ok, report.failed
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_run_checks_a_cpp_function_by_its_adapter(tmp_path):
     report = run(None, adapter=ADAPTERS / "cpp_attention.py", kind="causal", scale="head")

@@ -43,6 +43,17 @@ def ragged(q, k, v, cu_seqlens, max_seqlen, causal=False):
     return torch.cat(parts)
 
 
+def ragged_packed(qkv, cu_seqlens, max_seqlen, causal=False):
+    return ragged(*qkv.unbind(1), cu_seqlens, max_seqlen, causal)
+
+
+def tokens_then_rows(query, key, value, mask=None):
+    weights = torch.einsum("tbhd,sbhd->bhts", query, key) * query.shape[-1] ** -0.5
+    if mask is not None:
+        weights = weights.masked_fill(~mask, -torch.inf)
+    return torch.einsum("bhts,sbhd->tbhd", weights.softmax(-1), value)
+
+
 def with_lengths(q, k, v, valid_lens=None):
     mask = None
     if valid_lens is not None:
@@ -68,6 +79,8 @@ def of_weights(x, Wq, Wk, Wv):  # noqa: N803
         (keyword_only, "with (b, h, t, d), mask= a causal mask"),
         (merged, "with (b, t, c), which it splits into heads"),
         (ragged, "with (tokens of all rows, h, d), causal=True, padding as rows of unequal length"),
+        (ragged_packed, "(qkv) with (tokens of all rows, 3, h, d), causal=True, padding as rows of unequal length"),
+        (tokens_then_rows, "with (t, b, h, d), mask= a causal mask"),
         (with_lengths, "padding as valid_lens"),
         (in_numpy, "as arrays of numpy"),
         (of_weights, "vectors (b, t, c)"),
@@ -79,6 +92,7 @@ def test_make_implementation_finds_the_call_of_a_function(function, said):
     x = impl.random_input(2, 9, torch.Generator().manual_seed(0))
     out = impl.run(x)
     assert out.shape[:2] == (2, 9)
+    assert torch.allclose(out[:1], impl.run(x[:1]), atol=1e-5)  # rows do not mix
     if impl.takes_padding:
         real = torch.ones(2, 9, dtype=torch.bool)
         real[0, 6:] = False

@@ -20,8 +20,8 @@ def test_make_contract_takes_a_contract_a_name_or_nothing_and_adds_promises():
     ("arguments", "message"),
     [
         ({"contract": "course"}, "contract must be one of none, textbook, encoder; got 'course'"),
-        ({"casual": True}, "no promise 'casual'; did you mean causal"),
-        ({"nonsense": 1}, "promises are causal, kind, window"),
+        ({"casual": True}, "no property 'casual'; did you mean causal"),
+        ({"nonsense": 1}, "properties are causal, kind, window"),
         ({"kind": "window"}, "needs a width: window=128"),
     ],
 )

@@ -375,7 +375,7 @@ class WindowWithCache(SelfAttention):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"kept": 4}, "the cache has no key of token"), ({"kept": 6, "counts_kept": True}, "have other positions")],
+    [({"kept": 4}, "the cache keeps 4"), ({"kept": 6, "counts_kept": True}, "positions stop growing at 6")],
 )
 def test_a_cache_of_a_window_is_judged_by_the_keys_that_the_window_sees(options, words):
     assert run(WindowWithCache(kept=6), kind="window", window=6, cache=True).ok

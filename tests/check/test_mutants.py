@@ -1,6 +1,7 @@
 """The mutant suite: check catches every mutant, and passes every right implementation."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from qkv.check.report import Finding
 from qkv.cli.main import run as run_command
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig
 
+PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
 # one mutant of each family in every run; all of them in the long tests, which take minutes
 SAMPLE = {mutant.family: name for name, mutant in reversed(MUTANTS.items())}
 SAMPLE["rotary, in part"] = "rotary: half the features"  # RoPE over a part of the head dim is a design, too
@@ -114,11 +116,15 @@ def test_as_markdown_gives_a_finding_that_no_column_lists_a_column_of_its_own():
     assert "| mutant | contract | diagnosis | length | new property |" in page
 
 
+def test_docs_mutants_md_has_a_row_for_every_mutant():
+    rows = re.findall(r"^\| (.+?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == ["mutant", *MUTANTS], "run: make mutants"
+
+
 @pytest.mark.long
 def test_docs_mutants_md_is_what_the_command_prints():
-    page = Path(__file__).parents[2] / "docs" / "mutants.md"
     made = as_markdown([(mutant, check_once(name)) for name, mutant in MUTANTS.items()])
-    assert page.read_text(encoding="utf-8") == made, "run: make mutants"
+    assert PAGE.read_text(encoding="utf-8") == made, "run: make mutants"
 
 
 SOUND = {

@@ -9,6 +9,7 @@ from qkv.check import Contract, run
 from qkv.check.checks.gradient import compare_backward
 from qkv.check.hypotheses.formula import Design, Observation, Sizes
 from qkv.check.hypotheses.visibility import describe_visibility, solve_visibility
+from qkv.check.report import BUG_FAMILIES
 from qkv.check.shapes import describe_condition
 
 TEXTBOOK = Contract(kind="causal", scale="head", softmax="keys")
@@ -114,7 +115,7 @@ class OneHeadSeesAhead(Layer):
     ("layer", "kind", "family", "words"),
     [
         (LastBlockUnmasked, "causal", "leak", "see every key: they are not masked"),
-        (FirstKeyUnseen, "bidirectional", "truncated", "do not see the first key"),
+        (FirstKeyUnseen, "bidirectional", "truncated", "the first key is never seen"),
         (OneHeadSeesAhead, "causal", "leak", "in head 2"),
     ],
 )
@@ -327,3 +328,14 @@ def test_run_finds_positions_that_are_rounded_beyond_256():
     assert cause is not None
     assert cause.family == "rotary"
     assert "bfloat16" in cause.words
+
+
+def scaled_by_model_dim_and_masked_late(q, k, v):
+    weights = (q @ k.mT / (q.shape[1] * q.shape[-1]) ** 0.5).softmax(-1)
+    return weights * torch.ones(q.shape[-2], k.shape[-2], dtype=q.dtype).tril() @ v
+
+
+def test_run_gives_the_fixes_of_both_bugs_where_two_act_together():
+    cause = run(scaled_by_model_dim_and_masked_late, "textbook").diagnosis
+    assert (cause.family, cause.also) == ("mask after softmax", "scale")
+    assert BUG_FAMILIES["mask after softmax"] in cause.fix and BUG_FAMILIES["scale"] in cause.fix

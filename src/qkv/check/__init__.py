@@ -1,4 +1,4 @@
-"""Conformance checks for attention: what an implementation does, which promises hold, and the likely bug."""
+"""Conformance checks for attention: what an implementation does, which properties hold, and the likely bug."""
 
 from qkv.check.contract import CONTRACTS, ENCODER, NO_PROMISES, TEXTBOOK, Contract, make_contract
 from qkv.check.report import Finding, Report

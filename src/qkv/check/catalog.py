@@ -1,4 +1,4 @@
-"""The catalog of checks: a stable id for each kind of finding, what it proves, and the page docs/checks.md."""
+"""The catalog of findings: a stable id for each kind, what it means, and the page docs/checks.md."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from qkv.check.report import PROOFS
 
 PAGE = "docs/checks.md"
 NEEDS = {
-    "anything": "every target",
-    "function": "functions of q, k, v",
+    "function": "attention functions",
     "module": "layers and models",
     "encoder-decoder": "encoder–decoders",
     "training": "training code",
@@ -25,16 +24,16 @@ class CheckInfo:
     Args:
         id: stable, for allow-lists, SARIF and test names: "padding-content".
         name: the beginning of the names of its findings: "padding content".
-        proves: what holds if it passes, by each check that gives such findings.
-        needs: what it applies to.
-        promises: the promises of a contract that it proves.
+        meanings: what holds if it passes, by each check that gives such findings.
+        needs: what it applies to; "anything" for every target.
+        required_by: the fields of a contract that require it.
     """
 
     id: str
     name: str
-    proves: tuple[str, ...]
+    meanings: tuple[str, ...]
     needs: tuple[str, ...]
-    promises: tuple[str, ...]
+    required_by: tuple[str, ...]
 
 
 def make_id(name: str) -> str:
@@ -48,24 +47,24 @@ def make_id(name: str) -> str:
 
 def list_checks() -> dict[str, CheckInfo]:
     """Every kind of finding by its id."""
-    rows = [(name, check.proves, str(check.needs)) for check in CHECKS for name in check.findings]
-    rows += [(name, check.proves, "training") for check in TRAINING_CHECKS.values() for name in check.findings]
+    rows = [(name, means, str(check.needs)) for check in CHECKS for name, means in check.findings.items()]
+    rows += [(name, means, "training") for check in TRAINING_CHECKS.values() for name, means in check.findings.items()]
     rows.append(("like", LIKE, "reference"))
     found: dict[str, CheckInfo] = {}
-    for name, proves, needs in rows:
+    for name, means, needs in rows:
         key = make_id(name)
-        known = found.get(key, CheckInfo(key, name.strip(), (), (), _promises(name)))
+        known = found.get(key, CheckInfo(key, name.strip(), (), (), _required_by(name)))
         found[key] = CheckInfo(
             key,
             known.name,
-            tuple(dict.fromkeys((*known.proves, proves))),
+            tuple(dict.fromkeys((*known.meanings, means))),
             tuple(dict.fromkeys((*known.needs, needs))),
-            known.promises,
+            known.required_by,
         )
     return found
 
 
-def _promises(name: str) -> tuple[str, ...]:
+def _required_by(name: str) -> tuple[str, ...]:
     return tuple(promise for promise, (proofs, _) in PROOFS.items() if name in proofs)
 
 
@@ -92,16 +91,17 @@ def find_case(finding: str) -> str:
 def checks_page() -> str:
     """The page docs/checks.md."""
     lines = [
-        "# The checks",
+        "# The findings of qkv check",
         "",
-        "Each finding of `qkv check` has one of these ids. They are stable: allow-lists, SARIF, JUnit and",
-        "`pytest --qkv` use them.",
-        "`python docs/make_checks.py` writes this page from the registry, and a test keeps it up to date.",
+        "Each finding of `qkv check` has one of these ids, in JUnit, SARIF, allow lists and `pytest --qkv`. The ids",
+        "are stable. The text says what holds if the finding passes. An id can have a case: `padding-content[left]`.",
     ]
     for info in list_checks().values():
-        lines += ["", f"## {info.id}", ""]
-        lines += [f"Finding “{info.name.rstrip(':')}”, for {' and '.join(NEEDS[need] for need in info.needs)}."]
-        lines += [f"Proves: {'; '.join(info.proves)}."]
-        if info.promises:
-            lines += [f"It judges the promise {', '.join(f'`{promise}`' for promise in info.promises)}."]
+        meaning = "; ".join(info.meanings)
+        lines += ["", f"## {info.id}", "", f"{meaning[0].upper()}{meaning[1:]}."]
+        if "anything" not in info.needs:
+            lines[-1] += f" For {', '.join(NEEDS[need] for need in info.needs)}."
+        options = ["--contract textbook" if name == "softmax" else f"--{name}" for name in info.required_by]
+        if options:
+            lines[-1] += f" Required by {' and '.join(f'`{option}`' for option in options)}."
     return "\n".join(lines) + "\n"

@@ -47,7 +47,7 @@ def sarif_json(report: Report, target: str) -> str:
     rules = {find_id(finding.check): _rule(find_id(finding.check)) for finding in found}
     results: list[dict[str, Any]] = [_result(report, finding, target) for finding in found]
     if report.unproven:
-        rules["promise"] = {"id": "promise", "shortDescription": {"text": "every promise is tested"}}
+        rules["promise"] = {"id": "promise", "shortDescription": {"text": "every required property is tested"}}
     results += [
         {
             "ruleId": "promise",
@@ -64,12 +64,12 @@ def sarif_json(report: Report, target: str) -> str:
 
 def _rule(rule: str) -> dict[str, Any]:
     info = list_checks().get(rule)
-    proves = "; ".join(info.proves) if info is not None else rule
+    meaning = "; ".join(info.meanings) if info is not None else rule
     return {
         "id": rule,
         "name": rule.title().replace("-", ""),
-        "shortDescription": {"text": proves},
-        "help": {"text": f"{proves}. See {PAGE}#{rule}."},
+        "shortDescription": {"text": meaning},
+        "help": {"text": f"{meaning}. See {PAGE}#{rule}."},
     }
 
 

@@ -1,4 +1,4 @@
-"""Contracts: what an implementation promises. A promise is judged; everything else is only described."""
+"""Contracts: the properties that are required of an implementation. All others are only described."""
 
 import difflib
 from dataclasses import dataclass, fields, replace
@@ -9,7 +9,7 @@ Kind = Literal["causal", "bidirectional", "window", "prefix", "chunked"]
 
 @dataclass(frozen=True)
 class Contract:
-    """The promises of an implementation; None means that nothing is promised.
+    """The properties that are required of an implementation; None means not required.
 
     Args:
         kind: which tokens a token may attend to.
@@ -52,11 +52,11 @@ class Contract:
 
     @property
     def textbook(self) -> bool:
-        """Whether the formula is promised: a scale and a softmax over keys."""
+        """Whether the formula is required: a scale and a softmax over keys."""
         return self.scale is not None and self.softmax is not None
 
     def scale_for(self, head_dim: int) -> float | None:
-        """The promised factor on q·k as a number; None if no scale is promised."""
+        """The required factor on q·k as a number; None if no scale is required."""
         if self.scale is None:
             return None
         return head_dim**-0.5 if self.scale == "head" else float(self.scale)
@@ -74,7 +74,7 @@ CONTRACTS = {"none": NO_PROMISES, "textbook": TEXTBOOK, "encoder": ENCODER}
 
 
 def make_contract(contract: Contract | str | None = None, **promises: object) -> Contract:
-    """A contract from a contract, its name or None, with further promises; `causal=True` is short for kind="causal".
+    """A contract from a contract, its name or None, with more required properties; causal=True means kind="causal".
 
     >>> str(make_contract("textbook", padding=True))
     'kind causal, scale head, softmax keys, padding True'
@@ -91,6 +91,6 @@ def make_contract(contract: Contract | str | None = None, **promises: object) ->
     for name in promises:
         if name not in names:
             near = difflib.get_close_matches(name, ["causal", *names], n=1)
-            offered = f"did you mean {near[0]}?" if near else f"promises are causal, {', '.join(names)}"
-            raise ValueError(f"a contract has no promise {name!r}; {offered}")
+            offered = f"did you mean {near[0]}?" if near else f"properties are causal, {', '.join(names)}"
+            raise ValueError(f"a contract has no property {name!r}; {offered}")
     return replace(contract, **{name: value for name, value in promises.items() if value is not None})

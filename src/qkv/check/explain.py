@@ -11,11 +11,15 @@ from dataclasses import replace
 
 import torch
 
-from qkv.check.checks.cache import failing_pieces, find_cache_bug
+from qkv.check.checks.cache import WAYS, failing_pieces, piece_sizes
 from qkv.check.checks.padding import find_padding_bug
 from qkv.check.checks.state import HINT as KEPT
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.identify import NAMED_MASKS, Identified, identify, prove_scale
+from qkv.check.hypotheses.cached import identify_cache_bug
+from qkv.check.hypotheses.identify import identify, prove_scale
+from qkv.check.hypotheses.input_positions import find_length_positions
+from qkv.check.hypotheses.observed import Identified
+from qkv.check.hypotheses.search import NAMED_MASKS
 from qkv.check.implementation import Implementation
 from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
 from qkv.check.tracing.leaks import find_leak
@@ -115,7 +119,8 @@ def explain_findings(
             break
     findings = [_locate_leak(finding, names) for finding in findings]
     cause = _most_likely(findings, best)
-    if identified is not None and not cause.exact and ("token" in identified.condition or not cause.condition):
+    more = identified is not None and ("token" in identified.condition or not cause.condition)
+    if identified is not None and more and not cause.exact and cause.family != "state":
         cause = replace(cause, condition=identified.condition)
     return findings, replace(cause, line=cause.line or find_line(impl, contract, cause))
 
@@ -185,7 +190,12 @@ def _causes(
     failed = [finding.check for finding in findings if finding.verdict == "fail"]
     if identified is not None and identified.family is not None:
         cause = Diagnosis(
-            identified.family, identified.words, identified.where, exact=True, condition=identified.condition
+            identified.family,
+            identified.words,
+            identified.where,
+            exact=True,
+            condition=identified.condition,
+            also=identified.also,
         )
         names = dict.fromkeys(base_name(check) for check in failed)
         explained = [name for name in names if not name.startswith(BESIDE_OUTPUTS)]
@@ -210,23 +220,33 @@ def _causes(
         yield bug, EXPLAINED_BY.get(bug.family, ("not one check",))
     if impl.module is not None and "truncation" in failed:
         bug = find_length_bug(impl, readings)
+        bug = bug or find_length_positions(impl)
         if bug is not None:
             yield bug, ("truncation", "padding removed", "cache")
-    whole_is_wrong = any(check in VISIBILITY for check in failed)
+    if "cache" in [base_name(check) for check in failed] and not any(check in VISIBILITY for check in failed):
+        bug = _find_cache_bug(impl, contract, failed)
+        if bug is not None:
+            yield bug, ("cache",)
     for check in failed:
-        if base_name(check) == "cache" and "(" in check and not whole_is_wrong:
-            bug = _find_cache_bug(impl, check)
-            if bug is not None:
-                yield bug, ("cache",)
+        side = check.partition("(")[2].rstrip(")")
         if check.startswith("padding content"):
-            bug = find_padding_bug(impl, check.partition("(")[2].rstrip(")")) if impl.aligned else None
+            padded = _find_leak(impl, padded=True)
+            if padded is not None:
+                yield padded, ("padding ",)
+            bug = find_padding_bug(impl, side) if impl.aligned else None
             if bug is not None:
                 yield bug, ("padding ",)
+        if check.startswith("source: padding") and impl.source is not None:
+            for tried in [side] if side in impl.source.padding_sides else impl.source.padding_sides:
+                bug = find_padding_bug(impl.source, tried)
+                if bug is not None:
+                    yield bug, ("source: padding", "source: fully padded row")
+                    break
 
 
-def _find_leak(impl: Implementation) -> Diagnosis | None:
+def _find_leak(impl: Implementation, *, padded: bool = False) -> Diagnosis | None:
     try:
-        return find_leak(impl)
+        return find_leak(impl, padded=padded)
     except Exception:  # what cannot be traced is judged as a black box: a diagnosis must not hide the findings
         return None
 
@@ -236,12 +256,18 @@ def _add_rows(leak: Diagnosis) -> Diagnosis:
     return replace(leak, family="batch mixed", words=f"{leak.words}; rows of the batch mix in the same way")
 
 
-def _find_cache_bug(impl: Implementation, check: str) -> Diagnosis | None:
-    way = check.removeprefix("cache (").rstrip(")")
+def _find_cache_bug(impl: Implementation, contract: Contract, failed: list[str]) -> Diagnosis | None:
+    """The bug of a cache: by simulating it, else read off what is recorded of the first pieces that differ."""
+    failing = {way: failing_pieces(impl, way) for way in WAYS if f"cache ({way})" in failed}
+    others = [piece_sizes(way, impl.length) for way in WAYS if way not in failing]
     try:
-        return find_cache_bug(impl, failing_pieces(impl, way))
-    except Exception:  # pieces that are named otherwise, or cannot be compared: a diagnosis must not hide the findings
+        for ways in ([*failing.values(), *others], *([sizes] for sizes in failing.values())):
+            found = identify_cache_bug(impl, contract, ways)
+            if found is not None and found.family is not None:
+                return Diagnosis(found.family, found.words, found.where, exact=len(ways) == len(WAYS))
+    except Exception:  # what cannot be recorded or compared: a diagnosis must not hide the findings
         return None
+    return None
 
 
 def _most_likely(findings: list[Finding], best: Diagnosis | None) -> Diagnosis:
@@ -274,4 +300,4 @@ def explain_function(impl: Implementation, contract: Contract) -> Diagnosis | No
         found = identify(impl, contract)
     if found is None or found.family is None:
         return None
-    return Diagnosis(found.family, found.words, exact=True, condition=found.condition)
+    return Diagnosis(found.family, found.words, exact=True, condition=found.condition, also=found.also)

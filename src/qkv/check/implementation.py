@@ -49,6 +49,8 @@ class Implementation:
         dim: the size of the vectors, or None if it reads tokens.
         length: the sequence length to test with.
         takes_padding: whether `token_mask` can be passed.
+        run_masked: calls it with a mask (b, t, t), True = may attend, which may differ between rows of the batch if
+            `masks_rows`; None if it takes none.
         run_cached: runs pieces of a sequence through the KV cache and returns all outputs; None without a cache.
         attention: calls it as a function of q, k, v; None for modules.
         takes_mask: whether a mask can be passed to `attention`; `mask_polarity` says what True means in it.
@@ -79,6 +81,8 @@ class Implementation:
     dtype: torch.dtype = torch.float64
     module: nn.Module | None = None
     takes_padding: bool = False
+    run_masked: Callable[[Tensor, Tensor], Tensor] | None = None
+    masks_rows: bool = False
     run_cached: Callable[[Sequence[Tensor]], Tensor] | None = None
     attention: AttentionFunction | None = None
     takes_mask: bool = False

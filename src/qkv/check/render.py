@@ -113,7 +113,7 @@ def _terminal_mistake(mistake: Mistake) -> Table:
 
 
 def _terminal_notes(report: Report) -> Table:
-    """Warnings, and promises that could not be tested."""
+    """Warnings, and required properties that could not be tested."""
     table = _terminal_findings([f for f in report.findings if f.verdict in ("warn", "inconclusive")])
     for missing in report.unproven:
         table.add_row(Text("✗", style="bold red"), Text("not tested", style="bold red"), Text(missing))
@@ -122,7 +122,7 @@ def _terminal_notes(report: Report) -> Table:
 
 def _terminal_counts(report: Report) -> Text:
     verdict, style = state_of(report), "bold green" if report.ok else "bold red"
-    untested = f", {len(report.unproven)} promise(s) not tested" if report.unproven else ""
+    untested = f", {len(report.unproven)} required but not tested" if report.unproven else ""
     return Text(f"{verdict}: {count_verdicts(report, list(TERMINAL_STYLES))}{untested}", style=style)
 
 

@@ -19,6 +19,8 @@ BUG_FAMILIES = {
     "mask polarity": "invert the mask, or swap the branches of where or masked_fill",
     "mask with cache": "with a KV cache, align the mask at the end: allow key ≤ query + (keys − queries)",
     "alignment": "with more keys than queries, align the mask at the end: allow key ≤ query + (keys − queries)",
+    "cross attention": "let every target see the whole source: no causal mask there, and no mask of the target",
+    "mask of rows": "give each row of the batch its own mask: expand it over heads in the order of the scores",
     "mask dropped": "pass the mask on, also when queries and keys have different lengths",
     "leak": "find what reads the whole sequence: a mean, a norm, blocks, a mask that is built or sliced wrongly",
     "window": "a window of W sees keys from query − W + 1 to query: check the inequality",
@@ -74,6 +76,7 @@ class Diagnosis:
         exact: whether it gives the observed outputs exactly at several shapes; otherwise it is a likely cause.
         condition: when it acts, such as "from 65 tokens on"; empty if always.
         line: the line of the checked file that calls the operation at fault, as "file.py:12: code".
+        also: the family of a second bug that acts together with the first.
     """
 
     family: str
@@ -82,15 +85,21 @@ class Diagnosis:
     exact: bool = False
     condition: str = ""
     line: str = ""
+    also: str = ""
 
     def __post_init__(self) -> None:
         if self.family not in BUG_FAMILIES:
             raise ValueError(f"there is no bug family {self.family!r}; families are {', '.join(BUG_FAMILIES)}")
 
     @property
+    def fix(self) -> str:
+        """The usual fix, of both bugs if there are two."""
+        return BUG_FAMILIES[self.family] + (f"; and {BUG_FAMILIES[self.also]}" if self.also else "")
+
+    @property
     def hint(self) -> str:
         """The words with the layer, the family and the usual fix."""
-        return f"{self.mistake} [{self.family}]: {BUG_FAMILIES[self.family]}"
+        return f"{self.mistake} [{self.family}]: {self.fix}"
 
     @property
     def mistake(self) -> str:
@@ -101,7 +110,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of an implementation, judged or described.
+    """One measured property of an implementation.
 
     Args:
         check: the name of the property.
@@ -166,7 +175,7 @@ class Report:
         target: the name of what was checked.
         how: how it was called, in words.
         kind: the kind of attention that its influence map shows, such as "causal".
-        contract: what was promised.
+        contract: what was required.
         influence: the influence map: row i, column j is the effect of token j on output i, relative to the largest.
         diagnosis: the most likely single cause of what fails.
     """
@@ -181,12 +190,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed and every promise was tested."""
+        """Whether nothing failed and every required property was tested."""
         return not self.failed and not self.unproven
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """The promises that no finding proves or disproves, each with the reason and what to provide."""
+        """The required properties that could not be tested, each with the reason and what to provide."""
         judged = {finding.check for finding in self.findings if finding.verdict in JUDGED}
         missing = []
         for promise, (proofs, provide) in PROOFS.items():

@@ -51,17 +51,17 @@ def run(
 
     Args:
         target: an object, or `file.py:Name`, `package.module:Name`, a checkpoint folder, or `hf:Architecture`.
-        contract: what it promises: a Contract, or the name "textbook" or "encoder".
+        contract: the required properties: a Contract, or the name "textbook" or "encoder".
         arguments: for the constructor of a class; sizes that are not given are guessed.
         call: what the target is ("attention", "loss", "accumulate", "split"), or its call: "f(x, mask=blocked)[0]".
-        adapter: a file whose functions build and call the target, for what cannot be guessed; then it may be None.
-        like: a reference: "torch", an object or a name. What it does is promised, and with its weights the outputs and
-            gradients must be equal.
+        adapter: a file whose functions build and call the target, if qkv cannot; target may then be None.
+        like: a reference: "torch", an object or a name. The target must have its properties and, with its weights, its
+            outputs and gradients.
         seed: of the inputs and of the shapes that `thorough` draws.
-        thorough: add lengths up to 4,096, drawn shapes and strides; takes minutes.
+        thorough: also test lengths up to 4,096 and random shapes; takes minutes.
         dtype: test its precision in this dtype only, and fail if it does not run in it.
         device: where to run it.
-        promises: further promises, fields of Contract; causal=True is short for kind="causal".
+        promises: more required properties, fields of Contract; causal=True is short for kind="causal".
 
     >>> import qkv
     >>> run(qkv.attention, "textbook").ok

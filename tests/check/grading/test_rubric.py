@@ -120,5 +120,5 @@ def test_attention_is_scaled_by_the_root_of_the_head_dim_unless_a_rubric_says_ot
 def test_points_that_nobody_can_earn_are_refused(tmp_path):
     rubric = tmp_path / "mine.toml"
     rubric.write_text(GOOD.replace('mask = "true-attends"\n', ""), encoding="utf-8")
-    with pytest.raises(ValueError, match="'mask polarity' compares with a promise, and there is none: add mask"):
+    with pytest.raises(ValueError, match="'mask polarity' needs mask"):
         load_rubric(rubric)

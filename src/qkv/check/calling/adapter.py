@@ -158,13 +158,37 @@ def _function(target: Any, name: str, contract: Contract, adapter: Adapter, dtyp
 def _sequence(
     target: Any, module: nn.Module | None, name: str, contract: Contract, adapter: Adapter, dtype: torch.dtype
 ) -> Implementation:
+    """The call on tokens or vectors; a size that the adapter does not state is found by trying those of the weights."""
     tokens = "tokens" in adapter.words
-    size = adapter.get("VOCAB_SIZE") if tokens else adapter.get("DIM")
-    if size is None and module is not None:
-        size = find_vocab_size(module) if tokens else next(iter(find_dims(module)), None)
-    if size is None:
+    given = adapter.get("VOCAB_SIZE") if tokens else adapter.get("DIM")
+    sizes = [] if given is None else [given]
+    if given is None and module is not None:
+        vocab_size = find_vocab_size(module)
+        sizes = find_dims(module) if not tokens else [vocab_size] if vocab_size is not None else []
+    if not sizes:
         constant = "VOCAB_SIZE" if tokens else "DIM"
         raise ValueError(f"the adapter {adapter.path} needs a constant {constant}, the size of its input")
+    errors: list[Exception] = []
+    for size in sizes:
+        try:
+            return _sequence_of(size, target, module, name, contract, adapter, dtype)
+        except ValueError:
+            raise
+        except Exception as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _sequence_of(
+    size: int,
+    target: Any,
+    module: nn.Module | None,
+    name: str,
+    contract: Contract,
+    adapter: Adapter,
+    dtype: torch.dtype,
+) -> Implementation:
+    tokens = "tokens" in adapter.words
 
     def run(x: Tensor, token_mask: Tensor | None = None) -> Any:
         causal = contract.kind == "causal"

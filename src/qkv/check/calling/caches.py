@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from qkv.check.calling.names import HEAD_COUNTS, KEY_HEAD_COUNTS, OFFSETS, Fill, Parameters
 from qkv.check.calling.outputs import find_output
@@ -82,13 +83,16 @@ def find_cache(
     sample: Tensor,
 ) -> tuple[str, RunCached] | None:
     """The first convention under which two pieces can be run and the second sees the first, in words and as code."""
+    unread: tuple[str, RunCached] | None = None
     for convention in _cache_conventions(module, parameters):
         run_cached = partial(convention.run, call, fixed)
         try:
             with torch.no_grad():
                 first, second = sample[:, :3], sample[:, 3:]
-                result = call(first, convention.named(fixed, first, convention.begin(2), 0))
-                if convention.update(result, convention.begin(2)) is None and convention.words in CACHES:
+                cache = convention.begin(2)
+                result = call(first, convention.named(fixed, first, cache, 0))
+                kept = convention.update(result, cache)
+                if kept is None and convention.words in CACHES:
                     continue
                 out = run_cached([first, second])
                 other = run_cached([first.flip(0), second])  # the other row: order alone may not matter
@@ -96,7 +100,15 @@ def find_cache(
             continue
         if bool(((out - other)[:, 3:].abs() > 0).any()):
             return convention.words, run_cached
-    return None
+        if unread is None and isinstance(kept, tuple | list | dict) and _holds_tokens(kept, first.shape[1]):
+            unread = convention.words, run_cached
+    return unread
+
+
+def _holds_tokens(cache: Any, length: int) -> bool:
+    """Whether it holds two tensors with an axis of tokens at least: keys and values that no call may read."""
+    tensors = [x for x in tree_leaves(cache) if isinstance(x, Tensor) and x.ndim >= 3]
+    return sum(length in x.shape[1:] for x in tensors) >= 2
 
 
 def _cache_conventions(module: nn.Module, parameters: Parameters) -> Iterator[CacheConvention]:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from qkv.check.calling.layouts import (
     PACKED,
     PLAIN,
     RAGGED,
+    RAGGED_PACKED,
     ROWS,
     TOKENS_FIRST,
+    TOKENS_THEN_ROWS,
     Layout,
 )
 from qkv.check.calling.lengths import LengthRule, candidate_lengths, find_length_rule
@@ -143,7 +145,10 @@ class FunctionCall:
     def _shape_mask(self, mask: Tensor, q: Tensor) -> Tensor:
         """A mask (t, s) or (b, 1, t, s) with the axes that the function takes."""
         if mask.ndim > 2 and self.layout.axes < 4 and self.mask_axes == 2:
-            return mask.flatten(0, -3)[0]
+            masks = mask.flatten(0, -3)
+            if not torch.equal(masks, masks[:1].expand_as(masks)):
+                raise ValueError("this function takes one mask for all rows of the batch")
+            return masks[0]
         if self.mask_axes == 4 and mask.ndim == 2:
             return mask.expand(q.shape[0], 1, *mask.shape)
         if self.mask_axes == 3:
@@ -172,6 +177,8 @@ class FunctionCall:
             named[self.causal_flag] = True
         out = q.new_zeros(q.shape[0], q.shape[2], q.shape[1], v.shape[-1])
         packed = tuple(x.transpose(1, 2)[token_mask] for x in (q, k, v))
+        if self.layout is RAGGED_PACKED:
+            packed = (torch.stack(packed, dim=1),)
         out[token_mask] = follow(self._call(packed, named), self.path).to(out)
         return out.transpose(1, 2)
 
@@ -247,7 +254,7 @@ def _candidates(
     else:
         names = tuple(parameters)[:3]
     if any(known in BORDERS for known in parameters):
-        layouts = (RAGGED, *layouts)
+        layouts = (RAGGED_PACKED if layouts is PACKED else RAGGED, *layouts)
     if (
         not isinstance(function, torch.nn.Module)
         and parameters
@@ -378,24 +385,29 @@ def _try_call(
 
 def _find_axes(call: FunctionCall, dtype: torch.dtype) -> FunctionCall:
     """The same call with the layout in which it attends along the tokens, if that shows another one."""
-    others = {HEADS_SECOND: HEADS_THIRD, ROWS: TOKENS_FIRST}
-    if call.layout not in others or not _attends_over_other_axis(call, dtype):
+    others = {HEADS_SECOND: {"heads": HEADS_THIRD, "rows": TOKENS_THEN_ROWS}, ROWS: {"heads": TOKENS_FIRST}}
+    layout = others.get(call.layout, {}).get(_attended_axis(call, dtype))
+    if layout is None:
         return call
-    other = replace(call, layout=others[call.layout])
-    return other if not _attends_over_other_axis(other, dtype) else call
+    other = replace(call, layout=layout)
+    return other if _attended_axis(other, dtype) == "tokens" else call
 
 
-def _attends_over_other_axis(call: FunctionCall, dtype: torch.dtype, length: int = 6) -> bool:
-    """Whether it attends along the heads (or the rows) and not along the tokens."""
-    q, k, v = (x.to(dtype) for x in random_qkv(length, torch.Generator().manual_seed(1)))
+def _attended_axis(call: FunctionCall, dtype: torch.dtype, length: int = 6) -> Literal["tokens", "heads", "rows"]:
+    """The axis along which the outputs change with the first value vector."""
+    q, k, v = (x.to(dtype) for x in random_qkv(length, torch.Generator().manual_seed(1), batch=2))
     other = v.clone()
     other[0, 0, 0] += 1.0  # the first key: visible to every query whatever the mask
     try:
         with torch.no_grad():
-            changed = (call(q, k, other) - call(q, k, v)).abs().amax(-1)[0] > 1e-9
+            changed = (call(q, k, other) - call(q, k, v)).abs().amax(-1) > 1e-9
     except Exception:  # it takes the lengths it was tried with, and no others
-        return False
-    return bool(changed[1:, 0].any()) and not bool(changed[:, 1:].any())
+        return "tokens"
+    if changed[0, :, 1:].any():
+        return "tokens"
+    if changed[0, 1:, 0].any():
+        return "heads"
+    return "rows" if changed[1:, 0, 0].any() else "tokens"
 
 
 def _find_masks(call: FunctionCall, parameters: Parameters, dtype: torch.dtype) -> FunctionCall:
@@ -490,7 +502,8 @@ def function_implementation(
         return call(q, k, v, mask, causal=flag, **more).transpose(1, 2).flatten(2)
 
     polarity = None if call.mask_values is None else polarity_of(call.mask_values)
-    how = f"{name}({'qkv' if call.layout.takes == 'packed' else 'q, k, v'}) with {call.layout.words}"
+    given = "qkv" if call.layout.takes == "packed" or call.layout is RAGGED_PACKED else "q, k, v"
+    how = f"{name}({given}) with {call.layout.words}"
     if call.arrays:
         how += ", as arrays of numpy"
     if causal and call.causal_flag:

@@ -13,6 +13,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 SECONDS = 60.0  # that loading a target, or one call of it, may take
 SECONDS_AFTER_ONE = 5.0  # for each further call, after one that did not end
 WAITING = 10.0  # times the limit, by the clock
@@ -85,11 +88,32 @@ def _expire(number: int, frame: Any) -> None:
     raise _ExpiredError
 
 
+_changed: ContextVar[dict[str, float] | None] = ContextVar("qkv_check_changed_arguments", default=None)
+
+
+@contextmanager
+def watch_arguments() -> Iterator[dict[str, float]]:
+    """The names of the arguments that calls of the target inside change, and by how much."""
+    changed: dict[str, float] = {}
+    token = _changed.set(changed)
+    try:
+        yield changed
+    finally:
+        _changed.reset(token)
+
+
 def call_target(function: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     """One call of the target. After a call that did not end, the next ones get less time."""
+    changed = _changed.get()
+    given = {} if changed is None else {**{f"argument {i + 1}": x for i, x in enumerate(positional)}, **named}
+    before = {name: x.detach().clone() for name, x in given.items() if isinstance(x, Tensor)}
     try:
         with limited("the call"):
-            return function(*positional, **named)
+            result = function(*positional, **named)
+        for name, x in before.items():
+            if changed is not None and not torch.equal(x, given[name].detach()):
+                changed[name] = max(changed.get(name, 0.0), float((given[name].double() - x.double()).abs().max()))
+        return result
     except TimeoutError:
         if (limit := _limit.get()) is not None:
             limit.seconds = min(limit.seconds, SECONDS_AFTER_ONE)

@@ -6,7 +6,7 @@ Axes: b batch · h query heads · g key heads · t queries · s keys · d head d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -70,6 +70,13 @@ HEADS_THIRD = Layout(
     lambda out, q: out.transpose(1, 2),
     _swapped,
 )
+TOKENS_THEN_ROWS = Layout(
+    "(t, b, h, d)",
+    4,
+    lambda q, k, v: tuple(x.permute(2, 0, 1, 3) for x in (q, k, v)),
+    lambda out, q: out.permute(1, 2, 0, 3),
+    lambda q, v: (q.shape[2], q.shape[0], q.shape[1], v.shape[3]),
+)
 MERGED = Layout(
     "(b, t, c), which it splits into heads",
     3,
@@ -102,6 +109,12 @@ RAGGED = Layout(
     lambda out, q: out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2),
     lambda q, v: (q.shape[0] * q.shape[2], q.shape[1], v.shape[3]),
     takes="ragged",
+)
+RAGGED_PACKED = replace(
+    RAGGED,
+    words="(tokens of all rows, 3, h, d)",
+    axes=4,
+    pack=lambda q, k, v: (torch.stack([x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)], dim=1),),
 )
 PLAIN = (HEADS_SECOND, MERGED, ROWS, ONE_SEQUENCE)
 

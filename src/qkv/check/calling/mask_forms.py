@@ -5,7 +5,7 @@ Axes: b batch · t queries · s keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -139,17 +139,52 @@ def _try_forms(
     hidden, visible = t - 1, 0  # padding at the end works, even if padding elsewhere does not
     if keys:
         mask[0, hidden] = False
+    others = [position for position in range(t) if position not in (hidden, visible)]
+    yield from _measure(forms, run, x, mask, hidden, visible, others)
+
+
+def _measure(
+    forms: list[MaskForm],
+    run: Callable[[Tensor, MaskForm, Tensor], Tensor | None],
+    x: Tensor,
+    mask: Tensor,
+    hidden: int,
+    visible: int,
+    others: Sequence[int],
+) -> Iterator[tuple[MaskForm, float, float]]:
+    """Each form that the module takes, with the effects of a hidden and of a visible token on other outputs."""
     for form in forms:
         try:
-            outs = [run(y, form, mask) for y in (x, change_token(x, hidden), change_token(x, visible))]
+            outs = [run(y, form, mask.clone()) for y in (x, change_token(x, hidden), change_token(x, visible))]
         except Exception:  # the module does not take this form
             continue
         if any(out is None or not bool(out.isfinite().all()) for out in outs):
             continue
         before, without, control = (out[0] for out in outs if out is not None)
-        others = [position for position in range(before.shape[0]) if position not in (hidden, visible)]
-        effects = [(after - before)[others].abs().max().item() for after in (without, control)]
+        if before.shape[0] <= max(others):
+            continue
+        effects = [(after - before)[list(others)].abs().max().item() for after in (without, control)]
         yield form, effects[0], effects[1]
+
+
+def find_pair_form(
+    parameters: list[str], run: Callable[[Tensor, MaskForm, Tensor], Tensor | None], x: Tensor, promised: str | None
+) -> MaskForm | None:
+    """The form of a mask of pairs under which no later query sees an inner token, whatever else is causal.
+
+    Shapes with an axis for the rows of the batch come first.
+    """
+    t, hidden = x.shape[1], 1
+    mask = torch.ones(2, t, t, dtype=torch.bool).tril()
+    mask[:, hidden + 1 :, hidden] = False
+    for parameter in parameters:
+        for shape in sorted(SHAPES, key=lambda shape: not shape.startswith("(b")):
+            values = VALUES if promised is None else POLARITIES[promised]
+            forms = [MaskForm(parameter, shape, value) for value in values]
+            found = choose_mask(_measure(forms, run, x, mask, hidden, 0, range(hidden + 1, t)))
+            if found is not None:
+                return found
+    return None
 
 
 def change_token(x: Tensor, position: int) -> Tensor:

@@ -22,6 +22,7 @@ from qkv.check.calling.mask_forms import (
     change_token,
     choose_mask,
     find_mask_form,
+    find_pair_form,
     polarity_of,
 )
 from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, PADDING_MASKS, Parameters, mask_names
@@ -41,6 +42,7 @@ class Masking:
         lengths: a parameter that takes the number of real tokens of each row.
         pad_id: the token that marks padding; then no argument does.
         polarity: what the values of its mask mean, as a contract says it; None without a mask.
+        pairs: the form of a mask of pairs of tokens that it takes, also if nothing has to be passed.
     """
 
     causal_flag: str | None = None
@@ -51,6 +53,7 @@ class Masking:
     lengths: str | None = None
     pad_id: int | None = None
     polarity: str | None = None
+    pairs: MaskForm | None = None
 
     @property
     def takes_padding(self) -> bool:
@@ -104,6 +107,14 @@ def find_masking(
 ) -> Masking:
     """How to pass a causal mask and padding, and what the values of its mask mean."""
     found = _find_masking(form, parameters, contract, dtype, length)
+    x = form.sample(2, length, dtype)
+
+    def run(x: Tensor, tried: MaskForm, mask: Tensor) -> Tensor | None:
+        named = found.arguments(x, None, dtype) | {tried.parameter: tried(mask, dtype)}
+        return find_output(form.call(x, named), *x.shape[:2])
+
+    names = [known for known in mask_names(parameters) if known != found.token_mask]
+    found = replace(found, pairs=find_pair_form(names, run, x, contract.mask) if length > 3 else None)
     if contract.mask is None:
         return found
     return replace(found, polarity=_measure_polarity(form, parameters, contract, dtype, length))

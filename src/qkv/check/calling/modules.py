@@ -193,6 +193,15 @@ def _make_implementation(
             raise ValueError(f"{name} gave no output of shape (batch, tokens, …) for {tuple(x.shape)}")
         return out
 
+    def run_masked(x: Tensor, mask: Tensor) -> Tensor:
+        assert masking.pairs is not None
+        mask = mask.tril() if masking.causal else mask
+        named = masking.arguments(x, None, dtype) | {masking.pairs.parameter: masking.pairs(mask, dtype)}
+        out = find_output(form.call(x, named), *x.shape[:2])
+        if out is None:
+            raise ValueError(f"{name} gave no output of shape (batch, tokens, …) with a mask")
+        return out
+
     reads_tokens = form.reads == "tokens"
     fixed: Fill = {
         key: lambda x, key=key: masking.arguments(x, None, dtype)[key]
@@ -210,6 +219,8 @@ def _make_implementation(
         dtype=dtype,
         module=module,
         takes_padding=masking.takes_padding,
+        run_masked=None if masking.pairs is None else run_masked,
+        masks_rows=masking.pairs is not None and masking.pairs.batched,
         mask_polarity=masking.polarity,
         run_cached=cache[1] if cache else None,
         aligned=aligned,

@@ -71,6 +71,9 @@ def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:
     if rows <= limit:
         return Finding("rows sum to one", "pass", rows, evidence)
     family = "softmax replaced"
+    if rows < 0.02 and contract.softmax == "keys":
+        hint, low = "weights are rounded: part of the computation has lower precision than the inputs", "low precision"
+        return Finding("rows sum to one", "fail", rows, evidence, hint, low)
     if columns <= limit:
         hint, family = "the softmax is over the queries: take it over the keys, the last axis of q·kᵀ", "softmax axis"
     elif heads <= limit:

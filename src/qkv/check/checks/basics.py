@@ -4,11 +4,13 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from qkv.check.calling.functions import random_qkv
+from qkv.check.calling.guard import watch_arguments
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, describe_error, judge
@@ -51,19 +53,35 @@ def check_inputs_not_mutated(impl: Implementation) -> Finding:
         n = impl.nearest_length(6)
         calls = [random_qkv(n, generator, batch=2)]
         if impl.takes_mask:
-            calls.append((*random_qkv(n, generator, batch=2), torch.ones(n, n, dtype=torch.bool).tril()))
+            calls.append((*random_qkv(n, generator, batch=2), random_mask(1, n)[0]))
     change = 0.0
-    for inputs in calls:
-        before = [x.clone() for x in inputs]
-        (impl.attention or impl.run)(*inputs)
-        change = max(
-            [change, *(float((x.double() - y.double()).abs().max()) for x, y in zip(inputs, before, strict=True))]
-        )
+    with watch_arguments() as changed:
+        for inputs in calls:
+            before = [x.clone() for x in inputs]
+            (impl.attention or impl.run)(*inputs)
+            change = max(
+                [change, *(float((x.double() - y.double()).abs().max()) for x, y in zip(inputs, before, strict=True))]
+            )
+        if impl.run_masked is not None:
+            mask = random_mask(2, impl.length) if impl.masks_rows else random_mask(1, impl.length).expand(2, -1, -1)
+            with suppress(Exception):  # it may take some masks only; another check says so
+                impl.run_masked(impl.random_input(2, impl.length, generator), mask.clone())
+    what, change = max([("input", change), *((f"argument {name}", by) for name, by in changed.items())], key=_by_size)
     if change == 0:
         return Finding("inputs not mutated", "pass", 0.0, "the input is bit-identical after the call")
-    evidence = f"the call changed its input by up to {change:.2g}"
-    hint = "an operation with a trailing underscore, or an assignment to a slice, writes into the caller's tensor"
+    evidence = f"the call changed its {what.replace('argument argument', 'argument')} by up to {change:.2g}"
+    hint = f"an operation with a trailing underscore, or an assignment to a slice, writes into the caller's {what}"
     return Finding("inputs not mutated", "fail", change, evidence, hint, "input changed")
+
+
+def _by_size(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def random_mask(batch: int, length: int, seed: int = 83) -> Tensor:
+    """A mask (b, t, t), other for each row, under which every query sees its own key and about half of the others."""
+    mask = torch.rand(batch, length, length, generator=torch.Generator().manual_seed(seed)) < 0.5
+    return mask | torch.eye(length, dtype=torch.bool)
 
 
 def check_batch_independence(impl: Implementation, sweep: Sweep) -> list[Finding]:

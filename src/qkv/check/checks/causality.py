@@ -15,10 +15,11 @@ from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_grad_modes
 from qkv.check.checks.state import dropout_rates
 from qkv.check.contract import NO_PROMISES, Contract
-from qkv.check.implementation import Implementation
+from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, sample_influence
 from qkv.check.report import Finding, judge
-from qkv.check.shapes import Sweep, run_lengths
+from qkv.check.shapes import Sweep, describe_condition, run_lengths
+from qkv.check.tracing.readings import record_run
 
 CAUSAL_KINDS = ("causal", "window of", "strictly causal")
 
@@ -45,7 +46,10 @@ def check_kind(
         crosses: it attends to another sequence, which the check of cross-attention judges.
     """
     found = name_kind(influence)
-    if crosses and found == "each token alone" and contract.kind == "bidirectional":
+    alone = influence.visible.shape[0] == influence.visible.shape[1] and not bool(
+        (influence.visible & ~torch.eye(len(influence.visible), dtype=torch.bool)).any()
+    )
+    if crosses and alone and contract.kind == "bidirectional":
         evidence = "queries do not see each other; what they see of the other sequence is judged as cross-attention"
         return [Finding("kind", "described", None, evidence)]
     if influence.empty:
@@ -162,7 +166,9 @@ def _check_sample(sample: InfluenceMap, found: str, contract: Contract, sparse: 
             return Finding(name, "described", 1.0, f"{evidence}: a window of {width}")
         if _fades(sample, unseen):
             return Finding(name, "described", 0.0, f"{evidence}: the influence of a token fades with distance")
-        if contract.softmax is None and _is_sparse(sample.reached, allowed, sample.distances):
+        if contract.softmax is None and (
+            _is_sparse(sample.reached, allowed, sample.distances) or _sees_near_blocks(sample)
+        ):
             return Finding(name, "described", 1.0, f"{evidence}: the pattern is sparse")
     verdict = "described" if contract.kind is None else "fail"
     hint = "beyond this length a mask or a block hides part of the sequence"
@@ -179,6 +185,17 @@ def _is_sparse(seen: Tensor, allowed: Tensor, distances: Tensor) -> bool:
     newest_hidden = torch.where(hidden, columns, -1).amax(1)
     sees_older = bool(rows.any()) and float((oldest_seen < newest_hidden)[rows].double().mean()) > 0.7
     return sees_older and bool(seen[distances == 0].all()) and int(hidden.sum()) > 0.03 * int(allowed.sum())
+
+
+def _sees_near_blocks(sample: InfluenceMap) -> bool:
+    """Whether every token sees all of its own block up to itself and some blocks before it, and nothing older."""
+    rows, columns = torch.arange(len(sample.reached))[:, None], torch.tensor(sample.columns or ())
+    for size in range(2, len(rows) // 2 + 1):
+        for before in range(4):
+            near = (columns <= rows) & (columns // size >= rows // size - before)
+            if torch.equal(sample.reached & (columns <= rows), near):
+                return True
+    return False
 
 
 def _fades(sample: InfluenceMap, unseen: Tensor) -> bool:
@@ -304,7 +321,7 @@ def check_truncation(impl: Implementation, contract: Contract, sweep: Sweep, kin
     """f(x[:t]) = f(x)[:t] for a causal implementation; perturbation misses positions that depend on the length."""
     promised = contract.kind in ("causal", "window")
     if not promised and not (contract.kind is None and kind.startswith(CAUSAL_KINDS)):
-        return [Finding("truncation", "n/a", None, "only a causal implementation promises it")]
+        return [Finding("truncation", "n/a", None, "it applies to causal implementations only")]
     if not impl.aligned or any(out.shape[1] != length for length, out in sweep.outs.items()):
         return [Finding("truncation", "n/a", None, "outputs do not belong to single tokens")]
     x = sweep.x[:, : impl.length]
@@ -321,14 +338,29 @@ def check_truncation(impl: Implementation, contract: Contract, sweep: Sweep, kin
         if not off <= worst:
             worst, at = off, length
     evidence = f"a sequence cut to length {at or longest} gives outputs that differ by {worst:.2g} (relative)"
-    hint = "outputs depend on the sequence length: positions counted from the end, a mean over the sequence, or a leak"
+    hint, condition = "outputs of the same tokens change with the length of the sequence", ""
     if failing:
         same = [length for length in outs if length not in failing and length < longest]
         evidence += f" from those of {longest} tokens"
         if same and max(same) > max(failing):
             evidence += f"; from {min(length for length in same if length > max(failing))} tokens on they are the same"
             hint = f"something changes between {max(failing)} and {longest} tokens: a path, a table or a block"
-    return [judge("truncation", worst, 10 * impl.tolerance, evidence, hint, "positions")]
+        condition = _condition_of_beginnings(impl, sweep)
+    return [judge("truncation", worst, 10 * impl.tolerance, evidence, hint, "positions", condition)]
+
+
+def _condition_of_beginnings(impl: Implementation, sweep: Sweep, count: int = 5) -> str:
+    """From which length on the first outputs are no longer those of the first tokens alone; empty if that varies."""
+    count = impl.nearest_length(count)
+    alone = impl.run(sweep.x[:, :count])
+
+    def is_right(length: int) -> bool | None:
+        if length <= count or not impl.takes_length(length):
+            return None
+        return relative_difference(alone, impl.run(sweep.x[:, :length])[:, :count]) <= 10 * impl.tolerance
+
+    condition = describe_condition(is_right, sweep.longest())
+    return condition if condition.startswith("from") else ""
 
 
 def describe_sample(sample: InfluenceMap, kind: str) -> Finding:
@@ -396,18 +428,36 @@ def check_source(impl: Implementation, contract: Contract) -> list[Finding]:
     return [_check_cross_attention(source, contract), *renamed]
 
 
+def _unseen_in_layer(source: Implementation, targets: int) -> tuple[str, Tensor]:
+    """The cross-attention whose weights hide source tokens in all heads and rows, and which (t, s); else none."""
+    length = next(n for n in (7, 11, 13) if n != targets)
+    x = source.random_input(2, length, torch.Generator().manual_seed(87))
+    for attention in record_run(source, x).attentions:
+        unseen = ~attention.attended.any(0).any(0)
+        if unseen.shape == (targets, length) and bool(unseen.any()):
+            return attention.name, unseen
+    return "", torch.zeros(targets, length, dtype=torch.bool)
+
+
 def _check_cross_attention(source: Implementation, contract: Contract) -> Finding:
     """Every output changes with every source token: there is no order between source and target."""
     influence = measure_influence(source)
     if influence.empty:
-        return Finding("cross attention", "inconclusive", None, "no output changes when any source token changes")
+        verdict = "inconclusive" if contract.kind is None else "fail"
+        hint = "the source is not read: cross-attention takes its keys and values from the target"
+        evidence = "no output changes when any source token changes"
+        return Finding("cross attention", verdict, None, evidence, hint, "cross attention")
     outputs, inputs = influence.effects.shape
     unseen = ~influence.visible
+    where, what = "", "output {} does not change when source token {} changes"
+    if not bool(unseen.any()):  # tokens that are mixed before hide what the cross-attention itself sees
+        where, unseen = _unseen_in_layer(source, outputs)
+        what = f"in {where or 'the module'}, query {{}} puts no weight on source token {{}}"
     if not bool(unseen.any()):
         evidence = f"each of {outputs} outputs changes with each of {inputs} source tokens"
         return Finding("cross attention", "pass", 0.0, evidence)
     i, j = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
-    evidence = f"output {i} does not change when source token {j} changes ({int(unseen.sum())} such pairs)"
+    evidence = f"{what.format(i, j)} ({int(unseen.sum())} such pairs)"
     hint = "cross-attention has a causal mask, or the mask of the wrong sequence: the whole source is known"
     verdict = "described" if contract.kind is None else "fail"
-    return Finding("cross attention", verdict, float(unseen.float().mean()), evidence, hint)
+    return Finding("cross attention", verdict, float(unseen.float().mean()), evidence, hint, "cross attention")

@@ -166,45 +166,56 @@ def _check_fully_padded_row(impl: Implementation) -> Finding:
 
 
 def find_padding_bug(impl: Implementation, side: str) -> Diagnosis | None:
-    """What a padding mask does wrong, read off the weights of the first attention; the second row has no padding."""
-    real = padding_masks(impl.length)[side]
-    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(23))
-    tokens = torch.stack((real, torch.ones_like(real)))
-    padded, plain = record_run(impl, x, tokens), record_run(impl, x)
-    if not padded.attentions or not plain.attentions:
+    """What a padding mask does wrong, read off the weights of the first attention that it goes wrong in."""
+    real, places = padding_masks(impl.length)[side], torch.arange(impl.length)
+    less = {"right": places < impl.length - 1, "left": places > 0, "holes": places != 4}[side]
+    x = impl.random_input(3, impl.length, torch.Generator().manual_seed(23))
+    tokens = torch.stack((less, real, torch.ones_like(real)))
+    padded, plain = record_run(impl, x, tokens).attentions, record_run(impl, x).attentions
+    if [attention.name for attention in padded] != [attention.name for attention in plain]:
         return None
-    found, base = (recording.attentions[0].attended.any(1) for recording in (padded, plain))
-    if found.shape != base.shape or found.shape[-1] != len(real):
-        return None
-    if torch.equal(found[tokens], (base & tokens[:, None, :])[tokens]):  # rows of padding may attend to anything
-        return None
+    for found, base in zip(padded, plain, strict=True):
+        if found.weights.shape == base.weights.shape and found.weights.shape[-1] == len(real):
+            words = _name_padding_bug(found.attended, base.attended, tokens)
+            if words:
+                return Diagnosis("padding", words, found.name)
+    return None
+
+
+def _name_padding_bug(found: Tensor, base: Tensor, tokens: Tensor) -> str:
+    """What is wrong with the keys that an attention (b, h, t, s) sees with padding; "" if nothing is."""
+    rows = tokens[:, None]
+    judged = tokens if found.shape[2] == tokens.shape[1] else tokens.new_ones(len(tokens), found.shape[2])
+    seen, before = found.any(1), base.any(1)
+    if torch.equal(seen[judged], (before & rows)[judged]):  # rows of padding may attend to anything
+        return ""
+    count, places = rows.sum(-1, keepdim=True), torch.arange(tokens.shape[1])
     hypotheses = {
-        "the padding mask never reaches the scores": base,
-        "the padding mask is inverted: real tokens are hidden": base & ~tokens[:, None, :],
-        "the padding mask hides queries instead of keys: it is on the wrong axis": base & tokens[:, :, None],
-        "the padding of one row is used for another": base & tokens.flip(0)[:, None, :],
-        "a key is hidden only if it is padding in every row": base & tokens.any(0)[None, None, :],
-        "a key is hidden in all rows if it is padding in one": base & tokens.all(0)[None, None, :],
-        "the padding mask of the first row is used for all rows": base & tokens[:1, None, :],
+        "the padding mask never reaches the scores": torch.ones_like(rows),
+        "the padding mask is inverted: real tokens are hidden": ~rows,
+        "the padding mask of one row is used for another": rows.flip(0),
+        "the padding mask of one row is used for the next": rows.roll(1, 0),
+        "a key is hidden only if it is padding in every row": rows.any(0, keepdim=True),
+        "a key is hidden in all rows if it is padding in one": rows.all(0, keepdim=True),
+        "the padding mask of the first row is used for all rows": rows[:1],
+        "padding is taken to be on the right: real tokens are counted from the start": places < count,
+        "padding is taken to be on the left: real tokens are counted from the end": places >= places.numel() - count,
     }
-    count, places = tokens.sum(1, keepdim=True), torch.arange(len(real))
-    hypotheses |= {
-        "padding is taken to be on the right: real tokens are counted from the start": base
-        & (places < count)[:, None, :],
-        "padding is taken to be on the left: real tokens are counted from the end": base
-        & (places >= len(real) - count)[:, None, :],
-    }
-    name = padded.attentions[0].name
-    if _uses_other_rows(padded.attentions[0].attended, plain.attentions[0].attended, tokens):
-        words = (
-            "the padding mask is repeated over heads and rows in another order than the scores: rows get each other's"
-        )
-        return Diagnosis("padding", words, name)
-    for where in (torch.ones_like(tokens), tokens):
+    if found.shape[2] == tokens.shape[1]:
+        wrong_axis = "the padding mask hides queries instead of keys: it is on the wrong axis"
+        hypotheses[wrong_axis] = tokens[:, :, None]
+        if _uses_other_rows(found, base, tokens):
+            return (
+                "the padding mask is repeated over heads and rows in another order than the scores: rows get each "
+                "other's"
+            )
+    for where in (torch.ones_like(judged), judged):
         for words, expected in hypotheses.items():
-            if torch.equal(found[where], expected[where]):
-                return Diagnosis("padding", words, name)
-    return Diagnosis("padding", _describe_wrong_keys(found[0][real], base[0][real], real), name)
+            wanted = before & expected
+            nothing = ~wanted.any(-1, keepdim=True)  # equal weights, which a large negative number leaves of such rows
+            if torch.equal(seen[where], (wanted | nothing & before)[where]):
+                return words
+    return _describe_wrong_keys(seen[1][judged[1]], before[1][judged[1]], tokens[1])
 
 
 def _uses_other_rows(found: Tensor, base: Tensor, tokens: Tensor) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from qkv._operators import OperatorWatcher
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding, describe_error, judge
 from qkv.check.shapes import Options, Sweep
@@ -104,13 +104,8 @@ def _relative_error(impl: Implementation, x: Tensor, exact: Tensor, dtype: torch
     return max(cases)
 
 
-class RoundedScores(TorchDispatchMode):
+class RoundedScores(OperatorWatcher):
     """Rounds what goes into a softmax to a dtype, but keeps its own: large scores (ALiBi far out) cost digits."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: PyTorch would import its compiler (a second) to keep it away from a mode that nothing compiles."""
-        return False
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

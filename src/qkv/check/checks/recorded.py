@@ -3,6 +3,9 @@
 They say where in a module it happens. Promises of the contract are judged, the rest is described.
 """
 
+import torch
+
+from qkv.check.checks.attention_function import LARGE
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.observe import measure_grouping
 from qkv.check.implementation import Implementation
@@ -10,7 +13,15 @@ from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict, judge
 from qkv.check.tracing.heads import find_merge_bug, find_split_bug
 from qkv.check.tracing.readings import Reading
 from qkv.check.tracing.rotary import find_rotary_bugs
-from qkv.check.tracing.scores import attended_pattern, describe_scale, find_softmax_bug, future_weight, row_sum_error
+from qkv.check.tracing.scores import (
+    STRAIGHT,
+    attended_pattern,
+    describe_scale,
+    find_softmax_bug,
+    future_weight,
+    measure_part_slopes,
+    row_sum_error,
+)
 
 
 def check_recorded(
@@ -33,6 +44,7 @@ def check_recorded(
     return [
         _describe(readings),
         _check_layers(readings, contract, leaks),
+        *_check_moderate_masks(readings, contract),
         _check_scale(readings, contract),
         _check_softmax(readings, contract),
         _check_heads(readings, contract),
@@ -75,11 +87,33 @@ def _check_layers(readings: list[Reading], contract: Contract, leaks: bool) -> F
     return Finding("layers", "fail" if leaks else "described", leaking[worst], evidence)
 
 
+def _check_moderate_masks(readings: list[Reading], contract: Contract) -> list[Finding]:
+    """A causal mask lowers scores by so much that large ones do not get through."""
+    if contract.kind not in ("causal", "window"):
+        return []
+    for reading in readings:
+        attention = reading.attention
+        scores, t, s = attention.scores, *attention.product.shape[-2:]
+        if scores is None or t != s or t < 2 or reading.slope is None or reading.slope[1] > STRAIGHT:
+            continue
+        later = torch.ones(t, s, dtype=torch.bool).triu(1)
+        rest = scores - reading.slope[0] * attention.product
+        drop = float(rest[..., ~later].mean() - rest[..., later].max())
+        if future_weight(attention) <= 1e-6 and 0 < drop < LARGE:
+            evidence = f"the highest masked score is {drop:.4g} below what q·k gives on average for the others"
+            hint = f"masked scores are only {drop:.4g} lower than others, not −∞: scores of this size get through"
+            return [Finding("mask, large scores", "fail", drop, evidence, hint, "mask not −∞", "", "for large scores")]
+    return []
+
+
 def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
     """The factor on the projections' q·k in all, layer by layer; the worst layer is reported."""
     known = [(reading, reading.scale) for reading in readings if reading.scale is not None]
     if not known and contract.scale is not None and any(reading.normed_scales for reading in readings):
         return _check_normed_scale(readings, contract)
+    sums = [(reading, slopes) for reading in readings if (slopes := measure_part_slopes(reading.attention))]
+    if not known and sums and contract.scale is not None:
+        return _check_scale_of_sum(*sums[0], contract)
     if not known:
         bent = any(reading.slope is not None and reading.slope[1] > 1e-5 for reading in readings)
         why = "something (a norm, a convolution) is between the projections and q·k"
@@ -105,6 +139,24 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
         return Finding("scale", "pass", error(reading, scale), evidence)
     hint = Diagnosis("scale", f"the scale of q·k is {words}", attention.name).hint
     return Finding("scale", "fail", error(reading, scale), evidence, hint, "scale")
+
+
+def _check_scale_of_sum(reading: Reading, slopes: list[float], contract: Contract) -> Finding:
+    """The factor on each of the products that the scores are a sum of."""
+    attention = reading.attention
+    promised = contract.scale_for(attention.head_dim)
+    assert promised is not None
+    worst = max(slopes, key=lambda slope: abs(slope / promised - 1))
+    factors = " and ".join(f"{slope:.4f}" for slope in slopes)
+    evidence = f"scores are a sum of products, multiplied by {factors} (d = {attention.head_dim} in all)"
+    part = ", for one of them only" if max(slopes) > 1.01 * min(slopes) else ""
+    name = describe_scale(worst, attention.head_dim, reading.model_heads)
+    dims = next((n for n in range(2, attention.head_dim) if abs(worst * n**0.5 - 1) < 1e-3), None)
+    if dims is not None:
+        name = f"1/√{dims}, but queries and keys have {attention.head_dim} features in all"
+    words = f"the scale of q·k is {name}{part}"
+    hint = Diagnosis("scale", words, attention.name).hint
+    return judge("scale", abs(worst / promised - 1), 0.01, evidence, hint, "scale")
 
 
 def _slopes_are_promised(readings: list[Reading], contract: Contract) -> bool:

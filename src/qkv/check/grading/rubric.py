@@ -256,8 +256,7 @@ def _validated(graded: GradedExercise, where: str) -> GradedExercise:
         promise = PROMISES.get(check) if graded.exercise in ("layer", "function") else None
         if promise is not None and getattr(graded.contract, promise) is None:
             raise ValueError(
-                f"{where}: the check {check!r} compares with a promise, and there is none: add {promise} = … to "
-                "[contract], or leave the check out"
+                f"{where}: the check {check!r} needs {promise} = … in [contract]: add it, or leave the check out"
             )
     try:
         EXERCISES[graded.exercise].validate(graded, where)

@@ -41,7 +41,8 @@ class Observation:
     Args:
         q: (b, t, h·d), k and v: (b, s, g·d): features of the projections, before any rotation.
         out: (b, t, h·d), the merged heads.
-        tokens: (b, s), True for real tokens; None without padding.
+        given: (b, t, s), the mask that was passed, True = may attend; None without one.
+        tokens: (b, s), True for real tokens, if the mask was one of padding.
         tolerance: how far an output may be from the formula, relative to the largest.
     """
 
@@ -50,6 +51,7 @@ class Observation:
     v: Tensor
     out: Tensor
     sizes: Sizes
+    given: Tensor | None = None
     tokens: Tensor | None = None
     tolerance: float = 1e-7
 
@@ -66,6 +68,10 @@ class Observation:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def split_role(x: Tensor, heads: int, role: Role) -> Tensor:
+    return split_heads(x, heads)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -123,8 +129,8 @@ def full_mask(sizes: Sizes) -> Tensor:
     return torch.ones(sizes.queries, sizes.keys, dtype=torch.bool)
 
 
-def padding_mask(tokens: Tensor) -> Tensor:
-    return tokens[:, None, None, :]
+def given_mask(given: Tensor) -> Tensor:
+    return given[:, None]
 
 
 def weigh(scores: Tensor, mask: Tensor) -> Tensor:
@@ -137,6 +143,11 @@ def average(scores: Tensor, mask: Tensor, v: Tensor) -> Tensor:
     return weigh(scores, mask) @ v
 
 
+def uniform_average(scores: Tensor, mask: Tensor, v: Tensor) -> Tensor:
+    """A row that sees nothing has equal weights, which a large negative number leaves of them."""
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
+
+
 def head_scale(sizes: Sizes) -> float:
     return sizes.head_dim**-0.5
 
@@ -145,7 +156,7 @@ def head_scale(sizes: Sizes) -> float:
 class Formula:
     """The steps of attention; the defaults are the textbook's, without a mask and without positions."""
 
-    split: Callable[[Tensor, int], Tensor] = split_heads
+    split: Callable[[Tensor, int, Role], Tensor] = split_role
     inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = lambda q, k, v: (q, k, v)
     rotate: Callable[[Tensor, Tensor, Role], Tensor] = lambda x, positions, role: x
     share: Callable[[Tensor, int, Role], Tensor] = repeat_heads
@@ -153,18 +164,16 @@ class Formula:
     scores: Callable[[Tensor, Tensor, float], Tensor] = lambda q, k, scale: q @ k.mT * scale
     bias: Callable[[Tensor], Tensor] = lambda scores: scores
     mask: Callable[[Sizes], Tensor] = full_mask
-    padding: Callable[[Tensor], Tensor] = padding_mask
+    given: Callable[[Tensor], Tensor] = given_mask
     core: Callable[[Tensor, Tensor, Tensor], Tensor] = average
-    padded_core: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # with padding: mask and tokens apart
+    given_core: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # with a mask that was given, apart
     merge: Callable[[Tensor], Tensor] = merge_heads
 
     def __call__(self, seen: Observation) -> Tensor:
         """The merged heads (b, t, h·d)."""
         sizes = seen.sizes
-        q, k, v = (
-            self.split(x, heads)
-            for x, heads in ((seen.q, sizes.heads), (seen.k, sizes.kv_heads), (seen.v, sizes.kv_heads))
-        )
+        q = self.split(seen.q, sizes.heads, "q")
+        k, v = self.split(seen.k, sizes.kv_heads, "k"), self.split(seen.v, sizes.kv_heads, "v")
         q, k, v = self.inputs(q, k, v)
         places = torch.arange(sizes.keys)
         q = self.rotate(q, places[sizes.offset :], "q")
@@ -172,10 +181,10 @@ class Formula:
         k, v = self.share(k, q.shape[1], "k"), self.share(v, q.shape[1], "v")
         scores = self.bias(self.scores(q, k, self.scale(sizes)))
         mask = self.mask(sizes)
-        if seen.tokens is not None and self.padded_core is not None:
-            return self.merge(self.padded_core(scores, mask, v, seen.tokens))
-        if seen.tokens is not None:
-            mask = mask & self.padding(seen.tokens)
+        if seen.given is not None and self.given_core is not None:
+            return self.merge(self.given_core(scores, mask, v, seen.given))
+        if seen.given is not None:
+            mask = mask & self.given(seen.given)
         return self.merge(self.core(scores, mask, v))
 
     def but(self, **steps: Any) -> Formula:

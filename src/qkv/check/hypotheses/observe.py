@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qkv.check.checks.basics import random_mask
 from qkv.check.checks.state import dropout_rates
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.formula import Observation, Sizes, merge_heads, repeat_heads, split_heads, tile_heads
@@ -41,7 +42,7 @@ class Case:
     kv_heads: int | None = None
     head_dim: int = 8
     dtype: torch.dtype = torch.float64
-    padding: str | None = None
+    padding: str | None = None  # where it is, or "pairs" for a mask of pairs of tokens
     gradients: bool = False
     no_grad: bool = False
     training: bool = False
@@ -53,7 +54,7 @@ Observer = Callable[[Case], Observation | None]
 
 def padding_tokens(case: Case) -> Tensor | None:
     """(b, t): which tokens are real. Each row is padded differently, so that mixing rows shows."""
-    if case.padding is None:
+    if case.padding is None or case.padding == "pairs":
         return None
     places, rows = torch.arange(case.length), []
     for row in range(case.batch):
@@ -66,6 +67,11 @@ def padding_tokens(case: Case) -> Tensor | None:
             }[case.padding]
         )
     return torch.stack(rows)
+
+
+def passed_mask(case: Case) -> Tensor | None:
+    """(b, t, t): a mask of pairs of tokens, other for each row; None if the case has none."""
+    return random_mask(case.batch, case.length, 86 + case.seed) if case.padding == "pairs" else None
 
 
 def fit_case(impl: Implementation, case: Case) -> Case:
@@ -89,18 +95,21 @@ def observe_function(impl: Implementation, contract: Contract) -> Observer:
             torch.randn(case.batch, h, n, case.head_dim, generator=generator, dtype=torch.float64).to(case.dtype)
             for h, n in shapes
         )
-        tokens = padding_tokens(case)
+        tokens, pairs = padding_tokens(case), passed_mask(case)
         flag = causal and impl.causal_flag is not None
         mask = torch.ones(case.length, keys, dtype=torch.bool).tril(keys - case.length) if causal and not flag else None
         if tokens is not None:
             mask = tokens[:, None, None] if mask is None else mask & tokens[:, None, None]
             mask = mask.expand(-1, 1, case.length, -1)
+        if pairs is not None:
+            mask = pairs[:, None] if mask is None else mask & pairs[:, None]
         with torch.set_grad_enabled(case.gradients):
             one, two, three = (x.clone().requires_grad_(case.gradients) for x in (q, k, v))
             out = call(one, two, three, mask, causal=flag).detach()
         sizes = Sizes(case.batch, case.heads, groups, case.length, keys, case.head_dim)
         q, k, v, out = (x.double().transpose(1, 2).flatten(2) for x in (q, k, v, out))
-        return Observation(q, k, v, out, sizes, tokens, TOLERANCES[case.dtype])
+        given = tokens[:, None].expand(-1, case.length, -1) if tokens is not None else pairs
+        return Observation(q, k, v, out, sizes, given, tokens, TOLERANCES[case.dtype])
 
     return observe
 
@@ -176,7 +185,12 @@ def _record(impl: Implementation, case: Case, *, same_rows: bool = False) -> tup
             torch.set_grad_enabled(not case.no_grad),
             record_attention(module, case.batch) as found,
         ):
-            out = impl.run(x, padding_tokens(case))
+            pairs = passed_mask(case)
+            if pairs is None:
+                out = impl.run(x, padding_tokens(case))
+            else:
+                assert impl.run_masked is not None
+                out = impl.run_masked(x, pairs)
     except Exception:  # this size or dtype is not supported
         return None, None
     finally:
@@ -192,20 +206,45 @@ def _observe(impl: Implementation, layout: Layout, case: Case) -> Observation | 
     recording, out = _record(impl, case)
     if recording is None or out is None:
         return None
-    made = recording.projections
+    tolerance = max(TOLERANCES[case.dtype], TOLERANCES[impl.dtype])
+    seen = read_projections(layout, recording.projections, out, case.batch, case.length, tolerance)
+    tokens, pairs = padding_tokens(case), passed_mask(case)
+    given = tokens[:, None].expand(-1, case.length, -1) if tokens is not None else pairs
+    return None if seen is None else replace(seen, given=given, tokens=tokens)
+
+
+def read_projections(
+    layout: Layout, made: Sequence[ProjectionRecord], out: Tensor, batch: int, length: int, tolerance: float
+) -> Observation | None:
+    """What went into an attention and what came out of it, from the projections of one call and its output."""
     needed = [index for index, _ in layout.parts] + ([] if layout.reader is None else [layout.reader])
     if max(needed) >= len(made):
         return None
-    shape = (case.batch, case.length, layout.sequence_first)
+    shape = (batch, length, layout.sequence_first)
     q, k, v = (_features(made[index], how, layout, shape) for index, how in layout.parts)
     merged = out if layout.reader is None else _sequence(made[layout.reader].given, *shape)
     if q is None or k is None or v is None or merged is None or merged.shape != q.shape:
         return None
     if layout.heads_last:
         merged = merged.unflatten(-1, (layout.head_dim, layout.heads)).transpose(-1, -2).flatten(2)
-    sizes = Sizes(case.batch, layout.heads, layout.kv_heads, q.shape[1], k.shape[1], layout.head_dim)
-    tolerance = TOLERANCES[case.dtype]
-    return Observation(q, k, v, merged, sizes, padding_tokens(case), max(tolerance, TOLERANCES[impl.dtype]))
+    sizes = Sizes(batch, layout.heads, layout.kv_heads, q.shape[1], k.shape[1], layout.head_dim)
+    return Observation(q, k, v, merged, sizes, tolerance=tolerance)
+
+
+def record_pieces(impl: Implementation, pieces: Sequence[Tensor]) -> list[tuple[tuple[ProjectionRecord, ...], Tensor]]:
+    """For each piece that runs through the KV cache its projections and its output; [] if they cannot be told apart."""
+    assert impl.run_cached is not None
+    try:
+        with torch.no_grad(), record_attention(impl.module, len(pieces[0])) as found:
+            out = impl.run_cached(pieces)
+    except Exception:  # so many rows are not supported, or a length is not
+        return []
+    made = found[0].projections
+    count, rest = divmod(len(made), len(pieces))
+    if rest or not count:
+        return []
+    outs = out.detach().double().split([piece.shape[1] for piece in pieces], dim=1)
+    return [(made[number * count : (number + 1) * count], part) for number, part in enumerate(outs)]
 
 
 def measure_grouping(impl: Implementation) -> str | None:

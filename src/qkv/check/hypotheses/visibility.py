@@ -34,15 +34,32 @@ def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = 
         kept.update(scores=scores, v=v)
         return average(scores, mask, v)
 
-    if seen.tokens is not None:
+    if seen.given is not None:
         return None
     formula.but(core=remember, mask=full_mask)(seen)
     scores, v = kept["scores"], kept["v"]
     out = seen.out.unflatten(-1, (scores.shape[1], -1)).transpose(1, 2)
     if head is not None:
         scores, v, out = (x[:, head : head + 1] for x in (scores, v, out))
+    return solve_factors(scores, v, out)
+
+
+def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
+    """The factors (t, s) of the exponentials of scores (b, h, t, s) under which values (b, h, s, d) give the output.
+
+    A query that sees nothing has factors of 0: its output is 0, or the mean of all values.
+    """
     if out.shape[:2] != v.shape[:2] or out.shape[0] * out.shape[1] * out.shape[3] < 1.3 * scores.shape[-1] + 4:
         return None
+    size = float(out.abs().max())
+    nothing = [(out - none).abs().amax((0, 1, 3)) <= 1e-9 * size for none in (0.0, v.mean(2, keepdim=True))]
+    if v.shape[2] > 1 and bool((blind := nothing[0] | nothing[1]).any()) and not bool(blind.all()):
+        factors = torch.zeros(scores.shape[-2:], dtype=scores.dtype)
+        others = solve_factors(scores[:, :, ~blind], v, out[:, :, ~blind])
+        if others is None:
+            return None
+        factors[~blind] = others
+        return factors
     powers = (scores - scores.amax(-1, keepdim=True)).exp()
     gaps = v[:, :, None] - out[:, :, :, None]  # (b, h, t, s, d)
     system = (powers[..., None] * gaps).permute(2, 0, 1, 4, 3).flatten(1, 3)  # (t, b·h·d, s)
@@ -167,7 +184,16 @@ def _window(seen: Tensor, hidden: Tensor) -> set[int]:
 
 
 def _describe_bias(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str]:
-    """A bias within what queries may see."""
+    """A bias within what queries may see; a whole number means that a key counts several times."""
+    counts = [factors / factors.masked_fill(~allowed, 1.0).amin(1, keepdim=True) for factors, allowed in solved]
+    whole = all(
+        float((count - count.round()).masked_fill(~allowed, 0.0).abs().max()) < 1e-4 and float(count[allowed].max()) < 9
+        for count, (_, allowed) in zip(counts, solved, strict=True)
+    )
+    if whole:
+        more = [(count > 1.5) & allowed for count, (_, allowed) in zip(counts, solved, strict=True)]
+        times = int(max(float(count[part].max()) for count, part in zip(counts, more, strict=True) if part.any()))
+        return "block", f"{_common(more, _keys)} count{'s' if times else ''} {times} times in the softmax"
     steps = []
     for factors, allowed in solved:
         _t, _s = factors.shape

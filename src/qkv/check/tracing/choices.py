@@ -6,22 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from qkv._operators import OperatorWatcher
 from qkv.check.implementation import Implementation
 
 CHOICES = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.argmax", "aten.msort", "aten.round")
 
 
-class ChoiceRecorder(TorchDispatchMode):
+class ChoiceRecorder(OperatorWatcher):
     """Notes whether an operation chooses among floating-point values."""
 
     found = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: PyTorch would import its compiler (a second) to keep it away from a mode that nothing compiles."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if str(func).startswith(CHOICES) and isinstance(args[0], Tensor) and args[0].is_floating_point():

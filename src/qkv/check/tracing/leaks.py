@@ -26,6 +26,8 @@ MOVES = (
     "__getitem__", "__setitem__", "expand", "chunk", "split", "unbind", "to", "view_as", "unfold", "as_strided",
 )  # fmt: skip
 
+SHIFTS = ("cat", "concat", "roll", "flip", "pad", "gather", "index_select", "__getitem__")  # tokens to other places
+
 
 @dataclass(frozen=True)
 class Place:
@@ -105,7 +107,8 @@ class LeakTrace(TorchFunctionMode):
             self.stopped = True
             total = next((token.total for token in given if token.total is not None), None)
             pairs = any(token.axes > 1 for token in given) or "attention" in name or "transformer" in name
-            if not pairs and (total is not None or (name not in MOVES and given)):
+            moves = name in MOVES and not (name in SHIFTS and place.file)
+            if not pairs and (total is not None or (given and not moves)):
                 self.found = (place, total)
         self._known[id(out)] = Token(len(axes), leaks, total)
         self._alive.append(out)
@@ -130,8 +133,11 @@ def _differs(a: Tensor, b: Tensor) -> Tensor:
     return ~same
 
 
-def find_leak(impl: Implementation) -> Diagnosis | None:
-    """The operation through which later tokens reach earlier outputs, if it is none of attention itself."""
+def find_leak(impl: Implementation, *, padded: bool = False) -> Diagnosis | None:
+    """The operation through which the last token reaches earlier outputs, if it is none of attention itself.
+
+    padded: the last token is padding, which must not reach any other.
+    """
     length = impl.nearest_length(LENGTH)
     if length < 3 or not impl.aligned:
         return None
@@ -139,16 +145,25 @@ def find_leak(impl: Implementation) -> Diagnosis | None:
     x = impl.random_input(2, length, generator)
     other = impl.change_token(x, length - 1, generator)
     files = set(own_files(impl))
+    tokens = None
+    if padded:
+        tokens = torch.ones(2, length, dtype=torch.bool)
+        tokens[:, -1] = False
     with torch.no_grad():
         with LeakTrace(length, files) as first:
-            impl.run(x)
+            impl.run(x, tokens)
         with LeakTrace(length, files, first.results) as second:
-            impl.run(other)
+            impl.run(other, tokens)
     if second.found is None:
         return None
     place, total = second.found
     if total is not None:
-        words = f"`{total.operation}` runs over all tokens, also later ones, and its result reaches earlier outputs"
-        return Diagnosis("leak", words, line=str(total))
+        which, family = ("padded", "padding") if padded else ("later", "leak")
+        words = f"`{total.operation}` runs over all tokens, also {which} ones, and its result reaches other outputs"
+        return Diagnosis(family, words, line=str(total))
     words = f"`{place.operation}` mixes tokens along the sequence: an earlier one changes with a later one"
+    if place.operation in SHIFTS:
+        words = f"`{place.operation}` moves later tokens to earlier places"
+    if padded:
+        return Diagnosis("padding", f"`{place.operation}` mixes padded tokens into real ones", line=str(place))
     return Diagnosis("leak", words, line=str(place))

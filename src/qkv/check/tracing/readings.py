@@ -5,7 +5,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -152,15 +152,24 @@ def read_attentions(impl: Implementation, seed: int = 21) -> tuple[list[Reading]
     """
     generator = torch.Generator().manual_seed(seed)
     length = min(impl.length, impl.nearest_length(9))
-    recording = record_run(impl, impl.random_input(6, length, generator))
+    recording = _of_target(impl, record_run(impl, impl.random_input(6, length, generator)), length)
     if recording.attentions:
         most = max(attention.head_dim / _key_heads(attention) for attention in recording.attentions)
         slopes = [measure_slope(attention) for attention in recording.attentions]
         if any(slope is not None and slope[1] > STRAIGHT for slope in slopes):  # biases that depend on the content?
             most = max(2 * attention.head_dim + 5 for attention in recording.attentions)
         if 6 < 1.2 * most + 2 <= 180:
-            recording = record_run(impl, impl.random_input(int(1.2 * most) + 3, length, generator))
+            x = impl.random_input(int(1.2 * most) + 3, length, generator)
+            recording = _of_target(impl, record_run(impl, x), length)
     return [Reading(attention, recording) for attention in recording.attentions], recording.refused
+
+
+def _of_target(impl: Implementation, recording: Recording, length: int) -> Recording:
+    """The recording without what runs on the other sequence alone."""
+    if impl.source is None:
+        return recording
+    own = tuple(attention for attention in recording.attentions if attention.weights.shape[-2] == length)
+    return replace(recording, attentions=own)
 
 
 def _key_heads(attention: AttentionRecord) -> int:

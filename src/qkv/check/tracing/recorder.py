@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from qkv._operators import OperatorWatcher
 from qkv.interp.recording.kernels import READERS, bind_arguments, read_sdpa
 from qkv.interp.recording.module_stack import ModuleStack
 from qkv.interp.recording.symbolic_scores import AxisLayout, AxisPart, rearrange
@@ -46,6 +46,7 @@ class AttentionRecord:
         axis: the axis of the softmax. precision: its dtype.
         dropped: whether dropout changed the weights.
         averaged: whether the weights were reduced over the heads.
+        parts: the products whose sum is `product`, if scores are a sum, as of parts with and without positions.
         kernel: the name of the operator, if a single one did everything.
     """
 
@@ -63,6 +64,7 @@ class AttentionRecord:
     precision: torch.dtype | None
     dropped: bool = False
     averaged: bool = False
+    parts: tuple[Tensor, ...] = ()
     kernel: str | None = None
 
     @property
@@ -147,17 +149,37 @@ class ProductTrace:
     precision: torch.dtype | None = None
     dropped: bool = False
     averaged: bool = False
+    parts: tuple[Tensor, ...] = ()
+
+    def plus(self, other: ProductTrace, value: Tensor) -> ProductTrace | None:
+        """The trace of the sum of two products; None if their rows cannot be matched. value: what `other` became."""
+        if self.soft is not None or other.soft is not None or self.layout is None:
+            return None
+        for rows in (lambda x: x, lambda x: x.unflatten(-2, (-1, value.shape[1])).transpose(-2, -3)):
+            try:
+                product, left = (rows(x).reshape(*self.left.shape[:-1], -1) for x in (other.product, other.left))
+                right = other.right.flatten(0, -3).repeat_interleave(
+                    self.right[..., 0, 0].numel() // len(other.right), 0
+                )
+                right = right.reshape(*self.right.shape[:-2], *right.shape[-2:])
+                ratio = value.double().reshape(product.shape) / product
+            except (RuntimeError, ZeroDivisionError, IndexError):  # no such arrangement
+                continue
+            if float((ratio - ratio.flatten()[0]).abs().max()) <= 1e-6 * float(ratio.abs().max()):
+                return replace(
+                    self,
+                    left=torch.cat((self.left, left), -1),
+                    right=torch.cat((self.right, right), -2),
+                    product=self.product + product,
+                    parts=(*(self.parts or (self.product,)), product),
+                )
+        return None
 
 
-class AttentionRecorder(TorchDispatchMode):
+class AttentionRecorder(OperatorWatcher):
     """The dispatch mode behind `record_attention`."""
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: PyTorch would import its compiler (a second) to keep it away from a mode that nothing compiles."""
-        return False
 
     def __init__(self, module: nn.Module | None, batch: int) -> None:
         super().__init__()
@@ -247,7 +269,8 @@ class AttentionRecorder(TorchDispatchMode):
             return self._split_heads(rearrange(x, x_axes, layout, order), batch)
 
         try:
-            product = arrange(trace.product, (*trace.start.axes[:-2], row, column), (batch, row, column))
+            whole = (*trace.start.axes[:-2], row, column)
+            product, *parts = (arrange(x, whole, (batch, row, column)) for x in (trace.product, *trace.parts))
             weights = arrange(kept, axes, (batch, row, column))
             values = arrange(others, value_axes, (batch, axes[summed], inner))
             out = arrange(_copy(output), output_axes, (batch, free, inner))
@@ -257,7 +280,7 @@ class AttentionRecorder(TorchDispatchMode):
         queries, keys_ = (self._split_heads(x.reshape(-1, *x.shape[-2:]), batch) for x in (trace.left, trace.right.mT))
         if keys == "row":
             queries, keys_ = keys_, queries
-            product, weights = product.mT, weights.mT
+            product, weights, parts = product.mT, weights.mT, [part.mT for part in parts]
             scores, soft = (None if x is None else x.mT for x in (scores, soft))
         self.attentions.append(
             AttentionRecord(
@@ -275,6 +298,7 @@ class AttentionRecorder(TorchDispatchMode):
                 precision=trace.precision,
                 dropped=trace.dropped,
                 averaged=trace.averaged,
+                parts=tuple(parts),
             )
         )
 
@@ -317,6 +341,9 @@ class AttentionRecorder(TorchDispatchMode):
         traced.sort(key=lambda x: x.shape != out.shape)
         before = traced[0]
         trace: ProductTrace = self._traces[before]
+        if name in ("add", "add_") and len(traced) == 2:
+            first, second = sorted(traced, key=lambda x: self._traces[x].layout is None)
+            trace = self._traces[first].plus(self._traces[second], second) or trace
         if name in SOFTMAXES:
             self._traces[out] = replace(
                 trace,

@@ -113,6 +113,20 @@ def fit_slope(scores: Tensor, product: Tensor, *, centered: bool) -> tuple[float
     return slope, off
 
 
+def measure_part_slopes(attention: AttentionRecord) -> list[float]:
+    """The slope of the scores against each product that they are a sum of; [] if they are no such sum."""
+    scores, parts = attention.scores, attention.parts
+    if scores is None or scores.shape[0] < 2 or len(parts) < 2:
+        return []
+    visible = scores > masked_below(attention.product)
+    use = (visible[:1] & visible[1:]).flatten()
+    y = (scores[:1] - scores[1:]).flatten()[use]
+    columns = torch.stack([(part[:1] - part[1:]).flatten()[use] for part in parts], 1)
+    slopes = torch.linalg.lstsq(columns, y[:, None]).solution[:, 0]
+    straight = float((columns @ slopes - y).abs().max()) <= STRAIGHT * float(y.abs().max())
+    return slopes.tolist() if straight else []
+
+
 def attended_pattern(attention: AttentionRecord) -> str:
     """The kind of attention, by which weights are not zero."""
     return name_pattern(attention.attended.any(0).any(0))

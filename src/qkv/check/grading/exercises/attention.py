@@ -314,7 +314,7 @@ def check_formula(layer: GradedAttention) -> list[Finding]:
         cause = _explain_output(layer)
         cause = cause or _explain_heads(layer)
         if cause is None and (found := explain_function(layer.as_function, layer.contract)):
-            cause = found.family, found.mistake, BUG_FAMILIES[found.family]
+            cause = found.family, found.mistake, found.fix
         if cause:
             family, hint = cause[0], f"{EXPLAINED}{cause[1]}{FIX}{cause[2]}"
     evidence = "with the same weights its output differs from the formula's"

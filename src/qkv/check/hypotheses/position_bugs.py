@@ -1,4 +1,4 @@
-"""The operators of position bugs: rotary positions (RoPE), ALiBi, and the residuals that something adds to the output.
+"""Bugs of positions: rotary positions (RoPE), ALiBi, and the residuals that something adds to the output.
 
 Axes: b batch · h heads · t positions · d head dim.
 """
@@ -24,12 +24,12 @@ from qkv.check.hypotheses.formula import (
     rotate,
     rotate_by,
 )
-from qkv.check.hypotheses.operators import BLOCKS, Hypothesis
+from qkv.check.hypotheses.hypothesis import BLOCKS, Hypothesis
 
 Places = Callable[[Tensor, Role], Tensor]
 
 
-def position_hypotheses(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
+def position_bugs(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
     """Every known bug of a design's positions; sizes: of tables."""
     if design.rotary != "none":
         yield from _rotary_bugs(design, sizes)
@@ -63,8 +63,10 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
     yield Hypothesis(name, "only queries are rotated", only("q"))
     yield Hypothesis(name, "only keys are rotated", only("k"))
     yield Hypothesis(name, "values are rotated too", only("qkv"))
+    yield Hypothesis(name, "queries and keys are rotated twice", moved(lambda p, role: 2 * p))
     for role, what in (("k", "keys"), ("q", "queries")):
         one = partial(_move_one, role=role)
+        yield Hypothesis(name, f"{what} are rotated twice", moved(partial(one, move=lambda p: 2 * p)))
         yield Hypothesis(
             name, f"{what} are rotated the other way: the sign of the sine", moved(partial(one, move=lambda p: -p))
         )

@@ -1,0 +1,98 @@
+"""The observations of one attention, and what was identified from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qkv.check.hypotheses.formula import Formula, Observation
+from qkv.check.hypotheses.observe import Case, Observer
+
+SMALL = (Case(7), Case(12), Case(8, batch=1), Case(5, batch=3, seed=1))
+CONFIRM = (
+    Case(7), Case(12, seed=1), Case(13, batch=3), Case(33), Case(1), Case(6, batch=1, seed=2),
+    Case(9, heads=3, head_dim=20),
+)  # fmt: skip
+LONGEST = 300  # longer than the calls of any check
+
+
+@dataclass(frozen=True)
+class Identified:
+    """A bug that explains the outputs exactly, or only the condition under which they are wrong.
+
+    Args:
+        family: the bug family; None if no hypothesis fits.
+        condition: when it acts, such as "from 65 tokens on"; empty if always.
+        where: the module that it is in.
+        cases: how many observed calls the hypothesis explains.
+        right: there is no bug in what was observed: the formula holds at all sizes, or `words` say by which design.
+        also: the family of a second bug.
+    """
+
+    family: str | None
+    words: str
+    condition: str = ""
+    where: str = ""
+    cases: int = 0
+    right: bool = False
+    also: str = ""
+
+
+RIGHT = Identified(None, "", right=True)
+
+
+class Work:
+    """How many formulas may still be tried."""
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    @property
+    def done(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, seen: Observation) -> bool:
+        """Count one formula, or several for a long sequence; whether the budget is used up."""
+        sizes = seen.sizes
+        self._left -= 1 + sizes.batch * sizes.heads * sizes.queries * sizes.keys // 4000
+        return self.done
+
+
+class Observed:
+    """The observations of one attention, each made once."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._seen: dict[Case, Observation | None] = {}
+
+    def __call__(self, case: Case) -> Observation | None:
+        if case not in self._seen:
+            try:
+                self._seen[case] = self._observer(case)
+            except Exception:  # these sizes are not supported
+                self._seen[case] = None
+        return self._seen[case]
+
+    def is_random(self, case: Case) -> bool:
+        """Whether the same call gives another output each time, as with dropout in training."""
+        one, other = self(case), self._observer(case)
+        return one is None or other is None or not one.fits(other.out)
+
+    def all(self, cases: Sequence[Case]) -> list[tuple[Case, Observation]]:
+        return [(case, seen) for case in cases if (seen := self(case)) is not None]
+
+
+def fits_all(observed: Observed, formula: Formula, cases: Sequence[Case], *, all_rows: bool = False) -> bool:
+    """Whether a formula gives the output in all cases that can be observed, at least two of them."""
+    seen = 0
+    for case in cases:
+        observation = observed(case)
+        if observation is None:
+            continue
+        try:
+            if not observation.fits(formula(observation), all_rows=all_rows):
+                return False
+        except (RuntimeError, ValueError, IndexError):  # a step that this shape does not allow
+            return False
+        seen += 1
+    return seen >= 2
