@@ -36,6 +36,7 @@ LLAMA = {
 }
 ENCODER = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
 BERT = {**ENCODER, "vocab_size": VOCAB, "max_position_embeddings": 32, "pad_token_id": 2}
+ROBERTA = {**BERT, "pad_token_id": 1}
 DISTILBERT = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 32,
@@ -102,6 +103,10 @@ BERTS = {
     "bert": ("BertModel", "BertConfig", BERT),
     "bert, masked": ("BertForMaskedLM", "BertConfig", {**BERT, "type_vocab_size": 3}),
     "bert, pretraining": ("BertForPreTraining", "BertConfig", {**BERT, "hidden_act": "gelu_new"}),
+    "roberta": ("RobertaModel", "RobertaConfig", ROBERTA),
+    "roberta, masked": ("RobertaForMaskedLM", "RobertaConfig", {**ROBERTA, "hidden_act": "relu"}),
+    "xlm-roberta": ("XLMRobertaModel", "XLMRobertaConfig", ROBERTA),
+    "camembert": ("CamembertModel", "CamembertConfig", ROBERTA),
     "distilbert": ("DistilBertModel", "DistilBertConfig", DISTILBERT),
     "distilbert, masked": ("DistilBertForMaskedLM", "DistilBertConfig", {**DISTILBERT, "activation": "relu"}),
 }
@@ -119,7 +124,7 @@ EVERY = {**GPTS, **LLAMAS, **BERTS, **VITS, **BARTS}
 
 
 def plain(models: dict[str, Any]) -> list[str]:
-    """The name of each family: its model without a variation after a comma."""
+    """The name of each family: its first model, without a variation after a comma."""
     return [name for name in models if "," not in name]
 
 
@@ -158,6 +163,11 @@ def images(rows: int = 2) -> Tensor:
     return torch.randn(rows, 2, 12, 12, dtype=torch.float64)
 
 
+def without_head(theirs: Any) -> Any:
+    """The model below a head; a model without one is returned as it is."""
+    return getattr(theirs, theirs.base_model_prefix, theirs)
+
+
 @torch.no_grad()
 def compute_outputs(name: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
     """The outputs of both models for the same inputs."""
@@ -169,7 +179,7 @@ def compute_outputs(name: str, theirs: Any, ours: Any) -> tuple[Tensor, Tensor]:
         return theirs(pixels).logits, ours(pixels)
     tokens = random_tokens()
     if name in BERTS:
-        base = getattr(theirs, theirs.base_model_prefix, theirs)
+        base = without_head(theirs)
         if not ours.config.num_segments:
             return base(tokens).last_hidden_state, ours(tokens)
         segments = torch.randint(2, tokens.shape)

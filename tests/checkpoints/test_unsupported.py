@@ -87,6 +87,7 @@ def test_load_lists_the_known_architectures_for_an_unknown_one(folders, tmp_path
         ("bert", "position_embedding_type", "relative_key"),
         ("bert", "is_decoder", True),
         ("bert", "add_cross_attention", True),
+        ("roberta", "pad_token_id", 0),
         ("distilbert", "activation", "silu"),
         ("distilbert", "layer_norm_eps", 1e-5),
         ("vit", "qkv_bias", False),
@@ -247,6 +248,7 @@ def test_load_tokenizer_refuses_a_missing_or_damaged_tokenizer(folders, tmp_path
         ("llama", {"rope_interleaved": False, "is_llama_config": True}),
         ("qwen2", {"use_mrope": False, "rope_scaling": None}),
         ("bert", {"gradient_checkpointing": False, "position_embedding_type": "absolute", "pooler_fc_size": 768}),
+        ("xlm-roberta", {"output_past": True, "position_embedding_type": "absolute", "gradient_checkpointing": False}),
         ("distilbert", {"tie_weights_": True, "sinusoidal_pos_embds": False, "output_past": True}),
         ("vit", {"image_size": [12, 12], "_name_or_path": "x"}),
         (

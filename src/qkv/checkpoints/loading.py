@@ -43,7 +43,7 @@ def load(source: str | Path) -> Model:
     Args:
         source: one of
             - a folder written by `model.save(folder)`, or by Hugging Face's `save_pretrained` (GPT-2, OPT, Llama,
-              Mistral, Qwen 2 and 3, BERT, DistilBERT, ViT, BART);
+              Mistral, Qwen 2 and 3, BERT, DistilBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ViT, BART);
             - the folder of a finished training run;
             - a llama2.c file (.bin);
             - a hub id such as "openai-community/gpt2", fetched by huggingface_hub if no folder has that name;

@@ -130,9 +130,10 @@ class Family:
 
     architectures: the classes that are read; the first is written.
     model: our class.
-    read_config, write_config: their config.json to our config, and back; `write_config` refuses a config that they
-        cannot express.
+    read_config: their config.json to our config.
     table: the tensor rules for one of our configs.
+    write_config: our config to their config.json; it refuses a config that they cannot express. None if an earlier
+        family expresses all of these models: `save_hf` writes a model as the first family that can express it.
     prefix: of all their tensor names except the head's; files of a model without a head leave it out.
     headless: the architectures without a head, written without the prefix.
     left_out: tensors (patterns) that are not part of our model; they are kept for writing back.
@@ -147,8 +148,8 @@ class Family:
     architectures: tuple[str, ...]
     model: type[Model]
     read_config: Callable[[ConfigReader], Any]
-    write_config: Callable[[Any], dict[str, Any]]
     table: Callable[[Any], list[TensorRule]]
+    write_config: Callable[[Any], dict[str, Any]] | None = None
     prefix: str = ""
     headless: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()

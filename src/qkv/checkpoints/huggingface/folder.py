@@ -24,6 +24,7 @@ from qkv.checkpoints.huggingface.family import Family, TensorPair, match_tensors
 from qkv.checkpoints.huggingface.gpt2 import GPT2
 from qkv.checkpoints.huggingface.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from qkv.checkpoints.huggingface.opt import OPT
+from qkv.checkpoints.huggingface.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from qkv.checkpoints.huggingface.vit import VIT
 from qkv.models import Model
 from qkv.models.folder import (
@@ -41,7 +42,16 @@ from qkv.models.folder import (
     write_tensors,
 )
 
-FAMILIES = {family.name: family for family in (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, DISTILBERT, VIT, BART)}
+FAMILIES = {
+    family.name: family
+    for family in (
+        *(GPT2, OPT),
+        *(LLAMA, MISTRAL, QWEN2, QWEN3),
+        *(BERT, DISTILBERT, ROBERTA, XLM_ROBERTA, CAMEMBERT),
+        VIT,
+        BART,
+    )
+}
 WEIGHTS_INDEX = "model.safetensors.index.json"
 HF_CONFIG, LEFT_OUT = "huggingface.json", "left_out.safetensors"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -176,7 +186,7 @@ def _describe_for_hf(model: Model) -> tuple[Family, dict[str, Any]]:
             return family, {**config, "architectures": config.get("architectures") or [family.architectures[0]]}
     reasons = []
     for family in FAMILIES.values():
-        if family.model is type(model):
+        if family.model is type(model) and family.write_config is not None:
             try:
                 config = family.write_config(model.config)
             except ValueError as error:

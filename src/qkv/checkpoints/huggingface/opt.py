@@ -2,12 +2,9 @@
 that are never read.
 """
 
-from typing import Any
-
-from qkv.checkpoints.huggingface.config_reader import ConfigReader, Fields, read_fields, require_fields, write_fields
-from qkv.checkpoints.huggingface.family import ACTIVATIONS, HF_ACTIVATIONS, Family, TensorRule, skip_rows
+from qkv.checkpoints.huggingface.config_reader import ConfigReader, Fields, read_fields
+from qkv.checkpoints.huggingface.family import ACTIVATIONS, Family, TensorRule, skip_rows
 from qkv.models import GPT, GPTConfig
-from qkv.nn import Dot
 
 TABLE = [
     TensorRule("tokens", "model.decoder.embed_tokens"),
@@ -48,36 +45,11 @@ def read_config(reader: ConfigReader) -> GPTConfig:
     return GPTConfig(**fields, activation=reader.choice("activation_function", ACTIVATIONS, "relu"))
 
 
-def write_config(config: GPTConfig) -> dict[str, Any]:
-    require_fields(
-        config,
-        "OPT",
-        position="learned",
-        norm="layer",
-        norm_order="pre",
-        norm_eps=1e-5,
-        score=Dot(),
-        activation=tuple(HF_ACTIVATIONS),
-        kv_heads=(None, config.heads),
-        head_dim=(None, config.dim // config.heads),
-        sliding_window=None,
-        bias=True,
-        attention_bias=(None, True),
-    )
-    return {
-        **write_fields(config, FIELDS),
-        "ffn_dim": config.mlp_dim or 4 * config.dim,
-        "activation_function": HF_ACTIVATIONS[config.activation],
-        "attention_dropout": config.dropout,
-    }
-
-
 OPT = Family(
     name="opt",
     architectures=("OPTForCausalLM", "OPTModel"),
     model=GPT,
     read_config=read_config,
-    write_config=write_config,
     table=lambda config: TABLE,
     prefix="model.",
     headless=("OPTModel",),
