@@ -23,6 +23,11 @@ def test_bench_compare_says_which_ratio_got_worse(tmp_path, capsys):
     assert run(["bench", "--compare", before, after, "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert [row["worse"] for row in shown["ratios"]] == [False, True, False] and shown["worse"] == 1
+    assert run(["bench", "--compare", before, after]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "generate: Speed, 1 × 8: as fast",
+        "  2.00 (1.90–2.10) → 1.80 (1.70–1.90), 0.90 × before, worse",
+    ]
     assert run(["bench", "--compare", before, before]) == 0
     assert "0 of 3 ratios got worse" in capsys.readouterr().out
 
@@ -85,3 +90,10 @@ def test_profile_step_shares_a_training_step_among_kinds_of_operators():
     shares = profile_step("GPT", ModelSize(32, 2, 2, batch=2))
     assert 95 < sum(shares.values()) < 105
     assert min(shares[kind] for kind in ("matrix products", "layer norm", "optimizer")) > 0  # each was found
+
+
+def test_explain_limit_says_how_fast_a_step_of_shared_operators_alone_would_be():
+    from qkv.bench.models import explain_limit
+
+    (note,) = explain_limit({"GPT": {"matrix products": 70.0, "attention kernel": 10.0, "GELU": 20.0}})
+    assert "take 80 % of it" in note and note.endswith("1.25 × as fast.")

@@ -11,6 +11,7 @@ from torch import nn
 
 from qkv.checkpoints.torch_modules import fill_block
 from qkv.models import CNNConfig, MLPConfig, ViT, ViTConfig
+from qkv.nn.block import Block
 from qkv.positions import sinusoidal
 
 
@@ -152,6 +153,32 @@ def test_vit_num_parameters_follows_the_formula():
         expected = (3 * patch**2 + 1) * dim + (dim if head == "cls" else 0) + tokens * dim
         expected += layers * (attention + norms + feed_forward) + 2 * dim + (dim + 1) * 7
         assert make_random_model(config, torch.device("cpu")).num_parameters == expected
+
+
+def test_vit_with_init_pytorch_has_the_initial_weights_of_pytorch_modules():
+    torch.manual_seed(0)
+    model = ViT(ViTConfig(dim=128, layers=1, heads=4, mlp_dim=96, init="pytorch"))
+    block, theirs = model.blocks[0], nn.MultiheadAttention(128, 4, batch_first=True)
+    assert isinstance(block, Block) and model.class_token is not None
+    for projection, like in (
+        (block.attention.to_q, theirs.in_proj_weight),
+        (block.attention.to_v, theirs.in_proj_weight),
+    ):
+        assert projection is not None and not projection.bias.any()
+        assert projection.weight.abs().max().item() == pytest.approx(like.abs().max().item(), rel=0.001)  # uniform
+        assert projection.weight.std().item() == pytest.approx(like.std().item(), rel=0.02)
+    assert not block.attention.to_out.bias.any()
+    assert isinstance(model.head, nn.Linear)
+    for layer in (block.attention.to_out, block.feed_forward.to_hidden, model.head):
+        assert layer.weight.abs().max().item() == pytest.approx(128**-0.5, rel=0.01)  # PyTorch's bound 1/√inputs
+    assert isinstance(model.positions, nn.Embedding)
+    assert model.positions.weight.std().item() == pytest.approx(1, abs=0.03)
+    assert model.class_token.std().item() == pytest.approx(1, abs=0.2)
+
+
+def test_vit_refuses_an_unknown_init(unchecked):
+    with pytest.raises(ValueError, match="init must be 'gpt2' or 'pytorch', got 'xavier'"):
+        ViTConfig(init="xavier")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])

@@ -71,6 +71,24 @@ def test_attention_gradients_have_the_dtype_of_the_inputs(randn, dtype, weights)
         assert leaf.grad is not None and leaf.grad.dtype == leaf.dtype and leaf.grad.isfinite().all()
 
 
+@HALVES
+@pytest.mark.parametrize("autocast", [False, True])
+def test_attention_trains_short_sequences_in_float32_on_a_cpu(randn, dtype, autocast):
+    """Output and gradients are those of float32 for the same numbers, each rounded once."""
+    wide = [randn(2, 2, 9, 4, dtype=torch.float32).to(dtype).float().requires_grad_() for _ in range(3)]
+    narrow = [x.detach() if autocast else x.detach().to(dtype) for x in wide]
+    gradient = randn(2, 2, 9, 4, dtype=torch.float32).to(dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        out = attention(*(x.requires_grad_() for x in narrow), causal=True)
+    out.backward(gradient)
+    exact = attention(*wide, causal=True)
+    exact.backward(gradient.float())
+    assert out.dtype == dtype and torch.equal(out, exact.to(dtype))
+    for ours, theirs in zip(narrow, wide, strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad.to(ours.dtype))
+
+
 def test_attention_scale_of_another_dtype_keeps_the_output_dtype(randn, device):
     q, k, v = (randn(1, 2, 6, 4, dtype=torch.float32) for _ in range(3))
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64, device=device)[:, None, None]

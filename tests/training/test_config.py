@@ -39,7 +39,10 @@ def test_train_config_round_trips_through_toml_and_json():
         ({"steps": 5, "optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas must be in \[0, 1\), got 1.0"),
         ({"steps": 5, "optimizer": {"name": "sgd"}}, "optimizer.name must be 'adamw' or 'adam' or 'muon', got 'sgd'"),
         ({"steps": 5, "schedule": {"warmup_steps": 6}}, "6 warm-up steps and 0 decay steps do not fit into steps=5"),
-        ({"steps": 5, "schedule": {"decay_steps": 2}}, "schedule.decay_steps=2 needs kind='wsd', but kind='cosine'"),
+        (
+            {"steps": 5, "schedule": {"decay_steps": 2}},
+            "schedule.decay_steps=2 needs kind='wsd' or 'wsd-sqrt', but kind='cosine'",
+        ),
         ({"steps": 5, "ema_decay": 1.0}, r"ema_decay must be in \[0, 1\), got 1.0"),
         ({"steps": 5, "seed": -1}, r"seed must be in \[0, 2\^63\), got -1"),
         ({"steps": 5, "optimizer": {"lr": math.inf}}, "optimizer.lr must be at least 0, got inf"),

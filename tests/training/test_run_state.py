@@ -1,4 +1,8 @@
-"""States of a run: training, testing, finished, stopped and failed, as seen by another reader of its directory."""
+"""States of a run: training, testing, finished, stopped, failed and unfinished, as another reader sees them."""
+
+import os
+import signal
+from contextlib import suppress
 
 import pytest
 
@@ -46,7 +50,7 @@ def test_run_state_is_training_then_testing_then_finished(tmp_path, monkeypatch,
     assert (record.recipe, record.model_kind, record.seed) == (config.recipe, config.model_kind, config.seed)
 
 
-def test_run_state_is_failed_after_an_error_and_stopped_once_its_process_was_killed(tmp_path, monkeypatch, unchecked):
+def test_run_state_is_failed_after_an_error_and_stopped_after_ctrl_c(tmp_path, monkeypatch, unchecked):
     folder = tmp_path / "run"
 
     fail_in_the_test(monkeypatch, folder, ValueError("no space left for the report"))
@@ -61,4 +65,22 @@ def test_a_second_process_does_not_mark_a_run_as_failed(tmp_path, monkeypatch, u
     fail_in_the_test(monkeypatch, folder, KeyboardInterrupt())
     with lock_folder(folder), pytest.raises(LockedError, match="is in use by process"):
         run_recipe("vit-digits", SMALL, steps=5, folder=folder)
-    assert open_run(folder).state == "stopped"
+    assert open_run(folder).state == "unfinished"  # the other process has ended, and has not said why
+
+
+@pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "stopped"), (signal.SIGKILL, "unfinished")])
+def test_a_run_that_was_asked_to_stop_is_stopped_and_one_that_was_killed_is_unfinished(tmp_path, number, state):
+    folder = tmp_path / "run"
+
+    class Signal(TrainCallback):
+        def on_log(self, progress):
+            os.kill(os.getpid(), number)
+
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            run_recipe("vit-digits", SMALL, steps=5, folder=folder, callback=lambda *_: Signal())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert read_record(folder).state == open_run(folder).state == state
+    assert run_recipe("vit-digits", SMALL, steps=5, folder=folder).state == "finished"

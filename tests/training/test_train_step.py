@@ -1,7 +1,9 @@
 """The training step against plain PyTorch; optimizers, schedules, EMA, activation checkpointing."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -125,6 +127,28 @@ def test_lr_factor_follows_the_formulas():
         lr_factor(training.ScheduleConfig("wsd"), 39, 50) == 1.0
         and lr_factor(training.ScheduleConfig("wsd"), 45, 50) == 0.5
     )
+
+
+def test_every_kind_of_schedule_is_in_docs_training_md_and_in_the_docstring_of_schedule_config():
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    (row,) = re.findall(r"^\| `schedule\.kind` \| (.*) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    kinds = get_args(ScheduleKind)
+    assert [kind for kind in kinds if not re.search(rf"(^|, ){kind}($|[ ,])", row)] == []
+    assert [kind for kind in kinds if f'"{kind}"' not in (training.ScheduleConfig.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize(("kind", "decay"), [("wsd", "linear"), ("wsd-sqrt", "1-sqrt")])
+def test_lr_factor_wsd_equals_the_schedule_of_transformers(kind, decay):
+    """After the warm-up, which transformers starts with a rate of 0."""
+    schedule = training.ScheduleConfig(kind, warmup_steps=5, decay_steps=20, min_lr_ratio=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    make_scheduler = pytest.importorskip("transformers").get_wsd_schedule
+    scheduler = make_scheduler(optimizer, 5, 20, num_training_steps=50, decay_type=decay, min_lr_ratio=0.1)
+    for step in range(60):
+        if step >= 5:
+            assert 2.0 * lr_factor(schedule, step, 50) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        scheduler.step()
 
 
 @pytest.mark.parametrize("warmup", [0, 10])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.models import folder
+from qkv.nn.multi_head_attention import MultiHeadAttention
 from qkv.nn.quantized import Int8Linear, quantize_linears
 
 MAX_LAYERS = 10_000
@@ -108,6 +109,24 @@ def init_weights(model: nn.Module, *, std: float = 0.02, layers: int = 0) -> Non
             nn.init.normal_(module.weight, std=std / (2 * layers) ** 0.5 if residual else std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def init_attention_like_pytorch(model: nn.Module) -> None:
+    """Give attention layers the initial weights of `torch.nn.MultiheadAttention`.
+
+    Queries, keys and values have one matrix there, (3·dim, dim), from a uniform distribution (Xavier); all biases
+    are 0. The other layers keep the initial weights of PyTorch, with which they were made.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, MultiHeadAttention):
+            continue
+        projections = [part for part in (layer.to_q, layer.to_k, layer.to_v) if part is not None]
+        bound = (6 / (layer.dim + sum(part.out_features for part in projections))) ** 0.5
+        for part in projections:
+            nn.init.uniform_(part.weight, -bound, bound)
+        for part in (*projections, layer.to_out):
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 def check_images(images: Tensor, channels: int, image_size: int, dtype: torch.dtype) -> None:

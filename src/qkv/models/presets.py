@@ -35,6 +35,7 @@ PRESETS = {
         mlp_dim=512,
         dropout=0.01,
         final_norm=False,
+        init="pytorch",
     ),
     # characters, learned positions; 3,323,392 parameters
     "cs224n-a5-gpt": _GPT,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.models.base import Model, check_images, init_weights
+from qkv.models.base import Model, check_images, init_attention_like_pytorch, init_weights
 from qkv.nn.block import Block, BlockConfig, NormOrder
 from qkv.nn.dropout import Dropout
 from qkv.nn.embeddings import LearnedPositions2D, PatchEmbedding, make_position_table
@@ -30,6 +30,8 @@ class ViTConfig:
         position: "learned" per patch, "learned-2d" per row and column, "sinusoidal" or "none".
         final_norm: norm after the last block; by default only for pre-norm blocks.
         unfold: cut patches and multiply instead of a convolution; the same numbers.
+        init: initial weights: "gpt2", normal with a standard deviation of 0.02, or "pytorch", those of
+            `torch.nn.Linear` and `torch.nn.MultiheadAttention`, with a class token and positions from N(0, 1).
     """
 
     image_size: int = 32
@@ -50,6 +52,7 @@ class ViTConfig:
     dropout: float = 0.0
     bias: bool = True
     unfold: bool = False
+    init: Literal["gpt2", "pytorch"] = "gpt2"
 
     def __post_init__(self) -> None:
         if self.patch_size < 1 or self.image_size < 1 or self.image_size % self.patch_size:
@@ -61,6 +64,8 @@ class ViTConfig:
             raise ValueError(f"pooling must be 'cls' or 'mean', got {self.pooling!r}")
         if self.position not in ("learned", "learned-2d", "sinusoidal", "none"):
             raise ValueError(f"position must be learned, learned-2d, sinusoidal or none, got {self.position!r}")
+        if self.init not in ("gpt2", "pytorch"):
+            raise ValueError(f"init must be 'gpt2' or 'pytorch', got {self.init!r}")
         if self.num_classes < 0 or self.layers < 0:
             raise ValueError(
                 f"num_classes (0: no head) and layers must be 0 or more, got {self.num_classes} and {self.layers}"
@@ -94,7 +99,8 @@ class ViT(Model):
         super().__init__(config)
         self.patches = PatchEmbedding(config.channels, config.patch_size, config.dim, unfold=config.unfold)
         class_tokens = 1 if config.pooling == "cls" else 0
-        self.class_token = nn.Parameter(torch.randn(1, 1, config.dim) * 0.02) if class_tokens else None
+        class_token_std = 0.02 if config.init == "gpt2" else 1.0
+        self.class_token = nn.Parameter(torch.randn(1, 1, config.dim) * class_token_std) if class_tokens else None
         if config.position == "learned-2d":
             self.positions = LearnedPositions2D(config.side, config.side, config.dim)
         else:
@@ -103,7 +109,10 @@ class ViT(Model):
         self.blocks = nn.ModuleList(Block(config.block) for _ in range(config.layers))
         self.norm = config.block.make_final_norm(config.final_norm)
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
-        init_weights(self, layers=config.layers)
+        if config.init == "gpt2":
+            init_weights(self, layers=config.layers)
+        else:
+            init_attention_like_pytorch(self)
 
     def forward(
         self, images: Float[Tensor, "b channels height width"], patches: Int[Tensor, " kept"] | None = None

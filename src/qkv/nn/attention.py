@@ -29,6 +29,7 @@ TORCH_NAMES = {  # of torch.nn.functional.scaled_dot_product_attention
     "need_weights": "return_weights=",
 }
 BLOCK = 512  # queries at a time, where a mask or a bias must become a tensor
+FLOAT32_KEYS = 256  # up to so many keys, training in half precision on a CPU attends in float32
 
 
 @runtime_checkable
@@ -262,9 +263,29 @@ def _call_kernel(
     if d != e:  # fused kernels need one head dim: pad with zeros, which change no score, and cut the output
         q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, added, dropout_p, causal, scale=scale, enable_gqa=grouped)
+    options = {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
+    half = _half_on_cpu(q, k, v)
+    if half is None:
+        out = F.scaled_dot_product_attention(q, k, v, added, dropout_p, **options)
+    else:
+        with torch.autocast("cpu", enabled=False):
+            out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), added, dropout_p, **options).to(half)
     out = out if d == e else out[..., :e]
     return out if empty is None else out.masked_fill(empty, 0.0)
+
+
+def _half_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype | None:
+    """The half-precision dtype of a call that will need gradients on a CPU, if it is faster in float32; else None.
+
+    For short sequences the backward pass of PyTorch's CPU kernel takes two to four times as long in bfloat16 as in
+    float32 (`python bench/half_attention.py`).
+    """
+    if q.device.type != "cpu" or k.shape[-2] > FLOAT32_KEYS:
+        return None
+    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        return None
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else q.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 def _tile_bias(bias: Tensor | Bias | None, rows: range, columns: range) -> Tensor | None:

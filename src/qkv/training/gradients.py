@@ -5,8 +5,9 @@ it calls.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +68,12 @@ class GradientComputer:
         """Compute the total loss of this process's items, and their packed sums."""
         items, counts = self.world.shard_batch(batch)
         items = {name: tensor.to(self.device, non_blocking=True) for name, tensor in items.items()}
-        mixed_precision = nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
-        with mixed_precision:
+        with self.mixed_precision():
             return self.module(items, counts)
+
+    def mixed_precision(self) -> AbstractContextManager[Any]:
+        """Matrix products in the dtype of the config inside the block: of the model, and of Muon."""
+        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
     @contextmanager
     def unsharded(self) -> Iterator[None]:

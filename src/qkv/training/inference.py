@@ -205,12 +205,12 @@ def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = No
 
 def transcribe(predictor: Predictor, path: str) -> Prediction:
     """Transcribe a recording, as a stream if the model can: with the time of each word, and the delay."""
-    from qkv.data.speech.resampling import describe_resampling
+    from qkv.data.speech.description import describe_recording
     from qkv.data.speech.wav import read_audio
 
     audio = read_audio(path)
     words, delay = list(stream_words(predictor, audio)), latency(predictor)
-    notes = describe_resampling(audio, predictor.purpose["mel"]["sample_rate"])
+    notes = describe_recording(audio, predictor.purpose["mel"]["sample_rate"])
     more = {"words": [vars(word) for word in words], "delay": delay and round(delay, 3)}
     return Prediction("transcribe", path, " ".join(word.text for word in words), more=more, notes=notes)
 

@@ -179,8 +179,9 @@ class Trainer:
         factor = lr_factor(config.schedule, state.step, config.steps)
         state.lr = config.optimizer.lr * factor
         scale_lr(self.optimizers, factor)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        with self.gradients.mixed_precision():  # Muon multiplies matrices
+            for optimizer in self.optimizers:
+                optimizer.step()
         state.step += 1
         if self.ema is not None:
             self.ema.update(state.step)

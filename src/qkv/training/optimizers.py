@@ -175,8 +175,8 @@ class Muon(torch.optim.Optimizer):
         m ← μm + g        w ← (1 − lr·decay)·w − lr·√max(1, rows/columns)·orthogonalize(g + μm)
 
     PyTorch's own Muon casts to bfloat16, which CPUs may have no fast product for. Here the Newton–Schulz iteration runs
-    in float32 on CPUs and in bfloat16 on GPUs that support it. Matrices of the same shape are orthogonalized together.
-    The state of each parameter is one tensor, `momentum`.
+    in float32 on CPUs (its products in bfloat16 inside `torch.autocast`) and in bfloat16 on GPUs that support it.
+    Matrices of the same shape are orthogonalized together. The state of each parameter is one tensor, `momentum`.
     """
 
     def __init__(

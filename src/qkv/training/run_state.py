@@ -1,4 +1,4 @@
-"""State of a run: training, testing, finished, stopped or failed, from run.json and the locks of its directories."""
+"""State of a run: training, testing, finished, stopped, failed or unfinished, from run.json and its locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ STATUS_FILE = "run.json"
 MAX_STATUS_BYTES = 4 * 2**20
 STATUS_TYPES = {"seconds": int | float, "parameters": int, "notes": list, "result": dict}
 STATUS_TYPES |= {"test": dict, "validation": dict}  # of the result
-RunState = Literal["training", "testing", "finished", "stopped", "failed"]
+RunState = Literal["training", "testing", "finished", "stopped", "failed", "unfinished"]
+RESUMABLE: tuple[RunState, ...] = ("stopped", "failed", "unfinished")
+UNFINISHED = "its process ended without finishing the run; resume it to continue"
 
 
 def read_status(run_folder: Path) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def change_status(run_folder: Path, **changes: Any) -> None:
 
 
 def find_state(run_folder: Path, stage_folders: Iterable[Path]) -> RunState:
-    """Return the state of a run. A run whose process was killed is stopped: it can be resumed.
+    """Return the state of a run. A run that was asked to stop is stopped; one whose process was killed is unfinished.
 
     stage_folders: the directories that `train` locks, one per stage; the run directory itself is locked by the test.
     """
@@ -52,7 +54,9 @@ def find_state(run_folder: Path, stage_folders: Iterable[Path]) -> RunState:
         return "finished"
     if any(lock_holder(folder) for folder in {run_folder, *stage_folders}):
         return "testing" if status.get("testing") else "training"
-    return "failed" if status.get("error") else "stopped"
+    if status.get("error"):
+        return "failed"
+    return "stopped" if status.get("stopped") else "unfinished"
 
 
 @contextmanager
@@ -65,14 +69,15 @@ def recorded_test(run_folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def recorded_error(run_folder: Path) -> Iterator[None]:
-    """Write an error that ends a run to its run.json, before it is raised; a new attempt clears it."""
-    change_status(run_folder, error=None)
+def recorded_end(run_folder: Path) -> Iterator[None]:
+    """Write an error that ends a run, or that it was stopped, to its run.json; a new attempt clears both."""
+    change_status(run_folder, error=None, stopped=None)
     try:
         yield
     except LockedError:
         raise  # another process continues the run
-    except Exception as error:
+    except BaseException as error:
+        kind = "error" if isinstance(error, Exception) else "stopped"  # by Ctrl-C or a signal
         with suppress(OSError):  # a full disk may be the error
-            change_status(run_folder, error=str(error) or type(error).__name__)
+            change_status(run_folder, **{kind: str(error) or type(error).__name__})
         raise

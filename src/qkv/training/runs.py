@@ -44,9 +44,10 @@ from qkv.training.recipes.definition import PICKED_ON_TEST, RecipeConfig, Stage,
 from qkv.training.run_state import (
     STATUS_FILE,
     RunState,
+    change_status,
     find_state,
     read_status,
-    recorded_error,
+    recorded_end,
     recorded_test,
     write_status,
 )
@@ -168,7 +169,7 @@ def run_recipe(
             except time_budget.StoppedError as stopped:
                 size = task.model.num_parameters
                 return Run(run_folder, task.config, False, str(stopped), 0.0, size, notes=task.notes)
-        with recorded_error(run_folder) if World.current().is_first else nullcontext():
+        with recorded_end(run_folder) if World.current().is_first else nullcontext():
             return _train_and_test(run_folder, task, callback, on_note, tensorboard)
 
 
@@ -234,6 +235,8 @@ def _train_and_test(
         )
         seconds += result.seconds
         if result.stopped or not result.finished:  # also when asked to stop during the last step
+            if World.current().is_first:
+                change_status(run_folder, stopped=result.stopped)
             return Run(run_folder, task.config, False, result.stopped, seconds, model.num_parameters, notes=task.notes)
         best = _best_model(result, stage_config)
     assert result is not None and best is not None

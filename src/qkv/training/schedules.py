@@ -1,5 +1,5 @@
-"""Learning-rate schedules: warm-up, then cosine, linear, warmup-stable-decay (WSD), constant, inverse square root
-(2017), or minGPT's cosine over tokens.
+"""Learning-rate schedules: warm-up, then cosine, linear, warmup-stable-decay (WSD, decay linear or 1−√), constant,
+inverse square root (2017), or minGPT's cosine over tokens.
 
 A schedule is a function of the step, so checkpoints save nothing for it.
 """
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from qkv._config import variant
 
-ScheduleKind = Literal["cosine", "linear", "wsd", "constant", "inverse-sqrt", "token-cosine"]
+ScheduleKind = Literal["cosine", "linear", "wsd", "wsd-sqrt", "constant", "inverse-sqrt", "token-cosine"]
 
 
 @variant
@@ -61,9 +61,10 @@ class ScheduleConfig:
     """How the learning rate changes: linear warm-up, then by `kind`, down to `min_lr_ratio` times the maximum.
 
     kind: "cosine" and "linear" decay from the end of the warm-up to the last step; "wsd" (warmup-stable-decay) stays
-        constant and decays linearly over the last `decay_steps`; "constant" stays; "inverse-sqrt" falls as 1/√step, the
-        schedule of the 2017 transformer, see `inverse_sqrt_lr`; "token-cosine" is minGPT's, see `TokenCosine`.
-    decay_steps: length of the decay of "wsd"; None for a fifth of all steps.
+        constant and decays linearly over the last `decay_steps`; "wsd-sqrt" does the same with a decay that is steep
+        first (1−√, Hägele et al., 2024); "constant" stays; "inverse-sqrt" falls as 1/√step, the schedule of the 2017
+        transformer, see `inverse_sqrt_lr`; "token-cosine" is minGPT's, see `TokenCosine`.
+    decay_steps: length of the decay of "wsd" and "wsd-sqrt"; None for a fifth of all steps.
     total_steps: number of steps that the schedule is laid out over; None for those of the run. A run of fewer steps
         makes the first part of the schedule.
     tokens: the numbers of "token-cosine".
@@ -90,8 +91,10 @@ class ScheduleConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"schedule.{name} must be at least 0, got {value}")
-        if self.decay_steps is not None and self.kind != "wsd":
-            raise ValueError(f"schedule.decay_steps={self.decay_steps} needs kind='wsd', but kind={self.kind!r}")
+        if self.decay_steps is not None and self.kind not in ("wsd", "wsd-sqrt"):
+            raise ValueError(
+                f"schedule.decay_steps={self.decay_steps} needs kind='wsd' or 'wsd-sqrt', but kind={self.kind!r}"
+            )
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"schedule.min_lr_ratio must be in [0, 1], got {self.min_lr_ratio}")
 
@@ -117,7 +120,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     Warm-up: (step + 1) / warmup_steps, so that the first step is not lost. Then, with p the progress in [0, 1] since
     the end of the warm-up (cosine, linear) or the start of the decay (wsd) and m = min_lr_ratio,
 
-        cosine  m + (1 − m)·(1 + cos πp)/2        linear, wsd  1 − (1 − m)·p
+        cosine  m + (1 − m)·(1 + cos πp)/2        linear, wsd  1 − (1 − m)·p        wsd-sqrt  1 − (1 − m)·√p
 
     "inverse-sqrt" is √(warmup_steps / (step + 1)), at least m.
 
@@ -127,6 +130,8 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     >>> [round(lr_factor(ScheduleConfig("wsd", warmup_steps=1, decay_steps=2), step, 5), 3) for step in range(5)]
     [1.0, 1.0, 1.0, 1.0, 0.5]
+    >>> [round(lr_factor(ScheduleConfig("wsd-sqrt", decay_steps=4), step, 6), 3) for step in range(6)]
+    [1.0, 1.0, 1.0, 0.5, 0.293, 0.134]
     """
     warmup, least = schedule.warmup_steps, schedule.min_lr_ratio
     if schedule.tokens is not None:
@@ -138,7 +143,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
         return max(least, math.sqrt(max(warmup, 1) / (step + 1)))
     if schedule.kind == "constant":
         return 1.0
-    if schedule.kind == "wsd":
+    if schedule.kind in ("wsd", "wsd-sqrt"):
         decay = schedule.decay_steps
         if decay is None:
             decay = min(steps // 5, steps - warmup)
@@ -150,4 +155,6 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
         return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
     if schedule.kind in ("linear", "wsd"):
         return 1 - (1 - least) * progress
+    if schedule.kind == "wsd-sqrt":
+        return 1 - (1 - least) * math.sqrt(progress)
     raise NotImplementedError(f"lr_factor has no formula for schedule.kind={schedule.kind!r}; add it there")

@@ -251,14 +251,16 @@ def _cifar(
     )
 
 
-_LONG = {  # 60 epochs of a larger one with stronger augmentation: a third of the operations of nyu-hw4; not trained yet
-    "model.dim": 256,
-    "model.heads": 8,
-    "model.mlp_dim": 512,
-    "data.augment": {"crop": 4, "flip": True, "rand_augment": 1, "mix": "either"},
-    "train.steps": 21_000,
-    "train.schedule": {"warmup_steps": 500},
-    "train.checkpoint": {"evaluate_every": 1050, "checkpoint_every": 350},
+_LONG = {  # 57 epochs of a larger one with mixed images
+    "model.dim": 192,
+    "model.heads": 6,
+    "model.mlp_dim": 768,
+    "data.batch_size": 256,
+    "data.augment": {"crop": 4, "flip": True, "mix": "either", "mix_alpha": 0.5},
+    "train.steps": 10_000,
+    "train.optimizer": {"muon_lr": 0.025},
+    "train.schedule": {"warmup_steps": 300},
+    "train.checkpoint": {"evaluate_every": 500, "checkpoint_every": 250},
 }
 CIFAR10 = _cifar(
     _SMALL_VIT,
