@@ -12,9 +12,10 @@ import torch
 from shared_data import shared
 
 from qkv.data.overlap import find_overlap
+from qkv.data.speech.description import describe_recording
 from qkv.data.speech.digit_strings import DigitStringBatches
 from qkv.data.speech.mel import FeatureNormalization, Mel, mel_filterbank
-from qkv.data.speech.recordings import DigitRecording, load_spoken_digits
+from qkv.data.speech.recordings import DigitRecording, load_spoken_digits, load_voices
 from qkv.data.speech.resampling import resample
 from qkv.data.speech.wav import Audio, read_audio, write_wav
 
@@ -86,6 +87,27 @@ def test_resample_keeps_constants_and_refuses_absurd_rates():
     assert len(found) == 800 and (found[100:-100] - 1).abs().max() < 1e-5
     with pytest.raises(ValueError, match="4000 to 192000 samples per second, got 3"):
         resample(Audio(torch.ones(30), 3), 8000)
+
+
+@pytest.mark.parametrize("rate", [8000, 44100])
+@pytest.mark.parametrize("seconds", [0.3, 4.0])
+def test_describe_recording_doubts_that_noise_and_tones_are_speech(rate, seconds):
+    n = round(rate * seconds)
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    spectrum = torch.fft.rfft(noise)
+    brown = torch.fft.irfft(spectrum / torch.arange(len(spectrum)).clamp(min=20), n)
+    for sound in (noise / 8, brown / brown.abs().max(), make_sine(440, rate, seconds).float()):
+        assert "probably no speech" in describe_recording(Audio(sound, rate), 8000)[-1]
+    assert describe_recording(Audio(torch.zeros(n), rate), 8000)[-1] == "the recording is silent"
+
+
+def test_describe_recording_takes_every_bundled_voice_for_speech_also_over_noise():
+    generator = torch.Generator().manual_seed(0)
+    for spoken in load_voices().unseen[::3]:
+        noise = torch.randn(spoken.samples.shape, generator=generator) * spoken.samples.std() / 10  # 20 dB below
+        assert describe_recording(Audio(spoken.samples + noise, 8000), 8000) == ()
+        high = resample(Audio(spoken.samples, 8000), 44100)
+        assert len(describe_recording(high, 8000)) == 1  # that it was resampled
 
 
 def by_formula(samples, mel):

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from qkv._operators import OperatorWatcher
 from qkv.interp.edited_attention import (
     EditTable,
     HeadKey,
@@ -188,7 +188,7 @@ class InterventionMode(TorchFunctionMode):
         return None if edit is None else edit.ablate(edit.replace_patterns(weights))
 
 
-class ScoreWatcher(TorchDispatchMode):
+class ScoreWatcher(OperatorWatcher):
     """Follows scores up to the softmax, so that their scale is known there."""
 
     supports_higher_order_operators = True

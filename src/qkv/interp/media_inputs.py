@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.data.images.drawn_digits import prepare_digit, reads_digits
+from qkv.data.speech.description import describe_recording
 from qkv.data.speech.mel import FeatureNormalization, Mel
-from qkv.data.speech.resampling import describe_resampling, resample
+from qkv.data.speech.resampling import resample
 from qkv.data.speech.wav import Audio, read_audio
 from qkv.models import CNN, MLP, Model, Transcriber, ViT
 
@@ -164,7 +165,7 @@ def audio_inputs(
     purpose = _read_purpose(model)
     mel = Mel(**purpose["mel"])
     audio = source if isinstance(source, Audio) else read_audio(Path(source).expanduser())
-    notes = describe_resampling(audio, mel.sample_rate)
+    notes = describe_recording(audio, mel.sample_rate)
     audio = resample(audio, mel.sample_rate)
     features = FeatureNormalization(tuple(purpose["mean"]), tuple(purpose["std"]))(mel(audio.samples))
     if not len(features):

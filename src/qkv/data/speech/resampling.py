@@ -41,13 +41,6 @@ def resample(audio: Audio, sample_rate: int) -> Audio:
     return Audio(output, sample_rate)
 
 
-def describe_resampling(audio: Audio, sample_rate: int) -> tuple[str, ...]:
-    """A note for people if the audio has another sample rate than the model."""
-    if audio.sample_rate == sample_rate:
-        return ()
-    return (f"the recording was resampled from {audio.sample_rate} to {sample_rate} samples per second",)
-
-
 def _sinc_kernel(reach: int, fraction: float, cutoff: float) -> Tensor:
     """Weights (2·reach + 1,) of the samples around a point `fraction` after the middle one; they sum to 1."""
     distance = torch.arange(-reach, reach + 1, dtype=torch.float64) - fraction

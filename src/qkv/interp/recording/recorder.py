@@ -1,6 +1,6 @@
 """record(): capture the attention of a model that is assumed to be right, without changing a bit of the run.
 
-A TorchDispatchMode sees every operator below autograd, after all fast paths were chosen. Fused attention is read by
+A dispatch mode sees every operator below autograd, after all fast paths were chosen. Fused attention is read by
 `kernels`, hand-written attention is found by `softmax_finder`, names come from `module_stack`. A TorchFunctionMode
 would not work: PyTorch disables the fused encoder when one is active.
 """
@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from qkv._operators import OperatorWatcher
 from qkv.interp.layers import TracedLayer
 from qkv.interp.lazy_weights import WeightSource
 from qkv.interp.recording.joining import HeldTensor, LayerCalls, TensorHolder
@@ -57,7 +57,7 @@ def record(model: nn.Module | None = None, activations: ModuleFilter = (), *, va
     trace._complete(mode.layers(), mode.activations())
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(OperatorWatcher):
     """The dispatch mode that watches a run."""
 
     supports_higher_order_operators = True  # so that flex_attention is refused by us, by name
