@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "tests" / "docs"))
 from page_blocks import commands  # noqa: E402
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+NOTES = ("loading PyTorch …\n", "computing …\n")  # printed on stderr when the machine is slow
 SNIPPETS = "import doctest, sys; sys.exit(doctest.testfile(sys.argv[1], False, optionflags={flags}).failed > 0)"
 
 
@@ -24,7 +25,10 @@ def run(line: list[str], folder: str, environment: dict[str, str]) -> tuple[int,
     done = subprocess.run(
         line, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=-1, stderr=-2, text=True, check=False
     )
-    return done.returncode, done.stdout
+    printed = done.stdout
+    for note in NOTES:
+        printed = printed.removeprefix(note)
+    return done.returncode, printed
 
 
 def run_tutorial(page: Path, binaries: Path, *, long: bool) -> list[str]:

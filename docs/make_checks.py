@@ -1,4 +1,4 @@
-"""Write docs/checks.md, the page of the check ids, from the registry of checks."""
+"""Write docs/checks.md, the page of finding ids, from the registry of checks."""
 
 from pathlib import Path
 

@@ -149,8 +149,8 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         self.patches = PatchEmbedding(image_size, patch_size, in_channels, dim)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.positions = nn.Parameter(0.02 * torch.randn(1, self.patches.num_patches + 1, dim))
+        self.class_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.positions = nn.Parameter(torch.randn(1, self.patches.num_patches + 1, dim))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(EncoderBlock(dim, heads, mlp_dim, dropout) for _ in range(depth))
         self.head = nn.Linear(dim, num_classes)

@@ -185,6 +185,7 @@ def test_read_answer_accepts_an_example_and_capital_letters(tmp_path):
         ("a.txt", "x", "ending in .toml, .json or .csv"),
         ("a.toml", "x = [[1]]\nwqq = [[1]]", "no setting or step 'wqq'"),
         ("a.toml", "x = [[1]]", "has no step to check"),
+        ("a.toml", 'x = [[1]]\n[answer]\nscores = "?"', "every step is missing or only"),
     ],
 )
 def test_read_answer_says_why_a_file_is_rejected(tmp_path, name, text, message):

@@ -24,7 +24,8 @@ def check_overturn(name: str, mutant: str) -> None:
     wrong = claims.run(name, **wrong_implementation(mutant), **claim.overturn)
     correct = {p.name: p.ok for p in _correct[name].predicates}
     changed = [p.name for p in wrong.predicates if correct[p.name] != p.ok]
-    assert wrong.verdict != _correct[name].verdict or changed
+    message = f"{name} measures nothing that {mutant} changes: leave it out of the claim's list, or measure more"
+    assert wrong.verdict != _correct[name].verdict or changed, message
 
 
 @pytest.mark.parametrize(("name", "mutant"), NORMAL)

@@ -55,7 +55,9 @@ def test_commands_that_only_read_do_not_import_torch(command, tmp_path):
 HEAVY = ("torch._dynamo", "transformers", "matplotlib", "pandas", "scipy", "starlette")
 
 
-@pytest.mark.parametrize("command", ["use qkv:shakespeare Hello --max-new-tokens 8", "check LAYER"])
+@pytest.mark.parametrize(
+    "command", ["use qkv:shakespeare Hello --max-new-tokens 8", "look qkv:shakespeare Hello", "check LAYER"]
+)
 def test_commands_that_compute_import_torch_but_no_other_heavy_module(command):
     layer = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'student.py'}:CausalSelfAttention"
     code = "import sys; from qkv.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

@@ -8,7 +8,7 @@ import torch
 from small_models import TEXT, WORDS, cell_position, find_id, make_tokenizer, read_weight, wait_for_head
 
 from qkv.checkpoints import bundled as shipped
-from qkv.data.speech.wav import read_audio
+from qkv.data.speech.wav import Audio, read_audio, write_wav
 from qkv.interp import ablation_sweep, compare, intervene, measure_effect, prepare_input, rollout
 from qkv.models import GPT, GPTConfig
 from qkv.models.transcriber import ctc_greedy_decode
@@ -83,6 +83,17 @@ def test_a_dropped_recording_is_played_and_its_transcript_is_aligned(place, visi
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
     page.get_by_test_id("weight").filter(has_text="query 1 “0.04 s”").wait_for()
+
+
+def test_a_recording_of_noise_is_doubted_above_its_transcript(place, visit, tmp_path):
+    noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0)) / 8
+    write_wav(tmp_path / "noise.wav", Audio(noise, 8000))
+    page = visit(place).go(f"models?model={SPOKEN}")
+    page.get_by_test_id("transcript").wait_for()
+    page.locator("input[type=file]").set_input_files(tmp_path / "noise.wav")
+    note = page.get_by_test_id("note")
+    expect(note).to_contain_text("probably no speech")
+    assert note.bounding_box()["y"] < page.get_by_test_id("transcript").bounding_box()["y"]
 
 
 def test_comparing_two_models_shows_the_numbers_of_the_library(page, folders, ids):

@@ -78,7 +78,7 @@ def test_runs_api_lists_runs_with_the_results_of_the_library(runs):
     assert set(listed) == {"vit-digits-1", "vit-digits-2", "broken"}
     one, two, broken = (listed[name] for name in ("vit-digits-1", "vit-digits-2", "broken"))
     opened = open_run(runs / "vit-digits-1")
-    assert (one["state"], two["state"], broken["state"]) == ("finished", "stopped", "unreadable")
+    assert (one["state"], two["state"], broken["state"]) == ("finished", "unfinished", "unreadable")
     assert (two["step"], two["steps"], two["seconds"]) == (120, opened.config.stages["train"].steps, 15.0)
     assert {f"{each['part']} {each['name']}": each["text"] for each in one["results"]} == {
         f"{part} {name}": format_metric(name, value)
@@ -123,7 +123,7 @@ def test_read_series_skips_damaged_lines(tmp_path):
     api = RunsApi(Studio(runs=tmp_path))
     request = Request({"type": "http", "path_params": {"run": "vit-digits-1"}, "query_string": b""})
     run = json.loads(json.dumps(api.details(request), allow_nan=False))
-    assert (run["state"], run["step"], run["seconds"]) == ("stopped", 70, 70 / 8)
+    assert (run["state"], run["step"], run["seconds"]) == ("unfinished", 70, 70 / 8)
     assert run["stages"]["train"]["series"]["training loss"]["step"] == [10, 70]
 
 
@@ -203,10 +203,11 @@ def test_only_one_run_is_started_at_a_time(tmp_path):
         assert api.summary(place)["state"] == "training"
         with pytest.raises(ValueError, match="vit-digits-1 is training; the studio runs one at a time"):
             api.processes.start({"recipe": "vit-digits"})
-        with pytest.raises(ValueError, match="vit-digits-1 is training; only a stopped or failed run"):
+        with pytest.raises(ValueError, match="vit-digits-1 is training; only a stopped, failed or unfinished run"):
             api.resume({"run": "vit-digits-1"})
     (place / PROCESS_FILE).write_text(json.dumps({**describe_process(os.getpid()), "began": "another boot"}))
-    assert api.summary(place)["state"] == "stopped"  # the pid belongs to another process now
+    assert api.summary(place)["state"] == "unfinished"  # the pid belongs to another process now
+    assert api.summary(place)["error"] == "its process ended without finishing the run; resume it to continue"
     with pytest.raises(ValueError, match="is not running"):
         api.stop({"run": "vit-digits-1"})
 

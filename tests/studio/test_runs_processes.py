@@ -141,7 +141,7 @@ def test_stop_signals_only_the_process_that_holds_the_lock_of_this_folder(tmp_pa
             os.link(original / "lock", _make_run(tmp_path / "forged") / "lock.txt")
             states = {run["id"]: run["state"] for run in api.list()["runs"]}
             os.unlink(tmp_path / "forged" / "lock.txt")
-            assert states["copy"] == "stopped"
+            assert states["copy"] == "unfinished"
             with pytest.raises(ValueError, match="copy is not running"):
                 api.stop({"run": "copy"})
             named = json.dumps(describe_process(trainer.pid))
@@ -220,7 +220,7 @@ def test_one_damaged_run_folder_never_breaks_the_list_of_runs(tmp_path):
     assert found, "the list never came"
     assert found[0].status_code == 200
     states = {run["id"]: run["state"] for run in found[0].json()["runs"]}
-    assert states["good"] == "stopped" and "name\\udcff" in states
+    assert states["good"] == "unfinished" and "name\\udcff" in states
     assert {states["deep-0"], states["deep-1"]} == {"unreadable"}
 
 
@@ -234,7 +234,7 @@ def test_a_huge_sparse_file_is_refused_before_it_is_read(tmp_path):
     os.truncate(tmp_path / "good" / "samples.json", 2**40)
     api = RunsApi(Studio(runs=tmp_path))
     runs = {run["id"]: run for run in api.list()["runs"]}
-    assert runs["good"]["state"] == "stopped"
+    assert runs["good"]["state"] == "unfinished"
     for name in ("run", "recipe"):
         assert runs[name]["state"] == "unreadable" and "bytes; such a file has at most" in runs[name]["problem"]
     client = _client(api)

@@ -52,7 +52,8 @@ def read_answer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     settings, steps = split_answer(read_file(path), path.name)
     if not steps:
         raise ValueError(
-            f"{path.name} has no step to check: add some of {', '.join(STEP_NAMES)}, each as rows of numbers"
+            f"{path.name} has no step to check: every step is missing or only ?; write at least one, such as "
+            "scores = [[1, 2], [3, 4]]"
         )
     return settings, steps
 

@@ -120,9 +120,14 @@ def _singles(item: str) -> list[str]:
 
 
 def _as_text(markdown: str) -> str:
-    """The text as a terminal shows it: no comments, pictures by their description, links by their words."""
+    """The text as a terminal shows it: no comments, pictures by their description, links by their words.
+
+    >>> _as_text("see [grading](../grading.md) and [N3b](#n3b)")
+    'see docs/grading.md and N3b'
+    """
     text = re.sub(r"<!--.*?-->\n", "", markdown)
     text = re.sub(r"!\[([^\]]*)\]\(([^)]*)\)", r"[picture \2: \1]", text)
+    text = re.sub(r"\[(grading|results|lab log)\]\(\.\./([\w-]+\.md)[^)]*\)", r"docs/\2", text)
     return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).strip()
 
 

@@ -8,7 +8,9 @@ from rich.text import Text
 from qkv.cli.console import err, out, print_json, progress_line, rich_table
 
 if TYPE_CHECKING:
-    from qkv.bench.report import BenchmarkReport
+    from collections.abc import Sequence
+
+    from qkv.bench.report import BenchmarkReport, Value
 
 
 def bench(
@@ -19,7 +21,7 @@ def bench(
     compare: tuple[Path, Path] | None = None,
     json: bool = False,
 ) -> int:
-    """Compare speed and memory use with other libraries. The measurements of qkv and the others take turns.
+    """Compare speed and memory use with other libraries, which are measured in turns.
 
     The benchmarks:
 
@@ -57,8 +59,8 @@ def bench(
     keep
         With --report: keep the results of other benchmarks that are already in the page.
     compare
-        Compare the ratios in two JSON reports instead of measuring. The exit code is 1 if a ratio got worse, that is,
-        if its 95% interval is entirely below 0.97 times the old ratio.
+        Compare the ratios in two JSON reports instead of measuring. The exit code is 1 if one got worse: its 95%
+        interval is entirely below 0.97 times the old ratio.
     json
         Print the numbers as JSON.
     """
@@ -102,9 +104,17 @@ def _compare(before: Path, after: Path, *, json: bool) -> int:
         rows = [{**dict(zip(names, row, strict=False)), "worse": row[-1] == "worse"} for row in table.rows]
         print_json({"ratios": rows, "worse": worse})
     else:
-        out().print(rich_table(table, out().width))
+        for row in sorted(table.rows, key=lambda row: row[-1] != "worse"):
+            _print_change(row)
         out().print(Text(f"{worse} of {len(table.rows)} ratios got worse"))
     return 1 if worse else 0
+
+
+def _print_change(row: "Sequence[Value]") -> None:
+    """Two lines: the ratio's name, then its values. A table of six columns does not fit into a terminal."""
+    benchmark, ratio, before, after, change, verdict = row
+    out().print(Text(f"{benchmark}: {ratio}", style="bold red" if verdict else "bold"))
+    out().print(Text(f"  {before} → {after}, {change:.2f} × before{', worse' if verdict else ''}"))
 
 
 def _print_report(report: "BenchmarkReport") -> None:

@@ -90,8 +90,8 @@ def byhand(
         List the textbook examples.
     verify
         Check your own calculation. PATH is a file with the problem (or example = "three-tokens") and the steps that you
-        calculated: queries, keys, values, scores, scaled, weights, output, dO, dA, dQ … PATH can also be a folder of
-        such files, to grade all of them. The exit code is 1 if a number is wrong.
+        calculated: queries, keys, values, scores, scaled, weights, output, dO, dA, dQ … The exit code is 1 if a number
+        is wrong. If PATH is a folder of such files, all of them are graded.
     generate
         Write this many different exercise sheets and their answer keys to --folder, as TOML, LaTeX and HTML. The
         settings below (heads, scale, causal, convention, loss) apply to all of them.
@@ -100,8 +100,8 @@ def byhand(
     tokens
         With --generate: the number of tokens.
     folder
-        With --generate: the new folder for sheets and answer keys. Default: class. With --verify and a folder: the
-        folder that --generate wrote; the answers are checked against its answer keys.
+        The folder of sheets and answer keys. --generate creates it (default: class). With --verify, a folder of answers
+        is checked against these keys.
     csv
         With --verify and a folder: write the grades to this file, and feedback for each student to the folder feedback
         next to it.

@@ -52,11 +52,10 @@ def check(
 ) -> int:
     """Run attention code, test what it does, and name the likely bug.
 
-    The contract and the options state which properties are required. Each required property passes or fails;
-    other properties are only measured ("described"). Some properties are always required, among them: no NaN for finite
-    inputs, no dependence on other batch rows, no randomness in eval mode, unmodified inputs, a KV cache that gives the
-    outputs of the full sequence, and a gradient for every parameter. The exit code is 1 if a required property fails or
-    cannot be tested. The target is imported and run with your permissions.
+    The contract and the options state which properties are required. Each required property passes or fails; other
+    properties are only measured ("described"). Some are always required: for example, finite inputs give finite
+    outputs, and a KV cache gives the outputs of the full sequence (docs/check.md lists them). The exit code is 1 if a
+    required property fails or cannot be tested. The target is imported and run with your permissions.
 
     Examples:
 
@@ -105,11 +104,10 @@ def check(
     args
         Constructor arguments, as JSON; missing ones are guessed.
     call
-        How to call the target, if qkv guesses wrong. Either what it is: attention, loss, accumulate (accumulates
-        gradients over small batches) or split (splits data into training and held-out parts); or a call of the target,
-        named f, such as "f(x, mask=blocked)[0]". You can use these names: tokens, x, q, k, v; the masks allowed (True =
-        may attend), blocked (True = may not attend), added (0 and −∞); the padding masks present (True = real token),
-        absent (True = padding).
+        If qkv guesses wrong: either what the target is (attention, loss, accumulate for gradient accumulation, or split
+        for a train/validation split), or how to call it, with the name f: "f(x, mask=blocked)[0]". Names of inputs:
+        tokens, x, q, k, v. Names of masks: allowed (True = may attend), blocked (True = may not), added (0 and −∞).
+        Names of padding masks: present (True = real token), absent (True = padding).
     adapter
         A Python file with functions that build and call the target (build, call, mask, start_cache, step), for code
         that qkv cannot call itself: NumPy, JAX, C++, paged caches, audio. You can then omit TARGET.
@@ -126,8 +124,7 @@ def check(
     seed
         Random seed for inputs and shapes.
     dtype
-        Test the precision only in this dtype. The error may be about three times that of a naive implementation in the
-        same dtype.
+        Test the precision in this dtype only: the error may be about three times that of a naive implementation.
     device
         The device to run on, such as cuda.
     time_limit

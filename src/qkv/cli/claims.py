@@ -54,11 +54,11 @@ def claims(
     seed
         Random seed.
     knobs
-        Change a setting of the experiment, such as --set beta=30, to see where the claim fails. May be repeated.
-        `qkv claims show NAME` lists the settings of a claim.
+        Change a setting of the experiment, such as --set beta=30. May be repeated. `qkv claims show NAME` lists the
+        settings.
     wrong
-        Run the experiment on a wrong implementation of attention, such as --wrong no-scale: the verdict should change.
-        `qkv claims show NAME` lists the implementations that change it.
+        Run the experiment on a wrong implementation of attention, such as --wrong no-scale. The verdict should
+        change. `qkv claims show NAME` lists the implementations.
     data
         Dataset name or path, as in `qkv train`, for claims that use data, such as data-regimes-real.
     long
@@ -192,7 +192,7 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
             ("reason", entry["reason"]),
             ("method", entry["method"]),
             ("settings", knobs or "none"),
-            ("overturned by", ", ".join(entry["mutants"])),
+            ("--wrong", f"{', '.join(entry['mutants'])} (wrong implementations that change the verdict)"),
         ):
             table.add_row(Text(f"  {title}", style="dim"), Text(text))
         out().print(table)
@@ -235,6 +235,7 @@ def _wrong_implementation(wrong: str | None, names: list[str]) -> dict[str, Any]
 
 def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "Iterator[ClaimResult]":
     from qkv.claims import run
+    from qkv.claims.report import VERDICTS
 
     with err().status("") as status:
         for index, name in enumerate(names, start=1):
@@ -246,7 +247,7 @@ def _run(names: list[str], seed: int, options: dict[str, Any], long: bool) -> "I
                 status.update(f"{label}: {message}")
 
             result = run(name, seed, long=long, progress=progress, **options)
-            err().print(f"{label}: {result.verdict}, {time.perf_counter() - started:.1f} s", style="dim")
+            err().print(f"{label}: {VERDICTS[result.verdict]}, {time.perf_counter() - started:.1f} s", style="dim")
             yield result
 
 

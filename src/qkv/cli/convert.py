@@ -12,8 +12,9 @@ def convert(source: str, target: Path, /, *, to: Literal["hf", "qkv"], json: boo
     """Convert a checkpoint to Hugging Face's or qkv's format.
 
     SOURCE is a run directory, a qkv or Hugging Face model folder (GPT-2, OPT, Llama, Mistral, Qwen 2 and 3,
-    BERT, DistilBERT, ViT, BART; safetensors), a llama2.c file (.bin), or a hub id such as openai-community/gpt2. Only
-    tensor names and layout change, not the values. tokenizer.json is copied. TARGET is written atomically.
+    BERT, DistilBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ViT, BART; safetensors), a llama2.c file (.bin), or a hub id such
+    as openai-community/gpt2. Only tensor names and layout change, not the values. tokenizer.json is copied. TARGET is
+    written atomically.
 
     Examples:
 

@@ -36,8 +36,8 @@ def look(
 ) -> int:
     """Show the attention inside a model, and change it: ablate heads, scale scores, mask edges.
 
-    Prints the type of each head and the attention map of the head with the clearest type, for a text, an image or
-    an audio file. You do not need to change the model's code.
+    For a text, an image or an audio file, print the type of each head and the attention map of the head with the
+    clearest type. You do not need to change the model's code.
 
     Examples:
 

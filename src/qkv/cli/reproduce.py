@@ -68,8 +68,8 @@ def reproduce(
     from_
         Store the results of this finished run instead of training.
     label
-        Train only this part of the row, such as ours. With --from: the part that the run belongs to, if its recipe does
-        not make that clear.
+        Train only this part of the row, such as ours. With --from: the part that the run belongs to, if it matches more
+        than one.
     commit
         With --from: the qkv commit that trained the run, if it is not stored in the run.
     peak

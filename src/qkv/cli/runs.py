@@ -69,6 +69,7 @@ def _read_all(places: list[Path], read: Callable[[Path], Any], *, named: bool) -
 
 def _print_runs(found: "list[RunRecord]") -> None:
     from qkv.training.records import format_metric
+    from qkv.training.run_state import UNFINISHED
 
     rows = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "recipe", "model", "seed", "parameters", "minutes"):
@@ -81,7 +82,7 @@ def _print_runs(found: "list[RunRecord]") -> None:
             for name, value in run.result.get(part, {}).items()
             if isinstance(value, int | float)
         ]
-        result = run.state
+        result = f"{run.state}: {UNFINISHED}" if run.state == "unfinished" else run.state
         if run.finished:
             result = f"{part}: {', '.join(shown)}" if shown else ""
         rows.add_row(

@@ -28,8 +28,8 @@ LAYER = "torch.nn:MultiheadAttention"
 def tour(*, seed: int = 0, steps: int | None = None, folder: Path | None = None, json: bool = False) -> int:
     """See what qkv does in one or two minutes.
 
-    Works through attention in exact numbers, trains a vision transformer, shows its attention and checks a layer. In a
-    terminal, the tour then opens the web app with the new run. Press Ctrl-C to stop it.
+    The tour works through attention in exact numbers, trains a vision transformer, shows its attention and checks a
+    layer. In a terminal, it then opens the web app with the new run. Press Ctrl-C to stop it.
 
     Examples:
 

@@ -70,8 +70,8 @@ def train(
     steps
         Total number of steps. Warm-up and evaluation intervals are scaled accordingly.
     epochs
-        Number of epochs, for a recipe with one stage. With --preset nyu-hw4, the learning rate still decays over 100
-        epochs, so that you can continue the run with more epochs.
+        Number of epochs, for a recipe with one stage. The schedule of --preset nyu-hw4 keeps its length of 100 epochs,
+        so that you can continue such a run with more epochs.
     folder
         Run directory. Default: runs/RECIPE-N.
     resume

@@ -34,7 +34,7 @@ from qkv.training.lock import lock_holder
 from qkv.training.metrics import finite_or_none
 from qkv.training.recipes import RECIPES, get_recipe
 from qkv.training.report import format_metric
-from qkv.training.run_state import STATUS_FILE, read_status
+from qkv.training.run_state import RESUMABLE, STATUS_FILE, UNFINISHED, read_status
 from qkv.training.runs import RECIPE_FILE, REPORT_FILE
 
 READ_ERRORS = (
@@ -128,9 +128,11 @@ class RunsApi:
         steps = [last_step(each) for each in stages.values()]
         own = self.processes.is_running(folder)
         state = run.state
-        if own and state in ("stopped", "failed"):  # its process is loading the data
+        if own and state in RESUMABLE:  # its process is loading the data
             state = "training"
         error = _last_error(self.processes.log_tail(folder)) or read_status(folder).get("error", "")
+        if state == "unfinished":
+            error = error or UNFINISHED
         return {
             "id": printable_name(folder),
             "state": state,
@@ -143,7 +145,7 @@ class RunsApi:
             "steps": sum(stage.steps for stage in run.config.stages.values()),
             "seconds": finite_or_none(run.seconds) or sum(seconds for _, seconds in steps),
             "results": list_results(run),
-            "error": str(error) if state in ("stopped", "failed") else "",
+            "error": str(error) if state in RESUMABLE else "",
         }
 
     def details(self, request: Request) -> dict[str, Any]:
@@ -221,8 +223,8 @@ class RunsApi:
         """Resume a stopped run."""
         folder = self.folder(str(body["run"]))
         state = self.summary(folder)["state"]
-        if state not in ("stopped", "failed"):
-            raise ValueError(f"{folder.name} is {state}; only a stopped or failed run can be resumed")
+        if state not in RESUMABLE:
+            raise ValueError(f"{folder.name} is {state}; only a stopped, failed or unfinished run can be resumed")
         return self.processes.resume(folder)
 
 

@@ -2,7 +2,7 @@
 import { get } from "../../lib/api";
 import { extendSeries, type Series, type SeriesUpdate } from "./curves";
 
-export type RunState = "training" | "testing" | "finished" | "stopped" | "failed" | "unreadable";
+export type RunState = "training" | "testing" | "finished" | "stopped" | "failed" | "unfinished" | "unreadable";
 export const isActive = (state: RunState): boolean => state === "training" || state === "testing";
 export interface Metric {
   part: string;
