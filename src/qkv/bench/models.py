@@ -35,12 +35,13 @@ STEP_COLUMNS = (*COLUMNS, Column("peak memory", "MiB", 0))
 PROFILE_COLUMNS = (Column("operations"), Column("ViT", "%", 0), Column("GPT", "%", 0))
 ABOUT = (
     "The same sizes, float32, no dropout, one loss (cross-entropy of the logits) and one optimizer (AdamW, fused, "
-    "learning rate 1e-4) for all. Operations are counted by formula: two for each multiplication by a weight and of "
-    "queries, keys and values, half of that for causal attention; a training step counts as three forward passes. In "
-    "training qkv's ViT computes only the part of its last block that the class is read from, with the same gradients; "
-    "its share of the peak counts the operations that the others need, and the row “whole last block” is qkv's ViT "
-    "without this shortcut. The peak memory is that of one training step in a fresh process. The profile adds up the "
-    "time inside PyTorch's operators (torch.profiler) over one training step of qkv's model at the smaller size."
+    "learning rate 1e-4) for all. Operations are counted by formula: two for each multiplication by a weight "
+    "and for each multiplication of queries, keys and values; causal attention counts half. A training step counts as "
+    "three forward passes. In training, qkv's ViT computes only the part of its last block that the class is read "
+    "from; the gradients are the same. Its share of the peak counts the operations that the others need, and the row "
+    "“whole last block” is qkv's ViT without this shortcut. The peak memory is that of one training step in a fresh "
+    "process. The profile adds up the time inside PyTorch's operators (torch.profiler) over one training step of qkv's "
+    "model at the smaller size."
 )
 # the kind of work, and the starts of the names of PyTorch's operators
 OPERATOR_KINDS = {

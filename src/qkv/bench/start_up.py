@@ -45,7 +45,7 @@ COLUMNS = (
     Column("median", "s", 2),
     Column("quartiles", "s"),
     Column("target, at most", "s", 1),
-    Column("of torch, torch._dynamo, transformers and matplotlib it imports"),
+    Column("which of torch, torch._dynamo, transformers and matplotlib it imports"),
 )
 
 
@@ -62,7 +62,7 @@ def benchmark_start_up(quick: bool, on_note: OnNote) -> BenchmarkResult:
             imported = [name for name in list_imports(command, folder) if name in HEAVY]
             spread = f"{low:.2f}–{high:.2f}"
             rows.append((f"qkv {' '.join(command)}", timing.median, spread, target, ", ".join(imported) or "none"))
-    about = "Wall time of whole commands, each in a fresh process, after one start of each that does not count."
+    about = "Wall time of whole commands, each in a fresh process, after one warm-up start that is not measured."
     return BenchmarkResult("start-up", about, (Table("Wall time", COLUMNS, tuple(rows)),))
 
 

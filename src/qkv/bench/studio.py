@@ -98,8 +98,8 @@ def benchmark_studio(quick: bool, on_note: OnNote) -> BenchmarkResult:
     about = (
         "The page of `qkv studio` in headless chromium on the same machine. First paint: from the request, with an "
         "empty cache, to the first content on the screen. Slider: from a move of the scale β to the new map of "
-        f"{TOKENS} × {TOKENS} weights on the screen, including the server's work, after {WARMUP_MOVES} moves that do "
-        "not count."
+        f"{TOKENS} × {TOKENS} weights on the screen, including the server's work, after {WARMUP_MOVES} warm-up "
+        "moves that are not measured."
     )
     return BenchmarkResult("studio", about, tuple(tables), notes=notes)
 

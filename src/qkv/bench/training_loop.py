@@ -58,7 +58,7 @@ def benchmark_training_loop(quick: bool, on_note: OnNote) -> BenchmarkResult:
     rows = tuple((r.model, r.parameters, r.bare * 1e3, r.loop * 1e3, 100 * r.overhead) for r in results)
     about = (
         "The ViT of NYU DL HW4 and the GPT of CS224N A5, 8 items a batch: forward, backward and AdamW in plain "
-        "PyTorch, compared with the same step made by the training loop, in turns."
+        "PyTorch, alternating with the same step made by the training loop."
     )
     return BenchmarkResult("train", about, (Table("Overhead of the training loop", columns, rows),))
 

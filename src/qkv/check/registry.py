@@ -161,14 +161,14 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "finite",
-        {"finite": "finite inputs, also large ones, give finite outputs"},
+        {"finite": "finite inputs, including large ones, give finite outputs"},
         lambda m: [check_finite(m.impl, m.sweep, m.contract)],
         "anything",
         shares=True,
     ),
     Check(
         "grad modes",
-        {"paths agree": "outputs are the same with and without gradient tracking, also with padding"},
+        {"paths agree": "outputs are the same with and without gradient tracking, even with padding"},
         lambda m: [check_grad_modes(m.impl, m.sweep)],
         "anything",
     ),
@@ -181,23 +181,23 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "lengths agree",
-        {"lengths agree": "symmetries at 12 tokens (for repeated or reordered tokens) hold at other lengths"},
+        {"lengths agree": "symmetries of 12 tokens (when repeated or reordered) also hold at other lengths"},
         lambda m: check_relations(m.impl, m.sweep, m.kind, same_kind=m.same_kind),
         "anything",
     ),
     Check(
         "training",
-        {"causal": "nor in training mode, with dropout"},
+        {"causal": "the same holds in training mode, with dropout"},
         lambda m: check_training_leak(m.impl, m.contract, m.kind),
         "module",
     ),
     Check(
         "padding",
         {
-            "padding": "a padding mask that marks every token as real gives the outputs of no mask",
+            "padding": "a padding mask that marks every token as real gives the same outputs as no mask",
             "padding content": "the content of padding (right, left, holes) does not change the outputs of real tokens",
             "padding removed": "real tokens have the same outputs with padding as without it",
-            "padding in rows": "in longer batches with a different padding in each row, the padding of no row matters",
+            "padding in rows": "in longer batches with a different padding in each row, padding has no effect",
             "fully padded row": "a row that is all padding gives finite outputs and does not change other rows",
         },
         lambda m: check_padding(m.impl, m.contract, m.sweep),
@@ -273,7 +273,7 @@ CHECKS: tuple[Check, ...] = (
         {
             "order": "without position encoding, reordered tokens give the same outputs in the new order",
             "relative positions": "scores depend only on the distance between query and key",
-            "long positions": "scores depend only on the distance, also at 300 tokens",
+            "long positions": "scores depend only on the distance, even at 300 tokens",
             "positions in scores only": "positions change only the scores: a repeated token gives one output",
             "alibi": "the bias falls with the distance, with the slopes of ALiBi",
         },
@@ -306,7 +306,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "mask in rows",
-        {"mask in rows": "with another mask for each row of the batch, and for each head, each one gets its own"},
+        {"mask in rows": "if each row of the batch, or each head, has its own mask, that mask is used for it"},
         lambda m: check_row_masks(m.impl),
         "anything",
     ),
@@ -325,7 +325,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "context",
-        {"context": "with a context (cross-attention), a query gives the same output alone and among others"},
+        {"context": "with a context (cross-attention), a query has the same output alone and with other queries"},
         lambda m: check_context(m.impl, m.kind),
         "module",
     ),
@@ -387,7 +387,7 @@ TRAINING_CHECKS: dict[str | None, TrainingCheck] = {
         "gradient accumulation",
         {
             "accumulation": "accumulated small batches give the update of one large batch",
-            "partial window": "leftover batches at the end give the update of one batch of their size",
+            "partial window": "leftover batches at the end give the update of one batch of their total size",
             "unequal batches": "small batches of different sizes give the update of one large batch",
         },
         check_accumulation,
@@ -396,7 +396,7 @@ TRAINING_CHECKS: dict[str | None, TrainingCheck] = {
         "a split of data",
         {
             "split is disjoint": "no example is in both the training and the held-out part",
-            "split keeps all": "only described: how many examples are in some part",
+            "split keeps all": "only described: how many examples are in at least one part",
         },
         check_split,
     ),

@@ -21,7 +21,7 @@ def bench(
     compare: tuple[Path, Path] | None = None,
     json: bool = False,
 ) -> int:
-    """Compare speed and memory use with other libraries, which are measured in turns.
+    """Compare speed and memory use with other libraries. The libraries are measured alternately.
 
     The benchmarks:
 

@@ -124,7 +124,8 @@ def check(
     seed
         Random seed for inputs and shapes.
     dtype
-        Test the precision in this dtype only: the error may be about three times that of a naive implementation.
+        Test the precision in this dtype only: the error must be at most about three times that of a naive
+        implementation.
     device
         The device to run on, such as cuda.
     time_limit

@@ -30,12 +30,12 @@ the range of the seeds shows. *Published* numbers are results of others, with th
 row says how. A *control* is a simple method without training, on the same questions.
 
 A part trained with `qkv train` has the number of steps in its command. Test data is used only at the end of a finished
-recipe, and choices are made on validation data (docs/lab-log.md says how often); the preset nyu-hw4 for CIFAR-100
+recipe (docs/lab-log.md says how often), and choices are made on validation data; the preset nyu-hw4 for CIFAR-100
 selects the best epoch on the test set, as the homework does.
 
 *Share of peak* is the number of operations in the forward and backward pass of a training step (matrix products;
 attention counts in full), divided by the time of the step, including data and optimizer, and by the speed of a large
-float32 matrix product with the same threads."""
+float32 matrix product with the same threads. In bfloat16 it can be above 100%."""
 
 OPERATIONS = """The figures show the validation metric over the operations (FLOPs) spent so far, for the course's recipe
 and for ours. The published curve of NYU DL HW4 and that of the row cifar100-nyu-hw4 are measured on the test set

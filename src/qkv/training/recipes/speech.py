@@ -53,7 +53,7 @@ AUGMENT = SpeechAugment(
 class SpeechData:
     """Where recordings come from, and how they are joined to strings of digits.
 
-    path: a folder of digit_speaker_number.wav, or a folder of such folders; "voices" are the bundled ones of 16 people.
+    path: a folder of digit_speaker_take.wav, or a folder of such folders; "voices" are the bundled ones of 16 people.
     held_out_speakers: speakers for the test; see `load_spoken_digits` for who is if none is given.
     min_digits, max_digits: digits in a string. num_strings: strings per epoch. eval_strings: strings in validation;
     test_strings: in each part of the test.
