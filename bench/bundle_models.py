@@ -31,7 +31,8 @@ class BundledModel:
         """The command that trains the same model."""
         words = ["qkv", "train", self.recipe]
         for name, value in self.overrides.items():
-            words += ["--data", str(value)] if name == "data.path" else ["--set", f"{name}={value}"]
+            written = str(value).lower() if isinstance(value, bool) else str(value)  # as in TOML
+            words += ["--data", written] if name == "data.path" else ["--set", f"{name}={written}"]
         return shlex.join(words + ([] if self.steps is None else ["--steps", str(self.steps)]))
 
 
