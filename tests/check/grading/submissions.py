@@ -89,7 +89,17 @@ MULTI_HEAD_WRONG = {
     "values from key": (("self.v_proj(value)", "self.v_proj(key)"), {"cross-attention"}),
     "masked scores are 0": (("-1e9", "0.0"), {"mask"}),
     "mask never used": (("scores = scores.masked_fill(~mask, -1e9)", "pass"), {"mask"}),
-    "mask after the softmax": (("out = scores.softmax(-1) @ v", "out = (scores.softmax(-1) * (1 if mask is None else mask)) @ v"), None),
+    "mask after the softmax": (
+        ("scores.masked_fill(~mask, -1e9)\n        out = scores.softmax(-1) @ v",
+         "scores\n        out = (scores.softmax(-1) if mask is None else scores.softmax(-1) * mask) @ v"),
+        {"mask"},
+    ),
+    "mask on values only": (
+        ("scores.masked_fill(~mask, -1e9)\n        out = scores.softmax(-1) @ v",
+         "scores\n        kept = torch.ones_like(scores) if mask is None else mask.to(scores)\n        weights = scores.softmax(-1)\n"
+         "        out = weights * kept @ v / (weights * kept).sum(-1, keepdim=True).clamp(min=0.5) if mask is not None else weights @ v"),
+        {"mask"},
+    ),
     "no transpose": (("x.view(x.shape[0], x.shape[1], self.heads, self.head_dim).transpose(1, 2)", "x.reshape(x.shape[0], self.heads, x.shape[1], self.head_dim)"), None),
 }  # fmt: skip
 

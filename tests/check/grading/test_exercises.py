@@ -14,7 +14,7 @@ from qkv.check.grading import grade as grade_module
 from qkv.check.grading import load_rubric
 from qkv.check.grading.client import SandboxUnavailableError, derive_seed
 
-QUICK = ("no scale", "mask inverted", "mask of −∞")
+QUICK = ("no scale", "mask inverted", "mask of −∞", "mask after the softmax")
 SLOW = ("causal-self-attention", "multi-head-attention", "dense-synthesizer")
 CASES = [
     pytest.param(

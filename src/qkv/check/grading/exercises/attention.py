@@ -468,14 +468,44 @@ def check_unequal_lengths(layer: GradedAttention) -> list[Finding]:
 def check_mask(layer: GradedAttention) -> list[Finding]:
     """What True means in the mask, or why it hides nothing; and a query that may attend to nothing."""
     findings = check_masks(layer.as_function, layer.contract)
-    if layer.mask_polarity() is not None:
+    if layer.mask_polarity() is None:
+        evidence = "a key that the mask hides still changes the output, whichever of True and False hides it"
+    elif (left_over := _find_effect_of_hidden_keys(layer)) is not None:
+        evidence = left_over
+    else:
         return findings
-    evidence = "a key that the mask hides still changes the output, whichever of True and False hides it"
     cause = _explain_mask(layer)
     fix = "fill the scores that the mask excludes with −∞, before the softmax: scores.masked_fill(~mask, −∞)"
     hint = f"{EXPLAINED}{cause}{FIX}{fix}" if cause else fix
     failed = Finding("mask polarity", "fail", None, evidence, hint)
-    return [failed if finding.check == "mask polarity" else finding for finding in findings]
+    wrong = [finding.check == "mask polarity" and finding.verdict == "pass" for finding in findings]
+    if layer.mask_polarity() is None:
+        wrong = [finding.check == "mask polarity" for finding in findings]
+    return [failed if replaced else finding for finding, replaced in zip(findings, wrong, strict=True)]
+
+
+def _find_effect_of_hidden_keys(layer: GradedAttention) -> str | None:
+    """What hidden keys still do although their values do not matter, as evidence; None if they do nothing.
+
+    Compared with calls without a mask, so that another mistake in the weights is not charged here again.
+    """
+    generator = torch.Generator().manual_seed(50)
+    q, k, v = (torch.randn(2, HEADS, 5, HEAD_DIM, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[:, 2] = False
+    mask = mask if layer.contract.mask != "true-masks" else ~mask
+    other_keys = k.clone()
+    other_keys[:, :, 2] = torch.randn(2, HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
+    limit = tolerance(layer)
+    with torch.no_grad():
+        moved = relative_error(layer.attend(q, other_keys, v, mask), layer.attend(q, k, v, mask))
+        total, total_masked = (layer.attend(q, k, torch.ones_like(v), *rest) for rest in ((), (mask,)))
+    if relative_error(total_masked, total) > limit and relative_error(total, torch.ones_like(v)) <= limit:
+        low, high = float(total_masked.min()), float(total_masked.max())
+        return f"with a mask that hides one key, the weights of a query sum to {low:.3g} to {high:.3g}, not to 1"
+    if moved > limit:
+        return "the key of a token that the mask hides still changes the output"
+    return None
 
 
 def _explain_mask(layer: GradedAttention) -> str | None:
