@@ -84,7 +84,7 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("power of 2", "2^x instead of e^x", 5),
         ("exp of −x", "e^(−x) instead of e^x: a lost sign in every exponent", 5),
         ("power of 3", "3^x instead of e^x", 6),
-        ("1", "each key got the same weight", 6.5),
+        ("1", "each key got the same weight", 4.8),
         ("e⁰ = e", "e⁰ was taken as e instead of 1", 6),
         ("power of 10", "10^x instead of e^x", 6),
         ("e·x", "e·x instead of e^x", 6.5),
@@ -98,7 +98,7 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("exp of 2x", "e^(2x) instead of e^x, as if the weights were squared", 7.5),
         ("1 + x", "1 + x instead of e^x", 7.5),
         ("1 at the largest", "the largest score got weight 1 instead of a softmax", 5.5),
-        ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 5.2),
+        ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 6.2),
         ("ln x", "ln x instead of e^x", 7),
         ("1 + x + x²/2", "1 + x + x²/2 instead of e^x", 7.5),
     ):
@@ -117,6 +117,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
         else "down the columns instead of along the rows"
     )
     softmax = _parent_is_softmax(context)
+    if arg.op == "times" and context.shown:
+        what = context.describe(arg.args[1])
+        yield Change(part.with_args(arg.args[1]).with_param(("mean", None)), f"the mean of {what} without weights", 6)
+        yield Change(part.with_param(("mean", None)), "the mean of the products instead of their sum", 6)
     over = "softmax over" if softmax else "summed over"
     everything = f"{over} everything" + (": divided by the sum of all exponentials" if softmax else "")
     yield Change(part.with_param(("column", None)), f"{over} the wrong axis: {wrong}", 4, scope="heads")
