@@ -12,7 +12,7 @@ from qkv.byhand.chance import evidence
 from qkv.byhand.sheet import read_step
 
 PLAIN = ("not identified", "an arithmetic error")
-SHARE = 0.08  # of the sheets with arbitrary numbers may get a specific cause
+SHARE = 1 / 8  # of the sheets with arbitrary numbers may get a specific cause
 
 
 def softmax(scores):

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from qkv.byhand.expressions import Array
-from qkv.byhand.sheet import WrittenStep
+from qkv.byhand.sheet import SHARES, WrittenStep
 
 CONFIDENCE = 3.0  # bits: at most one in 8 arbitrary results gets a false cause, far fewer if it has more digits
 POSSIBLE = 3.0  # missing bits of a slip that is worth mentioning as possible
@@ -23,6 +23,8 @@ EACH_MORE = 4.0  # bits for each slip after the first
 FIRST = 1.0  # bits: about 2^(cost − 1) slips are at most as costly as one, if they were not counted
 RESTRICTED = 4.0  # bits to restrict a slip to some rows or numbers
 ZERO, REPEATED = 3.0, 2.5  # bits that a number tells which is 0, or equal to another one
+CROWDED = 0.5  # bits that a share tells less: most shares are neither near 0 nor near 1
+FAR_FETCHED = 7.0  # bits: costlier slips need half a bit more for each bit
 ROW_SUMS = {"weights": 1.0, "probabilities": 1.0, "dZ": 0.0, "dS": 0.0}  # their last number follows from the others
 
 
@@ -40,13 +42,14 @@ class Trials:
         self.slips.append((cost + (RESTRICTED if spoiled.any() else 0.0), changed, after))
 
     def bits(self, cost: float | int, explained: Array) -> float:
-        """log2 of how many slips up to a cost were tried for these numbers."""
+        """log2 of how many slips up to a cost were tried for these numbers; more for a far-fetched one."""
         different = {
             tuple(np.round(after[explained], 6).tolist())
             for other, changed, after in self.slips
             if other <= cost + 1e-9 and changed[explained].all()
         }
-        return math.log2(max(1.0, len(different) + self.entries * 2.0**cost))
+        tried = math.log2(max(1.0, len(different) + self.entries * 2.0**cost))
+        return tried + max(0.0, cost - FAR_FETCHED) / 2
 
 
 def bits_of_pair(costs: Sequence[float | int]) -> float:
@@ -96,7 +99,7 @@ def information(sheet: WrittenStep, exact: Array) -> Array:
         right = _finest(np.where(np.isfinite(exact), exact, 0.0))
         unit = np.maximum(unit, 1 / (max(finest, right) if right <= 4 else finest))
     signs = 2 if (sheet.values < 0).any() else 1
-    return np.log2(signs * max(float(finite.max()), 1.0) / unit + 1)
+    return np.log2(signs * max(float(finite.max()), 1.0) / unit + 1) - (CROWDED if sheet.step in SHARES else 0.0)
 
 
 def _finest(values: Array) -> int:

@@ -32,6 +32,7 @@ from qkv.byhand.chance import (
 from qkv.byhand.entry_slips import entry_slips
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
+from qkv.byhand.head_slips import SIDE_BY_SIDE
 from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Finding, Hypothesis, Predictor
 from qkv.byhand.multistep_slips import multistep_slips
 from qkv.byhand.offset_slips import offset_slips, scale_slips
@@ -45,6 +46,7 @@ BEAM = 5
 MARGIN = 12  # bits above a complete hypothesis that an open one may have
 MAX_EXPANSIONS = 60
 MAX_EVALUATIONS = 7000  # of formulas in one search; about two seconds
+FOR_ROUNDED = 2000  # of these for steps without wrong numbers
 EXCHANGED = 7.5  # bits for two numbers in each other's place
 CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
 TELLING = 6.0  # bits of a number that can confirm such a slip
@@ -60,6 +62,7 @@ class Search(Predictor):
         """Complete hypotheses, the shortest first."""
         self.possible: dict[str, dict[str, float | int]] = {}  # slips of steps that may fit by chance, with their costs
         self.trials = Trials()
+        self.limit, self.left_for_rounded = MAX_EVALUATIONS, FOR_ROUNDED
         start = Hypothesis(dict(self.problem.formulas), (), dict(self.problem.given))
         self.predict(start, self.order)
         beam, complete = [start], []
@@ -90,8 +93,12 @@ class Search(Predictor):
             return [self.settle(hypothesis, step)]
         settled = self.settle(hypothesis, step)
         if not _unexplained(hypothesis, step):  # a common slip may still explain it better than rounding
+            before, self.limit = self.evaluations, self.evaluations + self.left_for_rounded
             slips = self.single_slips(hypothesis, step, self.cone(hypothesis, step, through_rounded=True), common=True)
-            return [settled, *self.best(hypothesis, slips, step)]
+            better = self.best(hypothesis, slips, step)
+            self.left_for_rounded -= self.evaluations - before
+            self.limit = MAX_EVALUATIONS
+            return [settled, *better]
         cone = self.cone(hypothesis, step)
         better = self.best(hypothesis, self.all_slips(hypothesis, step, cone), step)
         unknown = [found for found in settled.findings if found.step == step and found.slip.name == NOT_IDENTIFIED]
@@ -150,7 +157,7 @@ class Search(Predictor):
         """The slips in the formulas of a cone, the last step first."""
         for name in reversed(cone):
             distance = self.distance(name, step)
-            if self.evaluations > MAX_EVALUATIONS:
+            if self.evaluations > self.limit:
                 return
             context = Context(name, self.problem, hypothesis.formulas, hypothesis.values, name == step)
             for slip in formula_slips(context):
@@ -192,7 +199,8 @@ class Search(Predictor):
             return
         ((name, formula),) = slip.changes.items()
         shape = hypothesis.values[name].shape[1:]
-        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope):
+        joined = self.problem.problem.heads if step in SIDE_BY_SIDE and name == step else 1
+        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope, joined):
             scoped = ex.where(region, formula, hypothesis.formulas[name])
             part = Slip(f"{slip.name} ({where})", slip.cost + cost, {name: scoped}, slip.rounding)
             new = self.with_slip(hypothesis, part, step, step)
@@ -414,13 +422,18 @@ def _unexplained(hypothesis: Hypothesis, step: str) -> bool:
 
 
 def _regions(
-    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope
+    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope, joined: int = 1
 ) -> Iterator[tuple[Array, str, float]]:
-    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells."""
+    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells.
+
+    joined: the number of heads that are side by side in the step.
+    """
     if solved.shape != shape:
         return
     words = ("column", "row") if naming.columns else ("row", "column")
     heads, rows, columns = shape
+    if joined > 1:
+        yield from _head_regions(solved, fits, joined)
     parts = (((1, 2), "head", heads), ((0, 2), words[0], rows), ((0, 1), words[1], columns))
     for axes, kind, count in parts[: {"heads": 1, "rows": 2}.get(scope, 3)]:
         flags = solved.any(axes) & fits.all(axes)
@@ -437,6 +450,17 @@ def _regions(
     if len(places) <= 3 and scope == "cells":
         where = ", ".join(naming(place) for place in places)
         yield solved[None], f"only in {where}", 3.0 + len(places) * (3 + math.log2(solved.size))
+
+
+def _head_regions(solved: Array, fits: Array, heads: int) -> Iterator[tuple[Array, str, float]]:
+    """The same for heads that are side by side."""
+    by_head = (1, solved.shape[1], heads, -1)
+    flags = solved.reshape(by_head).any((0, 1, 3)) & fits.reshape(by_head).all((0, 1, 3))
+    if flags.any() and not flags.all():
+        region = np.broadcast_to(np.repeat(flags, solved.shape[2] // heads), solved.shape)
+        numbers = [str(head + 1) for head in np.flatnonzero(flags)]
+        where = f"only in head{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        yield region[None], where, 2.5 + len(numbers) * math.log2(heads)
 
 
 def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, prediction: Array) -> dict[Place, Place]:

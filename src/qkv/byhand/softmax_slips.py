@@ -167,6 +167,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
 def _other_sums(part: Expression, rows: int, softmax: bool, context: Context) -> Iterator[Change]:
     """The sum of another row."""
     line = "column" if context.columns else "row"
+    for used, shift in (("before", 1), ("after", -1)) if rows > 2 else ():
+        order = tuple((row - shift) % rows for row in range(rows))
+        name = f"each {line} {'was divided by' if softmax else 'uses'} the sum of the {line} {used} it"
+        yield Change(ex.reordered(part, 2, order), name, 6.5, scope="whole")
     text = "{0} {1} was divided by the sum of {0} {2}" if softmax else "{0} {1} uses the sum of {0} {2}"
     for used in range(rows if rows > 1 else 0):
         if rows > 2:
