@@ -107,7 +107,7 @@ def test_byhand_grades_a_class_of_30_with_15_slips_with_one_command(tmp_path, ca
         markdown = (tmp_path / "feedback" / f"{name}.md").read_text("utf-8")
         assert f"{row['points']} of 10 points" in markdown
         assert f"{row['points']} of 10 points" in (tmp_path / "feedback" / f"{name}.html").read_text("utf-8")
-    assert "is not text" in rows["unreadable"]["remark"] and rows["unreadable"]["points"] == "0"
+    assert "save it as UTF-8" in rows["unreadable"]["remark"] and rows["unreadable"]["points"] == "0"
     assert "scores is ragged" in rows["ragged"]["remark"]
     assert "there is no sheet 'sheet-99'" in rows["lost"]["remark"]
 

@@ -811,3 +811,37 @@ def test_verify_names_the_forgotten_row_sum_of_a_single_number():
     assert [(remark.step, remark.row, remark.column) for remark in found] == [("dZ", 2, 3)]
     assert found[0].mistake.startswith("the row sums r were not subtracted")
     assert found[0].mistake.endswith("(only here)")
+
+
+@pytest.mark.parametrize("heads", [HEADS_WO, HEADS_WO_LOSS], ids=["forward", "loss"])
+@pytest.mark.parametrize("after", [False, True])
+def test_verify_names_sums_taken_from_the_next_row(heads, after):
+    def shifted(t):
+        return powers_of(t) / np.roll(powers_of(t).sum(-1, keepdims=True), -1 if after else 1, -2)
+
+    (remark,) = remarks_of(verify(make_problem(heads), calculate(heads, {"weights": shifted}, 4, carry=True)))
+    assert f"each row was divided by the sum of the row {'after' if after else 'before'} it" in remark.mistake
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_verify_restricts_a_slip_to_one_of_the_heads_that_are_side_by_side(head):
+    def wrong(t):
+        weights = flip(t["weights"]).copy()
+        weights[head] = t["weights"][head]
+        return join(weights @ split(t["dH"], 2))
+
+    (remark,) = remarks_of(verify(make_problem(HEADS_WO_LOSS), calculate(HEADS_WO_LOSS, {"dV": wrong}, 4, carry=True)))
+    assert remark.mistake == f"the weights were not transposed (only in head {head + 1})"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "slips"),
+    [
+        ("dK used instead of dQ", {"dW_Q": lambda t: t["x"].T @ t["dK"]}),
+        ("dV W_Vᵀ was added twice", {"dX": lambda t: STEPS["dX"](t) + t["dV"] @ t["wv"].T}),
+    ],
+)
+def test_verify_names_a_slip_at_the_end_of_a_long_sheet_of_rounded_numbers(mistake, slips):
+    """Looking for slips in steps that were only rounded leaves enough of the search for the wrong one."""
+    (remark,) = remarks_of(verify(make_problem(HEADS_WO_LOSS), calculate(HEADS_WO_LOSS, slips, 3, carry=True)))
+    assert remark.mistake.startswith(mistake)

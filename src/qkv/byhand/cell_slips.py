@@ -148,6 +148,7 @@ def cell_slips(
         for quotient in (a / b, b / a):
             if fits(right - product + quotient) and abs(quotient) != abs(product):
                 yield CellSlip("divided", f"divided instead of multiplied: {text}", 7 + bits, value)
+    yield from _addends(context, place, fits)
     yield from _pairings(terms, fits)
     positive = sum(abs(a * b) for a, b in terms)
     if sum(a * b < 0 for a, b in terms) > 1 and fits(positive):
@@ -196,6 +197,22 @@ def _table_slips(left: float, right: float) -> tuple[float, ...]:
 
 def _size(factor: float) -> str:
     return "large" if factor > 1 else "small"
+
+
+def _addends(context: CellContext, place: Place, fits: Callable[[float], bool]) -> Iterator[CellSlip]:
+    """Terms of a sum of exponentials left out, added twice or with the wrong sign."""
+    formula, (head, row, _) = context.formula, place
+    if formula.op != "total" or formula.args[0].op == "times" or formula.param != ("row", None):
+        return
+    right, terms = float(context.right[place]), ex.evaluate(formula.args[0], context.values)[0, head]
+    written = formula.args[0].param if formula.args[0].op == "ref" else ""
+    naming = NameCell(written, len(terms), context.columns)
+    bits = math.log2(max(1, terms.shape[1]))
+    for column, term in enumerate(terms[row].tolist()):
+        name = naming((head, row, column)) if written else f"the term of key {column + 1}"
+        for factor, what, cost in ((1, "was left out", 4.0), (-1, "was added twice", 4.8), (2, "was subtracted", 6.0)):
+            if term and fits(right - factor * term):
+                yield CellSlip("left out", f"{name} {what}", cost + bits, right - factor * term)
 
 
 def _pairings(terms: list[tuple[float, float]], fits: Callable[[float], bool]) -> Iterator[CellSlip]:

@@ -20,7 +20,11 @@ def parse_csv(text: str) -> dict[str, Any]:
     """The values by their names; ValueError with the line that cannot be read."""
     content: dict[str, Any] = {}
     name = ""
-    for number, line in enumerate(csv.reader(text.splitlines(), delimiter=_delimiter(text)), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if line.count('"') % 2:
+            raise ValueError(f'line {number}: a quote (") is not closed')
+    for number, line in enumerate(csv.reader(lines, delimiter=_delimiter(text)), 1):
         cells = [cell.strip() for cell in line]
         while cells and not cells[-1]:
             cells.pop()
@@ -29,7 +33,12 @@ def parse_csv(text: str) -> dict[str, Any]:
         if _is_value_of(name, cells, content):
             content[name] = _scalar(cells[0])
         elif _is_name(cells[0]):
+            if _are_headings(cells):
+                headings = ", ".join(cells)
+                raise ValueError(f"line {number}: {headings} look like column headings; leave them out")
             name = cells[0].lower()
+            if name in content:
+                raise ValueError(f"line {number}: {name} is given twice; give it once")
             content[name] = _value_beside(name, cells[1:])
         elif not name:
             raise ValueError(f"line {number}: numbers before any name; put a line with x, wq, … above them")
@@ -44,6 +53,12 @@ def _delimiter(text: str) -> str:
         return "\t"
     unquoted = re.sub(r'"[^"]*"', "", text)
     return ";" if ";" in unquoted and "," not in _COMMA_BETWEEN_DIGITS.sub("", unquoted) else ","
+
+
+def _are_headings(cells: list[str]) -> bool:
+    """Whether a line has only words, such as dim1, dim2, but is no name with its value."""
+    first = cells[0].lower()
+    return len(cells) > 1 and all(map(_is_name, cells)) and first not in SCALARS and first not in WORDS
 
 
 def _is_value_of(name: str, cells: list[str], content: dict[str, Any]) -> bool:

@@ -10,17 +10,21 @@ import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place
+from qkv.byhand.chance import Trials
 from qkv.byhand.expressions import Array, Expression
-from qkv.byhand.formulas import GIVEN, symbol
+from qkv.byhand.formulas import GIVEN, Formulas, symbol
 from qkv.byhand.hypotheses import WRONG, Hypothesis, Predictor
 from qkv.byhand.slips import Slip, substitute
 
 MAX_ENTRIES = 64  # of one matrix
 MAX_STEP = 8.0  # of one iteration
+SIGN = 4.0  # bits for the wrong sign of an entry, the simplest of its slips
 
 
-def entry_slips(predictor: Predictor, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Slip]:
-    """Slips in single entries of the matrices that the formulas of a cone read."""
+def entry_slips(
+    predictor: Predictor, hypothesis: Hypothesis, step: str, cone: list[str], trials: Trials
+) -> Iterator[Slip]:
+    """Slips in single entries of the matrices that the formulas of a cone read; they are counted in `trials`."""
     wrong = hypothesis.matches[step] == WRONG
     if not wrong.any():
         return
@@ -34,7 +38,11 @@ def entry_slips(predictor: Predictor, hypothesis: Hypothesis, step: str, cone: l
                 for head, row, column in np.ndindex(*shape):
                     for world in worlds:
                         entry = _Entry(predictor, hypothesis, step, name, operand, (head, row, column), world)
-                        slip = entry.find_slip()
+                        moved = entry.moved()
+                        if moved is None:
+                            break
+                        trials.entries += 2.0 ** -(SIGN + math.log2(math.prod(shape))) / len(worlds)
+                        slip = entry.find_slip(moved)
                         if slip is not None:
                             yield slip
                             break
@@ -70,16 +78,19 @@ class _Entry:
         found = self.predictor.with_slip(self.hypothesis, slip, self.step, self.step)
         return None if found is None else found.predictions[self.step][self.world]
 
-    def find_slip(self) -> Slip | None:
-        old, sheet = self.old, self.predictor.written[self.step]
-        wrong = self.hypothesis.matches[self.step] == WRONG
-        moved = self.predict(old + 1) if math.isfinite(old) else None
-        if moved is None:
-            return None
+    def slope(self, moved: Array) -> Array:
         with np.errstate(invalid="ignore"):
-            slope = np.nan_to_num(moved - self.hypothesis.predictions[self.step][self.world])
-        if (np.abs(slope[wrong]) < 1e-12).any():
-            return None  # a wrong number does not depend on the entry
+            return np.nan_to_num(moved - self.hypothesis.predictions[self.step][self.world])
+
+    def moved(self) -> Array | None:
+        """The step with 1 added to the entry; None if a wrong number does not depend on it."""
+        wrong = self.hypothesis.matches[self.step] == WRONG
+        moved = self.predict(self.old + 1) if math.isfinite(self.old) else None
+        return None if moved is None or (np.abs(self.slope(moved)[wrong]) < 1e-12).any() else moved
+
+    def find_slip(self, moved: Array) -> Slip | None:
+        sheet = self.predictor.written[self.step]
+        wrong, slope = self.hypothesis.matches[self.step] == WRONG, self.slope(moved)
         for usual in self.usual_values():
             guess = self.predict(usual)
             if guess is not None and (np.abs(guess - sheet.values)[wrong] <= sheet.unit[wrong] / 2 + 1e-9).all():
@@ -122,7 +133,7 @@ class _Entry:
         changes = {self.name: self.formula(value)}
         where = math.log2(self.array.size)
         wrong = int((self.hypothesis.matches[self.step] == WRONG).sum())
-        taken = f"was taken as {_short_text(value, slack)} instead of {_short_text(self.old, slack)}"
+        taken = f"was taken as {short_text(value, slack)} instead of {short_text(self.old, slack)}"
         if self.operand.op == "total":
             what = "exponentials" if self.name in ("weights", "probabilities") else "terms"
             name = f"the sum of the {what} of {line} {query} {taken}"
@@ -137,9 +148,11 @@ class _Entry:
     def name_slip(self, value: float, slack: float) -> Slip | None:
         """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
         old, problem = self.old, self.predictor.problem
-        candidates = [(-old, 4.0), *((neighbor, 5.5) for neighbor in self.neighbors())]
+        candidates = [(-old, SIGN), *((neighbor, 5.5) for neighbor in self.neighbors())]
         short = short_number(value, slack)
-        candidates += [] if short is None else [(short, 5.5 if abs(abs(short - old) - 1) < 1e-9 or not short else 6.5)]
+        if short is not None:
+            near = abs(abs(short - old) - 1) < 1e-9 or not short
+            candidates.append((short, 5.5 if near else max(6.5, SIGN + self.value_bits(short))))
         likely = [pair for pair in candidates if abs(pair[0] - value) <= slack and pair[0] != old]
         if not likely:
             return None
@@ -149,15 +162,25 @@ class _Entry:
             source = "scores"  # people do not write them twice
         cell = NameCell(source, self.array.shape[1], problem.problem.convention == "columns")(self.place)
         local = self.name in problem.steps
-        where = f" when computing {symbol(self.name)}" if local and source not in problem.steps else ""
+        hidden = source in problem.steps and source not in self.predictor.written
+        name = "output" if _is_output(self.name, self.hypothesis.formulas) else self.name
+        where = f" when computing {symbol(name)}" if local and not hidden else ""
+        copied = local and source in self.predictor.written
         if value == -old:
-            text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} in {cell}{where}"
+            place = f"when {cell} was copied for {symbol(name)}" if copied else f"in {cell}{where}"
+            text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} {place}"
         else:
-            verb = "taken" if source in problem.steps and source not in self.predictor.written else "read"
+            verb = "taken" if hidden else "read"
             text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}"
             if not value:
                 text = f"{cell} was left out: it was {verb} as 0{where}"
         return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})
+
+    def value_bits(self, value: float) -> float:
+        """log2 of how many numbers are as short as this one, and as large as the numbers of the matrix."""
+        finite = self.array[np.isfinite(self.array)]
+        denominator = Fraction(value).limit_denominator(100).denominator
+        return math.log2(2 * max(1.0, abs(value), float(np.abs(finite).max(initial=0.0))) * denominator)
 
     def neighbors(self) -> set[float]:
         """The numbers in the same row and column."""
@@ -181,6 +204,12 @@ def _operands(formula: Expression, step: bool) -> Iterator[Expression]:
                 yield part
 
 
+def _is_output(step: str, formulas: Formulas) -> bool:
+    """Whether a step is the output under another name, as the heads' outputs without W_O are."""
+    output = formulas["output"]
+    return step == "concatenated" and output.op == "ref" and output.param == step
+
+
 def short_number(value: float, slack: float) -> float | None:
     """The shortest number near a value, an integer or a short fraction or decimal; None if the slack is too large."""
     for denominator in (1, 2, 4, 10, 3, 100):
@@ -192,7 +221,7 @@ def short_number(value: float, slack: float) -> float | None:
     return None
 
 
-def _short_text(value: float, slack: float) -> str:
+def short_text(value: float, slack: float) -> str:
     """A number with the digits that are known."""
     places = min(4, max(0, math.floor(-math.log10(2 * slack)))) if slack else 4
     return f"{value:.{places}f}"

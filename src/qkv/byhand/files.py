@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,30 +61,53 @@ def read_answer(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def split_answer(content: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate the problem's settings from the answer's steps; q, k and v are steps if the inputs x are given."""
-    content = {SETTING_NAMES.get(key.lower(), key.lower()): value for key, value in content.items()}
+    content = _named_once(content, _find_setting, name)
     settings: dict[str, Any] = {}
     if (wanted := content.pop("example", None)) is not None:
         settings = example_settings(str(wanted), content.get("convention"))
-    steps: dict[str, Any] = {}
+    given: dict[tuple[str, str], Any] = {}  # steps by the table that they stand in, and their name there
     for table in ANSWERS:
         answer = content.pop(table, {})
         if not isinstance(answer, dict):
             raise ValueError(f"{name}: {table}: expected a table of steps such as scores = [[1, 2]], got {answer!r}")
-        steps |= {_find_step(key, name): value for key, value in answer.items()}
+        given |= {(table, key): value for key, value in answer.items()}
     qkv_are_steps = "x" in content or "x" in settings or "q" in settings
     for key, value in content.items():
         if key in ("q", "k", "v") and qkv_are_steps:
-            steps[_find_step(key, name)] = value
+            given["", key] = value
         elif key in MATRICES or key in SETTINGS or key in LABELS:
             settings[key] = value
         else:
-            steps[_find_step(key, name)] = value
-    steps = {step: value for step, value in steps.items() if not _is_blank(value)}
-    if "dH" in steps and "wo" not in settings:
-        steps.setdefault("dO", steps.pop("dH"))
-    if "probabilities" in steps and not settings.keys() & {"loss", "upstream"}:
-        steps.setdefault("weights", steps.pop("probabilities"))  # P is also a usual name of the weights
-    return settings, steps
+            given["", key] = value
+
+    def find_step(place: tuple[str, str]) -> str:
+        step = _find_step(place[1], name)
+        if step == "dH" and "wo" not in settings:
+            return "dO"
+        if step == "probabilities" and not settings.keys() & {"loss", "upstream"}:
+            return "weights"  # P is also a usual name of the weights
+        return step
+
+    filled = {place: value for place, value in given.items() if not _is_blank(value)}
+    for place in given:
+        find_step(place)  # names are checked also if nothing was filled in
+    return settings, _named_once(filled, find_step, name)
+
+
+def _find_setting(key: str) -> str:
+    return SETTING_NAMES.get(key.lower(), key.lower())
+
+
+def _named_once(content: Mapping[Any, Any], find_name: Callable[[Any], str], file: str) -> dict[str, Any]:
+    """The values by the names that `find_name` gives; ValueError if two keys have the same one."""
+    found: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for key, value in content.items():
+        wanted, shown = find_name(key), key if isinstance(key, str) else key[1]
+        if wanted in keys:
+            raise ValueError(f"{file}: {keys[wanted]} and {shown} are two names of {wanted}: give one of them")
+        found[wanted], keys[wanted] = value, shown
+    return found
 
 
 def _is_blank(value: Any) -> bool:
@@ -97,6 +121,8 @@ def _find_step(key: str, name: str) -> str:
     for step, others in STEP_NAMES.items():
         if wanted in (_plain_name(step), *others):
             return step
+    if name.lower().endswith(".csv"):
+        name = f"{name} (headings and labels of rows are not allowed)"
     known = ", ".join((*MATRICES, *SETTINGS, "example"))
     raise ValueError(f"{name}: no setting or step {key!r}; settings are {known}; steps are {', '.join(STEP_NAMES)}")
 
@@ -114,7 +140,9 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is not text: expected a TOML, JSON or CSV file") from None
+        if b"\0" in path.read_bytes():
+            raise ValueError(f"{path.name} is not text: expected a TOML, JSON or CSV file") from None
+        raise ValueError(f"{path.name} has letters that are not UTF-8: save it as UTF-8 (CSV UTF-8)") from None
     suffix = path.suffix.lower()
     if suffix not in _PARSERS:
         raise ValueError(f"{path.name}: expected a file ending in .toml, .json or .csv")
@@ -129,10 +157,17 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 def _parse_json(text: str) -> dict[str, Any]:
-    content = json.loads(text, parse_float=str)
+    content = json.loads(text, parse_float=str, object_pairs_hook=_parse_object)
     if not isinstance(content, dict):
         raise ValueError("expected an object with names such as x, wq, wk, wv")
     return content
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is given twice; give it once")
+    return dict(pairs)
 
 
 _PARSERS = {".toml": _parse_toml, ".json": _parse_json, ".csv": parse_csv}

@@ -23,6 +23,7 @@ import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.cell_slips import NOT_IDENTIFIED, NameCell, Place
+from qkv.byhand.chance import information
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import Formulas, StepFormulas
 from qkv.byhand.sheet import WrittenStep
@@ -61,6 +62,7 @@ class Hypothesis:
     costs: dict[str, float] = field(default_factory=dict)
     settled: frozenset[str] = frozenset()  # steps for which nothing better was found
     strict: Mapping[str, Array] = field(default_factory=dict)  # numbers that a slip must not spoil
+    claimed: Mapping[str, Array] = field(default_factory=dict)  # wrong numbers that a slip must give, digit by digit
 
     @property
     def bits(self) -> float | int:
@@ -157,24 +159,26 @@ class Predictor:
             prediction = np.broadcast_to(prediction, (WORLDS, *sheet.values.shape))
             strict = hypothesis.strict.get(name)
             right = ~self.wrong[name] if strict is None else ~(self.wrong[name] | strict)
-            match = compare(sheet, prediction, self.near[name], right, self.tolerance)
+            tolerance = np.where(hypothesis.claimed.get(name, False), 0.0, self.tolerance)
+            match = compare(sheet, prediction, self.near[name], right, tolerance)
             hypothesis.predictions[name] = prediction
             hypothesis.matches[name] = match
-            hypothesis.costs[name] = self.cost_of(name, match, prediction)
+            hypothesis.costs[name] = float(self.cell_costs(name, match, prediction, tolerance).sum())
             certain = (match == WRONG) | (match == CORRECTED)
             hypothesis.values[name] = continue_from(sheet.values, sheet.unit, prediction, certain, name)
 
-    def cost_of(self, step: str, match: Array, prediction: Array) -> float:
+    def cell_costs(self, step: str, match: Array, prediction: Array, tolerance: Array) -> Array:
+        """The bits to write each number of a step, given its prediction."""
         costs = np.where(match == WRONG, self.bits[step], COSTS[match])
         if (match == BETWEEN).any():
             sheet, mixed = self.written[step], prediction[:MIXED]
-            fine, coarse = reach(prediction, self.tolerance)
+            fine, coarse = reach(prediction, tolerance)
             off = np.abs(sheet.values - mixed[:3]).min(0)
             spread = np.where(off <= np.maximum(mixed.max(0) - mixed.min(0), fine) + sheet.unit, fine, coarse)
             spread = np.maximum(spread, mixed.max(0) - mixed.min(0)) / np.maximum(sheet.unit, 1e-6)
             between = np.clip(np.log2(np.maximum(spread, 1e-9)), IN_BETWEEN, self.bits[step])
             costs = np.where(match == BETWEEN, between, costs)
-        return float(costs.sum())
+        return costs
 
     def with_slip(self, old: Hypothesis, slip: Slip, step: str, until: str | None = None) -> Hypothesis | None:
         """The hypothesis with one more slip, evaluated up to a step; None if shapes do not fit."""
@@ -201,9 +205,17 @@ class Predictor:
         changed = ~close.all(0)
         if not (changed & self.wrong[step]).any():
             changed = np.zeros_like(changed)  # a slip that shows only in right numbers is none
+        elif not slip.rounding:
+            self.claim(new, step, changed & self.wrong[step])
         cells = frozenset(zip(*(index.tolist() for index in np.nonzero(changed)), strict=True))
         new.findings = (*old.findings, Finding(slip, step, cells, before[0]))
         return new
+
+    def claim(self, hypothesis: Hypothesis, step: str, cells: Array) -> None:
+        """Demand that wrong numbers agree with a slip within the rounding that the sheet shows, not by tolerance."""
+        hypothesis.claimed = {**hypothesis.claimed, step: hypothesis.claimed.get(step, False) | cells}
+        if (cells & (hypothesis.matches[step] == BETWEEN)).any():
+            self.predict(hypothesis, [step])
 
     def spoils_earlier(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
         """Whether numbers of earlier steps that were explained no longer are."""
@@ -235,7 +247,7 @@ class Predictor:
         return NameCell(step, self.written[step].values.shape[1], self.problem.problem.convention == "columns")
 
 
-def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array, tolerance: float) -> Array:
+def compare(sheet: WrittenStep, prediction: Array, near: Array, right: Array, tolerance: float | Array) -> Array:
     """How each number of a sheet is explained by a prediction in several worlds.
 
     near: how far a number may be from the one written for it; right: the numbers that are right and may be so in spite
@@ -277,26 +289,6 @@ def is_right(sheet: WrittenStep, exact: Array) -> Array:
     with np.errstate(invalid="ignore"):
         near = np.abs(exact - sheet.values) <= precision(sheet)
     return near | (exact == sheet.values) | np.isnan(sheet.values)
-
-
-def information(sheet: WrittenStep, exact: Array) -> Array:
-    """How many bits each number tells: log2 of how many numbers of its precision are as large as those of its step.
-
-    A slip that gives one of 2^n possible numbers is confirmed by n bits, so it must not cost many more.
-    """
-    finite = np.where(np.isfinite(sheet.values), np.abs(sheet.values), 0.0)
-    finest = _finest(finite)
-    unit = np.where(sheet.unit > 0, sheet.unit, 1 / finest)
-    if finest <= 4:  # whole numbers, halves and quarters, however they were written
-        right = _finest(np.where(np.isfinite(exact), exact, 0.0))
-        unit = np.maximum(unit, 1 / (max(finest, right) if right <= 4 else finest))
-    signs = 2 if (sheet.values < 0).any() else 1
-    return np.log2(signs * max(float(finite.max()), 1.0) / unit + 1)
-
-
-def _finest(values: Array) -> int:
-    """The largest denominator of numbers, up to 100."""
-    return max(Fraction(value).limit_denominator(100).denominator for value in values.ravel().tolist())
 
 
 def bits_of_digits(sheet: WrittenStep) -> Array:

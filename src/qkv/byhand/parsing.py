@@ -71,8 +71,8 @@ def parse_matrix(matrix: MatrixLike, name: str) -> Rows:
     )
 
 
-def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list[list[Cell]]:
-    """The cells of a matrix, not parsed yet; checks the shape."""
+def split_cells(matrix: MatrixLike, name: str, max_size: int | None = MAX_SIZE) -> list[list[Cell]]:
+    """The cells of a matrix, not parsed yet; checks that it is not ragged, and its size unless `max_size` is None."""
     cells: list[list[Cell]]
     if isinstance(matrix, str):
         cells = split_text(matrix)
@@ -90,7 +90,7 @@ def split_cells(matrix: MatrixLike, name: str, max_size: int = MAX_SIZE) -> list
             raise ValueError(
                 f"{name} is ragged: row 1 has {columns} numbers, row {i} has {len(row)}; give all rows the same length"
             )
-    if max(len(cells), columns) > max_size:
+    if max_size is not None and max(len(cells), columns) > max_size:
         raise ValueError(
             f"{name} is {len(cells)}×{columns}: by hand goes up to {max_size}×{max_size}; use qkv.attention instead"
         )

@@ -19,12 +19,23 @@ from qkv.byhand.cell_slips import (
     is_chance,
     likely_cell_slips,
 )
+from qkv.byhand.chance import (
+    CONFIDENCE,
+    EACH_MORE,
+    POSSIBLE,
+    POSSIBLE_COST,
+    Trials,
+    bits_of_pair,
+    evidence,
+    rows_that_add_up,
+)
 from qkv.byhand.entry_slips import entry_slips
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
+from qkv.byhand.head_slips import SIDE_BY_SIDE
 from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Finding, Hypothesis, Predictor
 from qkv.byhand.multistep_slips import multistep_slips
-from qkv.byhand.offset_slips import offset_slips
+from qkv.byhand.offset_slips import offset_slips, scale_slips
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slip_rules import formula_slips
 from qkv.byhand.slips import Context, Scope, Slip
@@ -35,9 +46,9 @@ BEAM = 5
 MARGIN = 12  # bits above a complete hypothesis that an open one may have
 MAX_EXPANSIONS = 60
 MAX_EVALUATIONS = 7000  # of formulas in one search; about two seconds
+FOR_ROUNDED = 2000  # of these for steps without wrong numbers
 EXCHANGED = 7.5  # bits for two numbers in each other's place
 CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
-REPEATED = 1.5  # bits that a number tells which is 0 or equal to another one
 TELLING = 6.0  # bits of a number that can confirm such a slip
 MAX_EXPLANATIONS = 2  # different slips in single numbers of one step; more would fit by chance
 MAX_PATCHES = 4  # wrong numbers of a step that are compared with slips in its formula
@@ -49,6 +60,9 @@ class Search(Predictor):
 
     def run(self) -> list[Hypothesis]:
         """Complete hypotheses, the shortest first."""
+        self.possible: dict[str, dict[str, float | int]] = {}  # slips of steps that may fit by chance, with their costs
+        self.trials = Trials()
+        self.limit, self.left_for_rounded = MAX_EVALUATIONS, FOR_ROUNDED
         start = Hypothesis(dict(self.problem.formulas), (), dict(self.problem.given))
         self.predict(start, self.order)
         beam, complete = [start], []
@@ -79,11 +93,14 @@ class Search(Predictor):
             return [self.settle(hypothesis, step)]
         settled = self.settle(hypothesis, step)
         if not _unexplained(hypothesis, step):  # a common slip may still explain it better than rounding
+            before, self.limit = self.evaluations, self.evaluations + self.left_for_rounded
             slips = self.single_slips(hypothesis, step, self.cone(hypothesis, step, through_rounded=True), common=True)
-            return [settled, *self.best(hypothesis, slips, step)]
+            better = self.best(hypothesis, slips, step)
+            self.left_for_rounded -= self.evaluations - before
+            self.limit = MAX_EVALUATIONS
+            return [settled, *better]
         cone = self.cone(hypothesis, step)
-        slips = itertools.chain(self.single_slips(hypothesis, step, cone), entry_slips(self, hypothesis, step, cone))
-        better = self.best(hypothesis, slips, step)
+        better = self.best(hypothesis, self.all_slips(hypothesis, step, cone), step)
         unknown = [found for found in settled.findings if found.step == step and found.slip.name == NOT_IDENTIFIED]
         if unknown and (not better or _unexplained(better[0], step)):
             whole = self.cone(hypothesis, step, through_rounded=True)
@@ -94,9 +111,15 @@ class Search(Predictor):
             better += self.finish_best(self.pairs(hypothesis, step, cone), BEAM)
         return [settled, *better]
 
+    def all_slips(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Slip]:
+        yield from self.single_slips(hypothesis, step, cone)
+        yield from entry_slips(self, hypothesis, step, cone, self.trials)
+
     def best(self, hypothesis: Hypothesis, slips: Iterable[Slip], step: str) -> list[Hypothesis]:
         """The best hypotheses with one of these slips more."""
-        return self.finish_best((new for slip in slips for new in self.try_slip(hypothesis, slip, step)), 2 * BEAM)
+        self.trials = Trials()
+        found = [new for slip in slips for new in self.try_slip(hypothesis, slip, step)]
+        return self.finish_best(self.without_chance_fits(hypothesis, found, self.trials, step), 2 * BEAM)
 
     def finish_best(self, found: Iterable[Hypothesis], count: int) -> list[Hypothesis]:
         """The shortest of these hypotheses, evaluated to the end; those whose shapes do not fit are left out."""
@@ -134,7 +157,7 @@ class Search(Predictor):
         """The slips in the formulas of a cone, the last step first."""
         for name in reversed(cone):
             distance = self.distance(name, step)
-            if self.evaluations > MAX_EVALUATIONS:
+            if self.evaluations > self.limit:
                 return
             context = Context(name, self.problem, hypothesis.formulas, hypothesis.values, name == step)
             for slip in formula_slips(context):
@@ -144,6 +167,8 @@ class Search(Predictor):
                 yield from other_mask_slips(name, hypothesis.formulas[name], self.written[name].values, context.columns)
             if name == step and not common:
                 prediction = hypothesis.predictions[name]
+                if "scaled" not in self.written:
+                    yield from scale_slips(hypothesis.formulas, hypothesis.values, self.written[name])
                 yield from offset_slips(hypothesis.formulas[name], prediction, self.written[name], context.columns)
         if not common:
             reach = set(cone)
@@ -162,22 +187,24 @@ class Search(Predictor):
         new = self.with_slip(hypothesis, slip, step, step)
         if new is None or not new.findings[-1].cells:
             return
-        if (slip.rounding or self.explains(hypothesis, new, step)) and self.is_better(hypothesis, new, step):
-            yield new
         before, after = hypothesis.matches[step], new.matches[step]
-        solved = (before == WRONG) & (after < BETWEEN)
         spoiled = (before != WRONG) & (after == WRONG)
+        self.trials.add(slip.cost, hypothesis.predictions[step][0], new.predictions[step][0], spoiled)
+        if (slip.rounding or self.explains(hypothesis, new, step)) and new.bits < hypothesis.bits:
+            yield new
+        solved = (before == WRONG) & (after < BETWEEN)
         if not solved.any() or (not spoiled.any() and not (after == WRONG).any()):
             return
         if len(slip.changes) != 1 or slip.scope == "whole":
             return
         ((name, formula),) = slip.changes.items()
         shape = hypothesis.values[name].shape[1:]
-        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope):
+        joined = self.problem.problem.heads if step in SIDE_BY_SIDE and name == step else 1
+        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope, joined):
             scoped = ex.where(region, formula, hypothesis.formulas[name])
             part = Slip(f"{slip.name} ({where})", slip.cost + cost, {name: scoped}, slip.rounding)
             new = self.with_slip(hypothesis, part, step, step)
-            if new is not None and self.explains(hypothesis, new, step) and self.is_better(hypothesis, new, step):
+            if new is not None and self.explains(hypothesis, new, step) and new.bits < hypothesis.bits:
                 yield new
 
     def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
@@ -190,30 +217,45 @@ class Search(Predictor):
         return bool((new.matches[step] < CORRECTED).all() and poor.sum() > 1 and (old.matches[step] == LAST).any())
 
     def is_better(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
-        """Whether new slips make the description shorter, and not by chance.
-
-        The numbers that they explain must tell enough: with few bits, one of many slips fits.
-        """
+        """Whether a pair of slips makes the description shorter, and not by chance."""
         if new.bits >= old.bits:
             return False
-        added = new.findings[len(old.findings) :]
-        if any(found.slip.rounding for found in added):
-            return True
-        solved = (old.matches[step] == WRONG) & (new.matches[step] != WRONG)
-        if not solved.any():
-            return True
-        known = self.evidence(step, solved)
-        return not is_chance(sum(found.slip.cost for found in added), known + 2)
+        tried = bits_of_pair([found.slip.cost for found in new.findings[len(old.findings) :]])
+        return self.missing_bits(old, new, step, tried) <= 0
 
-    def evidence(self, step: str, cells: Array) -> float:
-        """The bits that numbers tell together; a number that is 0 or equal to another one tells little more."""
-        bits: dict[float, float] = {0.0: REPEATED}
-        values, told = self.written[step].values[cells].tolist(), self.information[step][cells].tolist()
-        repeated = 0
-        for value, information in zip(values, told, strict=True):
-            repeated += value in bits
-            bits.setdefault(value, information)
-        return sum(bits.values()) + REPEATED * (repeated - 1)
+    def without_chance_fits(
+        self, hypothesis: Hypothesis, found: Iterable[Hypothesis], trials: Trials, step: str
+    ) -> Iterator[Hypothesis]:
+        """Those of the hypotheses with one slip more that do not fit by chance; others are kept as possible."""
+        several = any(f.step == step and not f.slip.single for f in hypothesis.findings)
+        for new in found:
+            slip, solved = new.findings[-1].slip, self.solved(hypothesis, new, step)
+            if not solved.any():
+                yield new
+                continue
+            tried = trials.bits(slip.cost, solved) + slip.free + EACH_MORE * several
+            wrong = int((hypothesis.matches[step] == WRONG).sum())
+            tried += math.log2(wrong / int(solved.sum()))  # other numbers may have fitted instead
+            missing = self.missing_bits(hypothesis, new, step, tried)
+            if missing <= 0:
+                yield new
+            elif missing <= POSSIBLE and slip.cost <= POSSIBLE_COST and not several and not _unexplained(new, step):
+                self.possible.setdefault(step, {}).setdefault(slip.name, slip.cost)
+
+    def solved(self, old: Hypothesis, new: Hypothesis, step: str) -> Array:
+        return (old.matches[step] == WRONG) & (new.matches[step] != WRONG)
+
+    def missing_bits(self, old: Hypothesis, new: Hypothesis, step: str, tried: float) -> float:
+        """How many more bits the numbers that new slips explain would have to tell, so that they may be stated."""
+        solved = self.solved(old, new, step)
+        if not solved.any():
+            return 0.0
+        tolerance = np.where(solved, 0.0, self.tolerance)
+        before, after = (self.cell_costs(step, h.matches[step], h.predictions[step], tolerance) for h in (old, new))
+        closer = np.where(old.matches[step] == WRONG, 0.0, np.maximum(before - after, 0.0)).sum()
+        after += new.matches[step] > CORRECTED  # a little more or less than predicted
+        told = evidence(self.written[step], solved, self.information[step] - after) + float(closer)
+        return tried + CONFIDENCE - told
 
     def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
         """Two common slips together."""
@@ -266,6 +308,10 @@ class Search(Predictor):
             )
             for place in wrong
         }
+        adds_up = rows_that_add_up(sheet)
+        for place in wrong:  # two wrong numbers of a row that adds up are no two slips
+            if adds_up[place[:2]] and sum(other[:2] == place[:2] for other in wrong) > 1:
+                names[place] = []
         if len(wrong) > 1:
             names = self.without_chance(hypothesis, step, names, exchanged)
         unknown = [place for place, slips in names.items() if not _is_known(slips) and place not in exchanged]
@@ -311,6 +357,9 @@ class Search(Predictor):
         formulas = sum(f.step == step and not f.slip.single and not f.slip.rounding for f in hypothesis.findings)
         families = {slip.family for slip in known}
         different = {slip.name for slip in known}
+        digits = [place for place, slips in likely.items() if slips and slips[0].family == "digits"]
+        if len(digits) > MAX_EXPLANATIONS:  # so many wrong digits are no explanation
+            likely |= {place: [] for place in digits}
         most = 2 * len(names) >= self.written[step].values.size
         unknown = any(not _is_known(slips) for place, slips in likely.items() if place not in exchanged)
         explanations = len(families) + formulas + unknown
@@ -373,13 +422,18 @@ def _unexplained(hypothesis: Hypothesis, step: str) -> bool:
 
 
 def _regions(
-    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope
+    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope, joined: int = 1
 ) -> Iterator[tuple[Array, str, float]]:
-    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells."""
+    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells.
+
+    joined: the number of heads that are side by side in the step.
+    """
     if solved.shape != shape:
         return
     words = ("column", "row") if naming.columns else ("row", "column")
     heads, rows, columns = shape
+    if joined > 1:
+        yield from _head_regions(solved, fits, joined)
     parts = (((1, 2), "head", heads), ((0, 2), words[0], rows), ((0, 1), words[1], columns))
     for axes, kind, count in parts[: {"heads": 1, "rows": 2}.get(scope, 3)]:
         flags = solved.any(axes) & fits.all(axes)
@@ -396,6 +450,17 @@ def _regions(
     if len(places) <= 3 and scope == "cells":
         where = ", ".join(naming(place) for place in places)
         yield solved[None], f"only in {where}", 3.0 + len(places) * (3 + math.log2(solved.size))
+
+
+def _head_regions(solved: Array, fits: Array, heads: int) -> Iterator[tuple[Array, str, float]]:
+    """The same for heads that are side by side."""
+    by_head = (1, solved.shape[1], heads, -1)
+    flags = solved.reshape(by_head).any((0, 1, 3)) & fits.reshape(by_head).all((0, 1, 3))
+    if flags.any() and not flags.all():
+        region = np.broadcast_to(np.repeat(flags, solved.shape[2] // heads), solved.shape)
+        numbers = [str(head + 1) for head in np.flatnonzero(flags)]
+        where = f"only in head{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+        yield region[None], where, 2.5 + len(numbers) * math.log2(heads)
 
 
 def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, prediction: Array) -> dict[Place, Place]:

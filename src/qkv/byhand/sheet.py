@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.byhand.expressions import Array
 from qkv.byhand.matrices import transpose
-from qkv.byhand.parsing import MAX_SIZE, Cell, MatrixLike, cell_text, is_flat, parse_number, split_cells, split_text
+from qkv.byhand.parsing import Cell, MatrixLike, cell_text, is_flat, parse_number, split_cells, split_text
 
 WHOLE_NUMBER_UNIT = 0.01
 VECTORS = ("r", "sums")  # one number for each query, in a row or in a column
@@ -81,8 +81,7 @@ def read_step(step: str, matrix: MatrixLike, shape: tuple[int, int, int], column
         texts = [list(row) for row in transpose(texts)]
         transposed = step not in VECTORS and not is_flat(matrix)
     elif got != expected:
-        (a, b), (c, d) = ((x, y) if not columns else (y, x) for x, y in (expected, got))
-        raise ValueError(f"{step}: expected {a}×{b} numbers, got {c}×{d}; give the whole matrix")
+        raise ValueError(_shape_error(step, shape, got, columns))
     values = [[_value(text, f"{step}[{i},{j}]") for j, text in enumerate(row, 1)] for i, row in enumerate(texts, 1)]
     if step in SHARES and _are_percent(values):
         texts = [[f"{text}%" for text in row] for row in texts]
@@ -93,8 +92,8 @@ def read_step(step: str, matrix: MatrixLike, shape: tuple[int, int, int], column
 
 def _cells(step: str, matrix: MatrixLike, shape: tuple[int, int, int], columns: bool) -> Sequence[Sequence[Cell]]:
     """The cells of a matrix; of several heads as one matrix; with decimal commas if only then the shape fits."""
-    nested = _join_heads(matrix, shape[0], columns)
-    cells = split_cells(nested, step, MAX_SIZE * MAX_SIZE)
+    nested = _join_heads(matrix, step, shape[0], columns)
+    cells = split_cells(nested, step, max_size=None)
     size = math.prod(shape)
     if isinstance(nested, str) and sum(map(len, cells)) != size:
         decimal = split_text(nested, decimal_commas=True)
@@ -103,18 +102,29 @@ def _cells(step: str, matrix: MatrixLike, shape: tuple[int, int, int], columns: 
     return cells
 
 
-def _join_heads(matrix: Any, heads: int, columns: bool) -> Any:
+def _shape_error(step: str, shape: tuple[int, int, int], got: tuple[int, int], columns: bool) -> str:
+    heads, rows, width = shape
+    (a, b), (c, d) = ((x, y) if not columns else (y, x) for x, y in ((heads * rows, width), got))
+    if heads > 1 and got == (rows, width):
+        rule = f"write one {'beside' if columns else 'below'} the other"
+        return f"{step}: expected {a}×{b} numbers, got {c}×{d}: that is 1 matrix for {heads} heads; {rule}"
+    return f"{step}: expected {a}×{b} numbers, got {c}×{d}; give the whole matrix"
+
+
+def _join_heads(matrix: Any, step: str, heads: int, columns: bool) -> Any:
     """The matrices of several heads, given one by one, as one matrix: below or beside each other."""
-    nested = isinstance(matrix, list) and len(matrix) == heads > 1
-    if not nested or not all(_is_matrix(head) for head in matrix):
+    if not isinstance(matrix, list) or not matrix or not all(_is_matrix(head) for head in matrix):
         return matrix
+    if len(matrix) != heads:
+        count = f"{len(matrix)} matri{'x' if len(matrix) == 1 else 'ces'}"
+        raise ValueError(f"{step}: got {count} for {heads} head{'s' if heads > 1 else ''}; give one for each head")
     if columns:
         return [list(itertools.chain.from_iterable(rows)) for rows in zip(*matrix, strict=False)]
     return [row for head in matrix for row in head]
 
 
 def _is_matrix(rows: object) -> bool:
-    return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, list) for row in rows)
 
 
 def _are_percent(values: Sequence[Sequence[float]]) -> bool:

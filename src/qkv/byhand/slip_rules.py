@@ -40,7 +40,7 @@ from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_chan
 
 SCORES = ("scores", "scaled", "dA", "dZ", "dS")
 ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
-    ("max(x, 0)", "negative {0} were set to 0 (as by a ReLU)", 5.2),
+    ("max(x, 0)", "negative {0} were set to 0 (as by a ReLU)", 6.2),
     ("min(x, 0)", "positive {0} were set to 0", 6.5),
     ("x²", "{1} was squared", 6.2),
     ("√|x|", "the square root of {1} was taken", 7.0),
@@ -358,8 +358,7 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
                 continue
             unscaled = context.formulas[name].op == "scale" and other in context.formulas[name].names
             if unscaled:
-                forgotten = "1/√d" if context.problem.problem.default_scale else "β"
-                yield Change(ex.ref(other), f"forgotten {forgotten}: {was(symbol(other))} not scaled", 3.8)
+                yield from _unscaled(part, other, context)
                 continue
             cost = 5.0 if same_kind(name, other) else 6.5
             yield Change(ex.ref(other), f"{symbol(other)} used instead of {what}", cost, scope="rows")
@@ -376,12 +375,23 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
     yield Change(ex.apply("−x", part), f"{what} {verb} the wrong sign", 7, scope="rows")
 
 
+def _unscaled(part: Expression, unscaled: str, context: Context) -> Iterator[Change]:
+    """Numbers read before they were scaled, in one of the formulas that read the scaled ones."""
+    softmax = context.formulas[context.step]
+    if softmax.op == "divide" and part.param not in softmax.args[1].names:
+        return  # the sums are written, so these are the numerators alone; see `divide_changes`
+    usual = "1/√d" if context.problem.problem.default_scale else "β"
+    readers = sum(part.param in formula.names for formula in context.formulas.values())
+    where = f" (only in {symbol(context.step)})" if readers > 1 else ""
+    yield Change(ex.ref(unscaled), f"forgotten {usual}: {was(symbol(unscaled))} not scaled{where}", 3.8)
+
+
 def _scaled_again(part: Expression, what: str, context: Context) -> Iterator[Change]:
     """The scale applied to numbers that have it already."""
     problem = context.problem.problem
     scale, usual = float(problem.scale.decimal), "1/√d" if problem.default_scale else "β"
     if scale not in (0.0, 1.0):
-        yield Change(ex.scale(part, scale), f"{usual} was applied again, to {what}", 4.5, scope="rows")
+        yield Change(ex.scale(part, scale), f"{usual} was applied again, to {what}", 4.9, scope="rows")
         yield Change(ex.scale(part, 1 / scale**2), f"{what} were divided by {usual} twice", 7.5, scope="rows")
 
 

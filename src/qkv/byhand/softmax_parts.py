@@ -14,19 +14,29 @@ from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression, ref
 from qkv.byhand.formulas import Formulas, StepFormulas
 from qkv.byhand.graph import SOFTMAX_PARTS
+from qkv.byhand.slips import parts as subexpressions
 
 
 def with_softmax_parts(
     problem: StepFormulas, parts: Mapping[str, Array], scaled: Array, exact: Mapping[str, Array]
-) -> StepFormulas:
-    """The formulas with steps for the exponentials, the sums, or both, in the way that fits the answer best.
+) -> list[StepFormulas]:
+    """The formulas with steps for the exponentials, the sums, or both, in the ways that the answer may have.
 
+    One way if it gives all numbers of the answer; otherwise one for each kind of exponentials, the usual one first,
+    since some wrong numbers may agree with the other kind by chance.
     parts: those that were written, as (heads, rows, columns). scaled: the scaled scores of the answer.
     """
-    ways = list(_ways(problem.formulas["weights"], exact["scaled"]))
-    first = next(name for name in SOFTMAX_PARTS if name in parts)
-    best = max(ways, key=lambda way: _count_fitting(way, first, parts[first], scaled))
-    return _insert(problem, best, tuple(name for name in SOFTMAX_PARTS if name in parts))
+    names = tuple(name for name in SOFTMAX_PARTS if name in parts)
+    first = parts[names[0]]
+    best: dict[str, tuple[int, Way]] = {}
+    for way in _ways(problem.formulas["weights"], exact["scaled"]):
+        function = next(part.param for part in subexpressions(way[0]) if part.op == "apply")
+        count = _count_fitting(way, names[0], first, scaled)
+        if count == first.size:
+            return [_insert(problem, way, names)]
+        if function not in best or count > best[function][0]:
+            best[function] = count, way
+    return [_insert(problem, way, names) for _, way in best.values()]
 
 
 Way = tuple[Expression, Expression]  # the exponentials as written, and what the sums and weights take of them
@@ -57,7 +67,8 @@ def _count_fitting(way: Way, first: str, written: Array, scaled: Array) -> int:
     values["exponentials"] = ex.evaluate(powers, values)
     found = ex.evaluate(ref("exponentials") if first == "exponentials" else ex.total(taken), values)
     with np.errstate(invalid="ignore"):
-        return int((np.abs(found[0] - written) <= 0.01 * np.maximum(1.0, np.abs(written))).sum())
+        near = np.abs(found[0] - written) <= 0.01 * np.maximum(1.0, np.abs(written))
+    return int((near | np.isnan(written)).sum())
 
 
 def _insert(problem: StepFormulas, way: Way, names: tuple[str, ...]) -> StepFormulas:

@@ -84,7 +84,7 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("power of 2", "2^x instead of e^x", 5),
         ("exp of −x", "e^(−x) instead of e^x: a lost sign in every exponent", 5),
         ("power of 3", "3^x instead of e^x", 6),
-        ("1", "each key got the same weight", 6.5),
+        ("1", "each key got the same weight", 4.8),
         ("e⁰ = e", "e⁰ was taken as e instead of 1", 6),
         ("power of 10", "10^x instead of e^x", 6),
         ("e·x", "e·x instead of e^x", 6.5),
@@ -98,7 +98,7 @@ def function_changes(part: Expression, context: Context) -> Iterator[Change]:
         ("exp of 2x", "e^(2x) instead of e^x, as if the weights were squared", 7.5),
         ("1 + x", "1 + x instead of e^x", 7.5),
         ("1 at the largest", "the largest score got weight 1 instead of a softmax", 5.5),
-        ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 5.2),
+        ("1 at the largest, else exp", "the maximum was subtracted only from the largest score", 6.2),
         ("ln x", "ln x instead of e^x", 7),
         ("1 + x + x²/2", "1 + x + x²/2 instead of e^x", 7.5),
     ):
@@ -117,6 +117,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
         else "down the columns instead of along the rows"
     )
     softmax = _parent_is_softmax(context)
+    if arg.op == "times" and context.shown:
+        what = context.describe(arg.args[1])
+        yield Change(part.with_args(arg.args[1]).with_param(("mean", None)), f"the mean of {what} without weights", 6)
+        yield Change(part.with_param(("mean", None)), "the mean of the products instead of their sum", 6)
     over = "softmax over" if softmax else "summed over"
     everything = f"{over} everything" + (": divided by the sum of all exponentials" if softmax else "")
     yield Change(part.with_param(("column", None)), f"{over} the wrong axis: {wrong}", 4, scope="heads")
@@ -163,6 +167,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
 def _other_sums(part: Expression, rows: int, softmax: bool, context: Context) -> Iterator[Change]:
     """The sum of another row."""
     line = "column" if context.columns else "row"
+    for used, shift in (("before", 1), ("after", -1)) if rows > 2 else ():
+        order = tuple((row - shift) % rows for row in range(rows))
+        name = f"each {line} {'was divided by' if softmax else 'uses'} the sum of the {line} {used} it"
+        yield Change(ex.reordered(part, 2, order), name, 6.5, scope="whole")
     text = "{0} {1} was divided by the sum of {0} {2}" if softmax else "{0} {1} uses the sum of {0} {2}"
     for used in range(rows if rows > 1 else 0):
         if rows > 2:

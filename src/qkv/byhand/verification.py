@@ -31,8 +31,9 @@ from qkv.byhand.solution import solve_problem
 
 TOLERANCE = 0.02  # how far early rounding may move a number and still be accepted
 TRANSPOSED = "rows for columns: the matrix is transposed"
-EQUALLY_LIKELY = 2.0  # bits: explanations that differ by less are all named
+EQUALLY_LIKELY = 1.9  # bits: explanations that differ by less are all named
 MAX_ALTERNATIVES = 3
+MAX_POSSIBLE = 2  # slips that may fit by chance
 Status = Literal["right", "slip", "follows", "rounded", "blank"]
 
 
@@ -123,16 +124,30 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     if parts:
         scaled = written["scaled"].values if "scaled" in written else exact["scaled"]
         scaled = np.where(np.isnan(scaled), exact["scaled"], scaled)  # cells left blank
-        formulas = with_softmax_parts(formulas, {step: sheet.values for step, sheet in parts.items()}, scaled, exact)
-        exact = _exact_values(formulas)
-        written = {step: (written | parts)[step] for step in formulas.formulas if step in written or step in parts}
+        values = {step: sheet.values for step, sheet in parts.items()}
+        ways = with_softmax_parts(formulas, values, scaled, exact)
+        reports = [_find_report(way, written | parts, solution, _exact_values(way), tolerance) for way in ways]
+    else:
+        reports = [_find_report(formulas, written, solution, exact, tolerance)]
+    return min(reports, key=lambda report: report.best.bits).build()
+
+
+def _find_report(
+    formulas: StepFormulas,
+    written: Mapping[str, WrittenStep],
+    solution: Mapping[str, Rows],
+    exact: Mapping[str, Array],
+    tolerance: float,
+) -> "_Report":
+    """The report on the shortest explanation of a sheet."""
+    written = {step: written[step] for step in formulas.formulas if step in written}
     for step, sheet in written.items():
-        if step in parts or any(number.fraction is None for row in solution[step] for number in row):
+        if step not in solution or any(number.fraction is None for row in solution[step] for number in row):
             written[step] = sheet.with_whole_numbers(exact[step])
     formulas = replace(formulas, places=max((sheet.places for sheet in written.values()), default=0))
     with np.errstate(all="ignore"):  # wrong formulas may divide by 0
         search = Search(formulas, written, exact, tolerance)
-        return _Report(formulas, written, solution, exact, search.run(), search.wrong, tolerance).build()
+        return _Report(formulas, written, solution, exact, search.run(), search, tolerance)
 
 
 def _hides(sheet: WrittenStep, problem: Problem) -> bool:
@@ -163,11 +178,11 @@ class _Report:
         solution: Mapping[str, Rows],
         exact: Mapping[str, Array],
         found: list[Hypothesis],
-        wrong: Mapping[str, Array],
+        search: Search,
         tolerance: float,
     ) -> None:
         self.written, self.solution, self.exact, self.tolerance = written, solution, exact, tolerance
-        self.wrong = wrong
+        self.wrong, self.possible = search.wrong, search.possible
         self.said_rounded = False
         self.columns = formulas.problem.convention == "columns"
         self.best = found[0]
@@ -188,11 +203,15 @@ class _Report:
         }
         remarks = self.finding_remarks(sheet, findings, status)
         right = self.best.predictions[step][0]
+        unknown = self.has_unknown(step)
         rounded = [
             place
             for place, kind in status.items()
-            if kind == "rounded" or (kind == "follows" and self.is_visibly_rounded(sheet, place, right))
+            if (kind == "rounded" or (kind == "follows" and self.is_visibly_rounded(sheet, place, right)))
+            and not (unknown and self.best.matches[step][place] == CONTINUED)
         ]
+        if any(found.slip.name == NOT_IDENTIFIED for found in findings):
+            rounded = []  # numbers near the right ones among unknown ones tell nothing about rounding
         if rounded and not any(found.slip.rounding for found in findings):
             unit = max((float(other.unit.max()) for other in (sheet, *self.rounded_before(sheet))), default=0.0)
             allowed = math.inf if unit <= self.tolerance else self.tolerance
@@ -241,6 +260,11 @@ class _Report:
         slips = any(not found.slip.rounding for found in self.best.findings)
         return "follows" if reached and slips else "rounded"
 
+    def has_unknown(self, step: str) -> bool:
+        """Whether a step comes after numbers that are not identified: then the unrounded ones are not known."""
+        before = _steps_before(step, self.best)
+        return any(found.slip.name == NOT_IDENTIFIED and found.step in before for found in self.best.findings)
+
     def is_visibly_rounded(self, sheet: WrittenStep, place: Place, right: Array) -> bool:
         """Whether a number that follows from a slip also shows that the numbers before it were rounded."""
         rounded = self.best.matches[sheet.step][place] in (CONTINUED, BETWEEN)
@@ -277,11 +301,19 @@ class _Report:
             first = min(unknown, key=lambda found: self.place(sheet, min(found.cells)))
             more = sum(kind == "slip" for kind in status.values())
             more -= sum(len(found.cells) for found in named if found not in guesses)
-            note = f"{more - 1} more numbers of this step are wrong" if more > 1 else ""
+            others = "1 more number of this step is" if more == 2 else f"{more - 1} more numbers of this step are"
+            note = f"{others} wrong" if more > 1 else ""
             perhaps = "; ".join(f"perhaps {found.slip.name}" for found in guesses)
+            if not named and not guesses:
+                perhaps = self.possible_slips(sheet.step)
             note = "; ".join(part for part in (perhaps, note) if part)
             remarks.append(replace(self.finding_remark(sheet, first, status), note=note))
         return remarks
+
+    def possible_slips(self, step: str) -> str:
+        """The likeliest slips that give all numbers of a step, which are too few to tell."""
+        possible = sorted(self.possible.get(step, {}).items(), key=lambda pair: pair[1])[:MAX_POSSIBLE]
+        return f"perhaps {' or '.join(name for name, _ in possible)} (too few digits to tell)" if possible else ""
 
     def finding_remark(self, sheet: WrittenStep, found: Finding, status: Mapping[Place, Status]) -> Remark:
         name, alternatives = found.slip.name, self.alternatives[id(found)]

@@ -63,7 +63,7 @@ def continue_from(written: Array, unit: Array, prediction: Array, certain: Array
     return np.where(chosen, written, prediction) + _signs(name, written.shape) * off
 
 
-def reach(prediction: Array, tolerance: float) -> tuple[Array, Array]:
+def reach(prediction: Array, tolerance: float | Array) -> tuple[Array, Array]:
     """How far rounding can move each number from the one that follows from the written ones: fine and coarse.
 
     tolerance: how far rounding to fewer digits than those written may move a number.
