@@ -8,8 +8,10 @@
 # out here.
 #
 # **What was run**: the outputs below are those of the run saved in `nyu-hw4-run.json` beside this notebook. Without
-# that file only the check was run, and there is no accuracy of our own: the last table then has the published figures
-# and dashes.
+# that file this notebook has run its check only, and the last table has the published figures and dashes for this run.
+# The first ten epochs of the same recipe were trained by `qkv train vit-cifar100 --preset nyu-hw4`, with smaller
+# initial weights, N(0, 0.02²) instead of PyTorch's: 12.02 % of the test images after epoch 1 and 33.51 % after epoch
+# 10, the best of the ten (published: 16.06 and 39.91 %). The page nyu-hw4.md has every epoch and the command.
 #
 # | setting | of the homework |
 # |---|---|
@@ -471,7 +473,7 @@ if __name__ == "__main__":
         epoch, accuracy = best_epoch(accuracies)
         print(f"best accuracy {100 * accuracy:.2f} % after epoch {epoch} (picked on the test set)")
     else:
-        print("no epoch was run: there is no accuracy of our own")
+        print("this notebook has run no epoch: the column of this run is empty")
     print(accuracy_table(accuracies))
 
 # %% [markdown]

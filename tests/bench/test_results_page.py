@@ -159,3 +159,14 @@ def test_commands_of_the_results_page_parse(capsys):
             row = get_row(words[2])
             if "--label" in words:
                 row.get_part(words[words.index("--label") + 1])
+
+
+def test_the_command_of_a_record_sets_every_setting_that_differs_from_its_row():
+    checked = 0
+    for records in read_all_records(DOCS / "results").values():
+        for record in records:
+            names = [text.split("=")[0] for text in record.differs if "=" in text]
+            if record.command.startswith("qkv train"):
+                assert all(f"--set {name}=" in record.command.replace("'", "") for name in names), record.label
+                checked += len(names)
+    assert checked >= 5

@@ -11,7 +11,7 @@ from qkv import claims
 from qkv._figures import Bars, Heatmap, Histogram, Lines, draw_svg
 from qkv.claims import courses
 from qkv.claims.explanations import REASONS
-from qkv.claims.questions import QUESTIONS, as_markdown
+from qkv.claims.questions import QUESTIONS, as_markdown, search_questions
 from qkv.claims.report import render_page
 from qkv.cli.main import run
 
@@ -92,7 +92,7 @@ def test_qkv_claims_show_prints_question_statement_reason_and_method_without_run
     assert run(["claims", "show", "identity", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["question"] == "Can self-attention be the identity?"
-    assert "largest cosine" in found["statement"] and "(n − 1)e^(−β(1 − c))" in found["reason"]
+    assert "largest cosine" in found["statement"] and "(n − 1)e^(−β(1 − ρ))" in found["reason"]
     assert "random unit vectors" in found["method"] and found["knobs"]["beta"]["default"] == 12
     assert run(["claims", "show", "identity", "copy"]) == 0
     shown = capsys.readouterr().out
@@ -193,11 +193,54 @@ def test_qkv_questions_lists_the_items_of_a_group_and_names_the_items_for_an_unk
         ("layer norm", ["N4e"], ["A2"]),
         ("positional", ["N3b", "N5b"], ["N1a"]),
         ("ormal", [], ["N4e"]),
+        ("multi-head", ["N4c", "P2c"], ["N1a"]),
+        ("Multi head attention", ["N4c"], ["N1a"]),
+        ("vision", ["N5a", "N5b", "N5c", "N5d", "N6"], ["N1a"]),
+        ("convolutions", ["N2b", "N3d", "N5a"], ["A1"]),
+        ("real time", ["N3e"], ["A1"]),
     ],
 )
 def test_qkv_questions_matches_the_start_of_words_and_synonyms(words, found, missing):
     items = {item for entry in courses.search_answers(words) for item in entry.items}
     assert items.issuperset(found) and items.isdisjoint(missing)
+
+
+@pytest.mark.parametrize(
+    ("sheet", "course"), [("N", "NYU"), ("a", "Attention"), ("cs224n", "CS224N"), ("P", "CSCI 5922")]
+)
+def test_qkv_questions_lists_the_items_of_a_sheet(sheet, course, capsys):
+    assert run(["questions", sheet]) == 0
+    first, *lines = [line for line in capsys.readouterr().out.splitlines() if line[:1] != " " or "questions" in line]
+    assert first.startswith(course) and len(lines) >= 5
+    assert len({line.split()[2][0] for line in lines if line.startswith("  qkv questions ")}) == 1
+
+
+def test_qkv_questions_without_words_lists_every_claim_and_every_homework_problem(capsys):
+    assert run(["questions"]) == 0
+    shown = capsys.readouterr().out
+    assert all(entry.command in shown for entry in QUESTIONS)
+    assert all(f"qkv questions {answer.items[0]} " in shown for answer in courses.read_answers())
+
+
+def test_search_questions_finds_a_claim_by_a_synonym():
+    def found(words: str) -> set[str]:
+        return {entry.claim for entry in search_questions(words)}
+
+    assert {"heads-formula", "heads-count", "two-heads"} <= found("multi-head")
+    assert "patches-are-convolution" in found("cnn") and "class-token" in found("CLS")
+
+
+def test_a_model_answer_names_the_command_for_the_answers_that_it_links_to(capsys):
+    assert run(["questions", "P2c"]) == 0
+    assert "See also: qkv questions N4c" in " ".join(capsys.readouterr().out.split())
+
+
+def test_claims_show_explains_the_wrong_implementations_and_names_the_homework_problems(capsys):
+    assert run(["claims", "show", "residual-norm"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "itself: each token attends only to itself" in shown and "qkv questions N4e" in shown
+    used = [courses.answers_with_claim(claim) for claim in claims.claim_names()]
+    assert sum(map(bool, used)) > 40
 
 
 @pytest.mark.parametrize("item", ["N2a", "N3b", "P3a"])

@@ -37,6 +37,13 @@ def test_a_trained_claim_has_its_verdict_for_every_seed(name, seed):
     assert result.verdict == claims.find_claim(name).expected, result.condition
 
 
+@pytest.mark.long
+def test_two_uses_holds_where_the_generator_without_a_mask_does_well():
+    found = claims.run("two-uses", 9)
+    assert found.numbers["encoder mask, trained to generate: grammatical sentences"] > 0.5  # type: ignore[operator]
+    assert found.verdict == "holds", found.condition
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_trained_claim_runs_with_tiny_settings(name):
     result = claims.run(name, **TINY[name])

@@ -81,7 +81,7 @@ def test_the_notebook_of_a_course_is_made_from_its_script(script):
     printed = "".join(printed_by(notebook["cells"]))
     assert "3,217,764 parameters" in printed and "convolution equals matrix times patches: True" in printed
     has_run = (COURSES / "nyu-hw4-run.json").exists()
-    assert ("no epoch was run: there is no accuracy of our own" in printed) != has_run
+    assert ("this notebook has run no epoch" in printed) != has_run
     assert ("best accuracy" in printed) == has_run
 
 
@@ -178,6 +178,19 @@ def test_the_vit_of_the_notebook_is_that_of_the_homework():
 def test_the_vit_notebook_gets_full_marks(capsys):
     assert run(["grade", "nyu-vit", str(COURSES / "nyu-hw4.ipynb")]) == 0
     assert "40 of 40" in capsys.readouterr().out
+
+
+def test_the_accuracies_and_the_command_of_n6_are_those_of_its_record():
+    (part,) = json.loads((COURSES.parent / "results" / "cifar100-nyu-hw4.json").read_text(encoding="utf-8"))["parts"]
+    text = sections("nyu-hw4")["N6"]
+    ours = dict(re.findall(r"^\| (\d+) \| [\d.–]+ \| \**(\d+\.\d\d)\**", text, re.MULTILINE))
+    measured = {str(step // 196): f"{100 * accuracy:.2f}" for step, _, accuracy in part["curve"]}
+    assert ours == measured and len(ours) == 10
+    (line,) = re.findall(r"^qkv train .* --epochs 10 .*$", text, re.MULTILINE)
+    settings = {text.split("=")[0] for text in part["differs"] if "=" in text} - {"train.disable_malloc_trim"}
+    assert settings == {name.split("=")[0] for name in re.findall(r"--set (\S+)", line)}
+    script = (COURSES / "vit_cifar100.py").read_text(encoding="utf-8")
+    assert f"{measured['1']} %" in script and f"{measured['10']} %" in script.replace("\n# ", " ")
 
 
 @pytest.mark.parametrize("name", make_diagrams.DIAGRAMS)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from qkv import claims
+from qkv.claims.explanations import WRONG_IMPLEMENTATIONS
 from qkv.claims.mutants import wrong_implementation
 from qkv.claims.report import VERDICTS, format_number
-from qkv.studio.api.claims import BREAKS, MUTANTS, _claim_json
+from qkv.studio.api.claims import BREAKS, _claim_json
 from qkv.studio.tasks import run_claim
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -122,4 +123,4 @@ def test_the_claims_api_gives_the_question_and_the_caption_of_the_run():
 
 
 def test_every_mutant_has_a_description():
-    assert set(MUTANTS) == {mutant for claim in claims.CLAIMS.values() for mutant in claim.mutants}
+    assert set(WRONG_IMPLEMENTATIONS) == {mutant for claim in claims.CLAIMS.values() for mutant in claim.mutants}

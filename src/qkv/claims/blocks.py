@@ -178,10 +178,10 @@ def residual_norm(lab: Lab, depth: int, dim: int, tokens: int, seeds: int) -> Ex
             f"{PRE}: gradient at the input": geometric_mean([run.gradient for run in runs[PRE]]),
             **{f"{name}: gradient relative to that": ratio for name, ratio in ratios.items()},
             **{f"{name}: the same after {early} layers": ratio for name, ratio in early_ratios.items()},
-            **{f"{name}: token diversity after {early} layers": collapsed[name] for name in (PRE, POST, alone)},
-            **{f"{name}: token diversity after {depth} layers": deep[name] for name in (PRE, POST, alone)},
-            **{f"{name}: s.d. of activations after {depth} layers": run.deviations[-1] for name, run in first.items()},
-            **{f"{name}: mean of activations after {depth} layers": run.means[-1] for name, run in first.items()},
+            **{f"{name}: token diversity, {early} layers": collapsed[name] for name in (PRE, POST, alone)},
+            **{f"{name}: token diversity, {depth} layers": deep[name] for name in (PRE, POST, alone)},
+            **{f"{name}: activation s.d., {depth} layers": run.deviations[-1] for name, run in first.items()},
+            **{f"{name}: activation mean, {depth} layers": run.means[-1] for name, run in first.items()},
         },
         (
             at_most(

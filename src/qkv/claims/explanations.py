@@ -1,4 +1,7 @@
-"""Why each claim should hold, and how its experiment tests it: what `qkv claims show` prints. Imports no torch."""
+"""Why each claim should hold, how its experiment tests it, and what each wrong implementation does wrong.
+
+`qkv claims show` prints them. Imports no torch.
+"""
 
 REASONS: dict[str, tuple[str, str]] = {
     "shapes": (
@@ -95,8 +98,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "Compute c_1 and c_2 for several β, with Q and with Q/β². Errors are relative to ‖u‖ = β.",
     ),
     "identity": (
-        "Other tokens have a score at least β(1 − c) lower, so all of them together have a relative weight of at most "
-        "(n − 1)e^(−β(1 − c)).",
+        "Other tokens have a score at least β(1 − ρ) lower, so all of them together have a relative weight of at most "
+        "(n − 1)e^(−β(1 − ρ)), with ρ the largest cosine of two tokens.",
         "Orthonormal tokens against the formula; 4d random unit vectors in d dimensions against the bound, at the "
         "given β and at the β of their margin.",
     ),
@@ -223,4 +226,38 @@ REASONS: dict[str, tuple[str, str]] = {
         ".T reverses all axes.",
         "Gradients from one text of a batch to the others, and the sizes for which x @ x.T runs.",
     ),
+}
+
+# the names of `--wrong` (qkv.claims.mutants): what is wrong
+WRONG_IMPLEMENTATIONS = {
+    "wrong-axis": "the softmax runs over the queries",
+    "no-scale": "the scale 1/√d is missing",
+    "scale-1/d": "the scale is 1/d, not 1/√d",
+    "beta-ignored": "β is not used: always 1/√d",
+    "beta-squared": "β is applied twice",
+    "uniform": "all keys get the same weight",
+    "argmax": "always all weight on the best key",
+    "never-hard": "hard attention stays soft",
+    "not-normalized": "exp without dividing by the sum",
+    "no-shift": "exp without subtracting the largest score",
+    "signed": "no softmax: the scores are the weights",
+    "itself": "each token attends only to itself",
+    "unmasked": "the mask is ignored",
+    "mask-after-softmax": "the mask is applied after the softmax",
+    "mask-one-late": "the mask lets one key too many through",
+    "v-for-k": "values are used as keys",
+    "k-for-v": "keys are used as values",
+    "dropout-renormalized": "weights are normalized again after dropout",
+    "dropout-unscaled": "weights are not scaled up by dropout",
+    "dropout-in-weights": "the returned weights include dropout",
+    "written-out": "right, but it stores all weights: only its memory is wrong",
+    "linear-feed-forward": "the feed-forward network has no nonlinearity",
+    "mixing-feed-forward": "the feed-forward network reads the previous token",
+    "feed-forward-by-position": "the feed-forward network is a different one at each position",
+    "rows-first-patches": "patches are flattened in another order than the weights",
+    "learned-positions": "positions are learned for one length",
+    "frozen-positions": "the position table is not trained",
+    "dropout-on-stream": "dropout is applied to the residual stream",
+    "dropout-in-evaluation": "dropout stays on in evaluation",
+    "no-warm-up": "the first step has the full learning rate",
 }

@@ -38,8 +38,8 @@ def positions(lab: Lab, tokens: int, dim: int, shift: int, steps: int, seeds: in
     numbers["the same term after W_Q and W_K: change by that shift"] = projected
     numbers |= {f"{name}, added to the tokens: change by that shift": value for name, value in absolute.items()}
     numbers |= {
-        "rope in float32: the same": float32_change["ours"],
-        "rope with float32 angles: the same": float32_change["angles"],
+        "rope in float32: change of the scores by that shift": float32_change["ours"],
+        "rope with float32 angles: change of the scores by that shift": float32_change["angles"],
     }
     numbers |= {f"{name}: difference between the positions of a constant text": value for name, value in same.items()}
     predicates: list[Predicate] = [
@@ -253,7 +253,7 @@ CLAIMS = (
         "positions",
         FAMILY,
         "RoPE, T5, ALiBi and Shaw depend on distances only: a shift changes no weight. Of the schemes that learned "
-        "a fixed lag, some carry it to longer sequences, not every relative one, and a learned table does not.",
+        "a fixed lag, some relative ones carry it to longer sequences and others do not; a learned table does not.",
         "holds-if",
         "in float64; in float32 a shift moves RoPE's scores, more so if its angles are float32 too",
         positions,

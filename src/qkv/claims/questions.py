@@ -158,7 +158,7 @@ QUESTIONS = (
     CourseQuestion(
         "Can self-attention be the identity?",
         "identity",
-        "where the margin β(1 − c) is large, c the largest cosine of two tokens; orthonormal: e^β/(e^β+n−1)",
+        "where the margin β(1 − ρ) is large, ρ the largest cosine of two tokens; orthonormal: e^β/(e^β+n−1)",
         '"only for n ≤ d": 32 vectors in 8 dimensions separate at a larger β',
     ),
     CourseQuestion(

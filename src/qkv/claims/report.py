@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from qkv import __version__
 from qkv._html import page
+from qkv.claims.catalog import read_catalog
 from qkv.claims.claim import ClaimResult, Number, Predicate
 from qkv.claims.questions import TITLES
 
@@ -44,7 +45,7 @@ def render_page(results: Sequence[ClaimResult], families: dict[str, str]) -> str
     unexpected = [r for r in results if r.verdict != r.expected]
     seeds = ", ".join(sorted({str(r.seed) for r in results}))
     parts = [
-        f"<p>{len(results)} statements about attention and transformers, each tested by an experiment: {summary}.</p>",
+        f"<p>Statements about attention and transformers, each tested by an experiment: {summary}.</p>",
         f'<p class="soft">qkv {__version__} · seed {seeds} · {sum(r.seconds for r in results):.0f} s · a verdict is '
         "computed from the measurements below it; “holds if” names the condition, “fails” the counter-example.</p>",
     ]
@@ -94,13 +95,14 @@ def _article(result: ClaimResult) -> str:
     figure = ""
     if result.panels:
         figure = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
-    knobs = ", ".join(f"{name} = {value:g}" for name, value in result.knobs.items())
+    helps = {knob.name: knob.help for knob in read_catalog()[result.name].knobs}
+    settings = ", ".join(f"{name} = {value:g} ({helps[name]})" for name, value in result.knobs.items())
     return (
         f'<article id="claim-{result.name}"><div class="head"><h3>{html.escape(TITLES[result.name])}</h3>'
         f'<span class="soft">{result.name} · seed {result.seed} · {result.seconds:.1f} s</span></div>'
         f'<p>{_verdict(result)}{condition}</p>{unexpected}<p class="statement">{html.escape(result.statement)}</p>'
         f"{figure}<table>{numbers}</table>{_tests(result.predicates)}"
-        f'<p class="soft">Run with {html.escape(knobs) or "no knobs"}.</p></article>'
+        f'<p class="soft">Settings: {html.escape(settings) or "none"}.</p></article>'
     )
 
 

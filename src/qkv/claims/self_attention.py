@@ -201,9 +201,9 @@ def identity(lab: Lab, n: int, d: int, beta: float) -> ExperimentResult:
     group = f"{count} random unit vectors in {d} dimensions"
     need = f"need β ≥ {crowd_needed:.3g} at most" if math.isfinite(crowd_needed) else "never separate: two coincide"
     condition = (
-        f"β(1 − c) ≥ log({IDENTITY / (1 - IDENTITY):.0f}(n − 1)), where c is the largest cosine of two tokens: "
-        f"n = {n} orthonormal (c = 0) need β ≥ {needed:.3g}, and at β = 1 the diagonal is {low:.3g}; {group} "
-        f"(c = {cosine:.3g}) {need}, and at β = {beta:g} their lowest is {crowded:.3g}"
+        f"β(1 − ρ) ≥ log({IDENTITY / (1 - IDENTITY):.0f}(n − 1)), where ρ is the largest cosine of two tokens: "
+        f"n = {n} orthonormal (ρ = 0) need β ≥ {needed:.3g}, and at β = 1 the diagonal is {low:.3g}; {group} "
+        f"(ρ = {cosine:.3g}) {need}, and at β = {beta:g} their lowest is {crowded:.3g}"
     )
     return ExperimentResult(
         {
@@ -220,7 +220,7 @@ def identity(lab: Lab, n: int, d: int, beta: float) -> ExperimentResult:
             equal("the diagonal is e^β/(e^β + n − 1)", formula),
             at_least("attention is the identity", high, IDENTITY),
             at_least("attention is the identity at β = 1", low, IDENTITY, "beyond"),
-            at_most("with n > d the diagonal is below 1/(1 + (n − 1)e^(−β(1 − c))), by", below, 1e-12),
+            at_most("with n > d the diagonal is below 1/(1 + (n − 1)e^(−β(1 − ρ))), by", below, 1e-12),
             at_least("with n > d at the β of their margin", separate, IDENTITY)
             if math.isfinite(crowd_needed)
             else true("with n > d at the β of their margin: two coincide", True),
@@ -302,10 +302,10 @@ CLAIMS = (
     Claim(
         "identity",
         FAMILY,
-        "Self-attention of unit vectors is the identity: the diagonal is at least 1/(1 + (n − 1)e^(−β(1 − c))), with c "
+        "Self-attention of unit vectors is the identity: the diagonal is at least 1/(1 + (n − 1)e^(−β(1 − ρ))), with ρ "
         "the largest cosine of two tokens; for orthonormal ones it is e^β/(e^β + n − 1).",
         "holds-if",
-        "the margin β(1 − c) is large against log(n − 1); n ≤ d is not needed",
+        "the margin β(1 − ρ) is large against log(n − 1); n ≤ d is not needed",
         identity,
         (
             Knob("n", 8, "tokens", (1, 64)),

@@ -157,7 +157,8 @@ def _list_claims(json: bool) -> int:
 def _show_claims(names: tuple[str, ...], json: bool) -> int:
     """Print question, statement, condition, reason, method and settings of claims, without running them."""
     from qkv.claims.catalog import find_by_name, read_catalog
-    from qkv.claims.explanations import REASONS
+    from qkv.claims.courses import answers_with_claim
+    from qkv.claims.explanations import REASONS, WRONG_IMPLEMENTATIONS
     from qkv.claims.questions import TITLES
     from qkv.claims.report import VERDICTS
 
@@ -175,6 +176,8 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
                 "method": method,
                 "knobs": {knob.name: {"help": knob.help, "default": knob.default} for knob in claim.knobs},
                 "mutants": list(claim.mutants),
+                "wrong": {name: WRONG_IMPLEMENTATIONS[name] for name in claim.mutants},
+                "homework": [item for answer in answers_with_claim(claim.name) for item in answer.items],
                 "cost": claim.cost,
             }
         )
@@ -185,6 +188,7 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
         out().print(Text.assemble((entry["question"], "bold"), ("  " + entry["name"], "cyan")))
         expected = VERDICTS[entry["expected"]] + (f": {entry['condition']}" if entry["condition"] else "")
         knobs = ", ".join(f"{name} = {knob['default']:g} ({knob['help']})" for name, knob in entry["knobs"].items())
+        wrong = "".join(f"\n  {name}: {what}" for name, what in entry["wrong"].items())
         table = Table.grid(padding=(0, 2))
         for title, text in (
             ("statement", entry["statement"]),
@@ -192,7 +196,8 @@ def _show_claims(names: tuple[str, ...], json: bool) -> int:
             ("reason", entry["reason"]),
             ("method", entry["method"]),
             ("settings", knobs or "none"),
-            ("--wrong", f"{', '.join(entry['mutants'])} (wrong implementations that change the verdict)"),
+            ("--wrong", f"wrong implementations that change the verdict:{wrong}"),
+            ("homework", f"qkv questions {' '.join(entry['homework'])}" if entry["homework"] else "none"),
         ):
             table.add_row(Text(f"  {title}", style="dim"), Text(text))
         out().print(table)

@@ -1,5 +1,6 @@
 """`qkv questions`: questions that courses ask, the claim that answers each, and the model answers to the sheets."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
     """List questions from courses, with the answer, the usual mistake, and the claim that tests it by experiment.
 
-    To print the full model answer to a homework problem, give its label, such as N1c or C1a-e; to list the problems of
-    a group, give the group, such as C2. The homework sheets are NYU Deep Learning homework 4 (N1a to N6), an assignment
-    on copying and averaging with attention (A1 to A5), CS224N assignment 5 (C0 to C3c) and CSCI 5922 problem set 4 (P1a
-    to P3x).
+    Without words, all questions are listed, then all homework problems. To print the full model answer to a homework
+    problem, give its label, such as N1c or C1a-e; to list the problems of a group or a sheet, give its label, such as
+    C2 or C. The homework sheets are NYU Deep Learning homework 4 (N), an assignment on copying and averaging with
+    attention (A), CS224N assignment 5 (C) and CSCI 5922 problem set 4 (P).
 
     Examples:
 
@@ -25,18 +26,19 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
         qkv questions average pooling
         qkv questions N1c
         qkv questions C2
+        qkv questions N
 
     Parameters
     ----------
     words
-        Show only questions that contain all of these words, or words that begin with them. Or the labels of homework
-        problems, such as N1c P3d.
+        Show only questions that contain all of these words, or words that begin with them, or their synonyms. Or the
+        labels of homework problems, such as N1c P3d.
     markdown
         Print the page docs/questions.md.
     json
         Print the questions as JSON.
     """
-    from qkv.claims.courses import find_answers, search_answers
+    from qkv.claims.courses import find_answers, read_answers, search_answers
     from qkv.claims.questions import as_markdown, search_questions
 
     if markdown:
@@ -46,6 +48,9 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
         return 0
     answers = [find_answers(word) for word in words]
     if words and all(answers):
+        if len(words) == 1 and len({answer.items[0][:2] for answer in answers[0]}) > 1 and not json:  # a sheet: N
+            _print_titles(answers[0])
+            return 0
         if len(words) == 1 and len(answers[0]) > 1 and len(words[0]) == 2 and not json:  # a group, such as C2
             return _print_group(words[0].upper(), answers[0])
         return _print_answers([answer for found in answers for answer in found], json)
@@ -76,10 +81,11 @@ def questions(*words: str, markdown: bool = False, json: bool = False) -> int:
             out().print(Text(f"  usual mistake: {entry.mistake}", style="dim"))
         out().print(Text(f"  {entry.command}\n", style="cyan"))
     if mentions:
-        out().print(Text("Items of the sheets that mention it", style="bold"))
+        out().print(Text("Homework problems whose answer mentions it:"))
         _print_titles(mentions)
     elif not words:
-        out().print("A whole model answer: qkv questions N1c", highlight=False)
+        _print_titles(read_answers())
+        out().print("\nThe model answer to a homework problem: qkv questions N1c", highlight=False)
     return 0
 
 
@@ -105,6 +111,13 @@ def _print_group(group: str, answers: "list[CourseAnswer]") -> int:
     return 0
 
 
-def _print_titles(answers: "list[CourseAnswer]") -> None:
+def _print_titles(answers: "Sequence[CourseAnswer]") -> None:
+    """The labels and titles of homework problems, by sheet."""
+    course = None
     for answer in answers:
-        out().print(Text.assemble((f"  qkv questions {answer.items[0]:4}", "cyan"), f"  {answer.title}"))
+        if answer.course != course:
+            course = answer.course
+            out().print(Text(course, style="bold"))
+        label = answer.items[0]
+        title = answer.title.removeprefix(f"{label} ")
+        out().print(Text.assemble((f"  qkv questions {label:4}", "cyan"), f"  {title}"))

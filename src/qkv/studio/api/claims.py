@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from qkv._workers import Worker
 from qkv.claims import CLAIMS, Claim, find_claim
+from qkv.claims.explanations import WRONG_IMPLEMENTATIONS
 from qkv.claims.questions import TITLES
 from qkv.claims.registry import MAX_SEED, knob_values
 from qkv.studio.jobs import Job
@@ -45,39 +46,6 @@ BREAKS: dict[str, tuple[tuple[str, float, str], ...]] = {
     "similar-to-mlp": (("tokens", 1, "a single token has weight 1: self-attention is a linear layer"),),
     "heads-are-channels": (("beta", 0.0, "uniform attention has fixed weights, as a kernel has"),),
     "worked-example": (("scale", 2.0, "the scores are not those of the example"),),
-}
-# wrong implementations of qkv.claims.mutants: what is wrong
-MUTANTS = {
-    "wrong-axis": "the softmax runs over the queries",
-    "no-scale": "the scale 1/√d is missing",
-    "scale-1/d": "the scale is 1/d, not 1/√d",
-    "beta-ignored": "β is not used: always 1/√d",
-    "beta-squared": "β is applied twice",
-    "uniform": "all keys get the same weight",
-    "argmax": "always all weight on the best key",
-    "never-hard": "hard attention stays soft",
-    "not-normalized": "exp without dividing by the sum",
-    "no-shift": "exp without subtracting the largest score",
-    "signed": "no softmax: the scores are the weights",
-    "itself": "each token attends only to itself",
-    "unmasked": "the mask is ignored",
-    "mask-after-softmax": "the mask is applied after the softmax",
-    "mask-one-late": "the mask lets one key too many through",
-    "v-for-k": "values are used as keys",
-    "k-for-v": "keys are used as values",
-    "dropout-renormalized": "weights are normalized again after dropout",
-    "dropout-unscaled": "weights are not scaled up by dropout",
-    "dropout-in-weights": "the returned weights include dropout",
-    "written-out": "right, but it stores all weights",
-    "linear-feed-forward": "the feed-forward network has no nonlinearity",
-    "mixing-feed-forward": "the feed-forward network reads the previous token",
-    "feed-forward-by-position": "the feed-forward network is a different one at each position",
-    "rows-first-patches": "patches are flattened in another order than the weights",
-    "learned-positions": "positions are learned for one length",
-    "frozen-positions": "the position table is not trained",
-    "dropout-on-stream": "dropout is applied to the residual stream",
-    "dropout-in-evaluation": "dropout stays on in evaluation",
-    "no-warm-up": "the first step has the full learning rate",
 }
 
 
@@ -188,7 +156,7 @@ def _claim_json(claim: Claim) -> dict[str, Any]:
         "expected": claim.expected,
         "caption": claim.figure,
         "knobs": [{part: getattr(knob, part) for part in knob_parts} for knob in claim.knobs],
-        "mutants": [{"name": name, "description": MUTANTS[name]} for name in claim.mutants],
+        "mutants": [{"name": name, "description": WRONG_IMPLEMENTATIONS[name]} for name in claim.mutants],
         "overturn": dict(claim.overturn),
         "breaks": [{"knob": knob, "value": value, "why": why} for knob, value, why in BREAKS.get(claim.name, ())],
     }
