@@ -51,6 +51,7 @@ class Formula:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         scale = self.scale * (HEAD_DIM / q.shape[-1]) ** 0.5 if self.by_head_dim else self.scale
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = scale * q @ k.mT
         t, s = scores.shape[-2:]
         if self.alibi is not None:
@@ -118,7 +119,7 @@ def modes(impl: Implementation) -> tuple[Mode, ...]:
 
 def fit_formula(impl: Implementation, contract: Contract, mode: Mode) -> list[Formula]:
     """The forms of the formula that give the outputs of a function at one shape."""
-    q, k, v = random_parts(base_shape(impl))
+    q, k, v = random_parts(impl, base_shape(impl))
     try:
         out = _call(impl, mode, q, k, v)
     except Exception:  # it does not take this mode
@@ -144,7 +145,7 @@ def _limit(impl: Implementation) -> float:
 
 def _check_promise(impl: Implementation, contract: Contract, fitting: list[Formula]) -> Finding:
     """Where scale and softmax are promised, the output must equal the written formula, causal or not."""
-    q, k, v = random_parts(base_shape(impl))
+    q, k, v = random_parts(impl, base_shape(impl))
     scale = contract.scale_for(HEAD_DIM)
     assert scale is not None
     biases = tuple(alibi_slopes(HEADS)) if contract.position == "alibi" else (None,)
@@ -186,7 +187,7 @@ def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shap
 
 def _takes_fewer_queries(impl: Implementation, mode: Mode) -> bool:
     try:
-        _call(impl, mode, *random_parts(_allowed_shape(impl, (2, 4, 3, 12, 8))))
+        _call(impl, mode, *random_parts(impl, _allowed_shape(impl, (2, 4, 3, 12, 8))))
     except Exception:  # it takes as many queries as keys only
         return False
     return True
@@ -219,7 +220,7 @@ def _shapes_for(forms: list[Formula], shapes: tuple[Shape, ...]) -> list[Shape]:
 
 def compare_shape(impl: Implementation, mode: Mode, forms: list[Formula], shape: Shape) -> tuple[float, float]:
     """How far outputs and gradients are from the nearest form of the formula (relative)."""
-    given, own = random_parts(shape), random_parts(shape)
+    given, own = random_parts(impl, shape), random_parts(impl, shape)
     gradients = impl.differentiable and shape[2] * shape[3] <= 65 * 65
     with torch.set_grad_enabled(gradients):
         leaves = [part.requires_grad_(gradients) for part in given]
@@ -245,7 +246,7 @@ def _explain(impl: Implementation, fitting: dict[Mode, list[Formula]]) -> tuple[
     """What a function does wrong at the shapes where the formula fails."""
     for mode, forms in fitting.items():
         for shape in _shapes_for(forms, SHAPES):
-            q, k, v = random_parts(_allowed_shape(impl, shape))
+            q, k, v = random_parts(impl, _allowed_shape(impl, shape))
             try:
                 out = _call(impl, mode, q, k, v)
                 expected = [_expect(form, mode, q, k, v) for form in forms]
@@ -284,7 +285,7 @@ def _explain_gradients(impl: Implementation, fitting: dict[Mode, list[Formula]])
             shape = other if compare_shape(impl, mode, forms, other)[1] > 1e-6 else shape
         except Exception:  # refused at this shape
             continue
-    own, parts = ([part.requires_grad_() for part in random_parts(shape)] for _ in range(2))
+    own, parts = ([part.requires_grad_() for part in random_parts(impl, shape)] for _ in range(2))
     with torch.enable_grad():
         expected, out = _expect(forms[0], mode, *own), _call(impl, mode, *(part * 1 for part in parts))
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(46), dtype=torch.float64).to(out)
@@ -315,7 +316,7 @@ def _check_dtypes(
     worst, words, refused, where = 0.0, [], [], []
     for dtype in dtypes:
         for shape, size in (((2, 4, 32, 32, 8), 1.0), ((2, 4, 32, 32, 8), 30.0), ((1, 4, 257, 257, 64), 1.0)):
-            q, k, v = (part.to(dtype) for part in random_parts(_allowed_shape(impl, shape)))
+            q, k, v = (part.to(dtype) for part in random_parts(impl, _allowed_shape(impl, shape)))
             q = q * size
             exact = _expect(form, mode, q.double(), k.double(), v.double())
             try:
@@ -339,11 +340,12 @@ def _check_dtypes(
 # -- inputs and calls --------------------------------------------------------------------------------------------------
 
 
-def random_parts(shape: Shape) -> list[Tensor]:
-    """Random q, k and v of a shape."""
+def random_parts(impl: Implementation, shape: Shape) -> list[Tensor]:
+    """Random q, k and v of a shape, with as many key heads as a function insists on."""
     b, h, t, s, d = shape
     generator = torch.Generator().manual_seed(47 + t + s)
-    return [torch.randn(b, h, length, d, generator=generator, dtype=torch.float64) for length in (t, s, s)]
+    sizes = ((h, t), (impl.key_heads(h), s), (impl.key_heads(h), s))
+    return [torch.randn(b, heads, length, d, generator=generator, dtype=torch.float64) for heads, length in sizes]
 
 
 def _random_mask(t: int, s: int) -> Tensor:

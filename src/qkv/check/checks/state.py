@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv.check.calling.building import DROPOUT_NAMES
 from qkv.check.checks.kept import find_kept
-from qkv.check.implementation import Implementation, randomize_weights, relative_difference
+from qkv.check.implementation import Implementation, cast_module, randomize_weights, relative_difference
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep
 
@@ -150,7 +150,7 @@ def _fresh_copy(impl: Implementation, *, same_buffers: bool = True) -> nn.Module
     """A new module with the weights of the old one; None if they cannot be moved or something else differs."""
     assert impl.fresh is not None and impl.module is not None
     try:
-        other = impl.fresh().to(impl.dtype).eval()
+        other = cast_module(impl.fresh(), impl.dtype).eval()
         other.load_state_dict(impl.module.state_dict())
     except Exception:  # lazily built layers, or names that change
         return None
