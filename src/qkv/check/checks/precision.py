@@ -116,7 +116,11 @@ class RoundedScores(OperatorWatcher):
             largest = torch.finfo(self._dtype).max
             scores = args[0].clamp(-largest, largest) if args[0].isfinite().all() else args[0]
             args = (scores.to(self._dtype).to(args[0].dtype), *args[1:])
-        return func(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
+        bias = named.get("attn_mask")  # of a fused kernel
+        if isinstance(bias, Tensor) and bias.is_floating_point():
+            named["attn_mask"] = bias.to(self._dtype).to(bias.dtype)
+        return func(*args, **named)
 
 
 class EpsilonOf(TorchFunctionMode):
