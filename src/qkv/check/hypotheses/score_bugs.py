@@ -189,7 +189,9 @@ def soft_mask_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
     filled = lambda x: {"core": partial(_filled, value=x)}  # noqa: E731
     yield from bugs.fitted(soft, "masked scores are not −∞ but {}", filled, SIGNED)
     lowered = lambda x: {"core": partial(_lowered, by=x)}  # noqa: E731
-    yield from bugs.fitted(soft, "masked scores are not −∞ but lower by {}", lowered, POSITIVE)
+    for bug in bugs.fitted(soft, "masked scores are not −∞ but lower by {}", lowered, POSITIVE):
+        if not bug.words.endswith(" by 0"):  # that is no mask at all
+            yield bug
     half = "the mask hides keys with positive scores only"
     yield bugs.but(soft, half, core=lambda x, m, v: average(x, m | (x <= 0), v))
     for heads in ("first", "last"):
