@@ -27,6 +27,8 @@ from qkv.check.shapes import Options
 
 Shape = tuple[int, int, int, int, int]  # b, h, t, s, d
 Mode = Literal["plain", "causal", "mask"]
+Rounded = tuple[str, torch.dtype]  # what is rounded, and to what
+ROUNDED = ("scores", "weights", "queries and keys", "queries and keys and their products", "values")  # what code may hold in too few bits
 BASE: Shape = (2, HEADS, 12, 12, HEAD_DIM)
 SHAPES: tuple[Shape, ...] = (
     (1, 1, 1, 1, 8), (2, 4, 1, 1, 8), (1, 3, 2, 2, 40), (5, 6, 3, 3, 8), (2, 3, 13, 13, 64), (1, 4, 16, 16, 8),
@@ -53,11 +55,17 @@ class Formula:
     window: int | None = None
     hides: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, rounded: Rounded | None = None
+    ) -> Tensor:
+        def store(name: str, x: Tensor) -> Tensor:
+            return x if rounded is None or name not in rounded[0] else x.to(rounded[1]).to(x.dtype)
+
         scale = self.scale * (HEAD_DIM / q.shape[-1]) ** 0.5 if self.by_head_dim else self.scale
         mask = mask if self.hides is None else ~self.hides(q, k, mask)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        scores = scale * q @ k.mT
+        q, k, v = store("queries and keys", q), store("queries and keys", k), store("values", v)
+        scores = store("scores", scale * store("products", q @ k.mT))
         t, s = scores.shape[-2:]
         if self.alibi is not None:
             slopes = torch.tensor(alibi_slopes(q.shape[1])[self.alibi], dtype=torch.float64).to(q)
@@ -72,7 +80,7 @@ class Formula:
             mask = allowed if mask is None else mask & allowed
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        weights = scores.softmax(-1)
+        weights = store("weights", scores.softmax(-1))
         return (weights if mask is None else weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)) @ v
 
 
@@ -348,6 +356,7 @@ def _check_dtypes(
     form = next(iter(fitting["plain"] or next(found for found in fitting.values() if found)))
     mode: Mode = "plain" if fitting["plain"] else next(mode for mode, found in fitting.items() if found)
     worst, words, refused, where = 0.0, [], [], []
+    hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
     for dtype in dtypes:
         for shape, size in (((2, 4, 32, 32, 8), 1.0), ((2, 4, 32, 32, 8), 30.0), ((1, 4, 257, 257, 64), 1.0)):
             q, k, v = (part.to(dtype) for part in random_parts(impl, _allowed_shape(impl, shape)))
@@ -366,9 +375,26 @@ def _check_dtypes(
             if error / limit > worst:
                 worst = error / limit
                 words = [f"{_name(dtype)}, inputs × {size:g}: error {error:.2g}, that of the formula {naive:.2g}"]
+                coarse = _find_rounding(form, mode, (q, k, v), found, limit) if worst > 1 else None
+                if coarse is not None:
+                    hint = f"{coarse[0]} are held in {_name(coarse[1])}, though the inputs are {_name(dtype)}"
     evidence = "; ".join([*words, *dict.fromkeys(refused)])
-    hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
     yield judge("dtype", worst, 1.0, evidence, hint, "low precision", " and ".join(dict.fromkeys(where)))
+
+
+def _find_rounding(
+    form: Formula, mode: Mode, inputs: tuple[Tensor, ...], found: Tensor, limit: float
+) -> Rounded | None:
+    """What was rounded to another 16-bit dtype, if that gives the output to within the allowed error."""
+    exact = [x.double() for x in inputs]
+    dtypes = (dtype for dtype in (torch.bfloat16, torch.float16) if dtype != inputs[0].dtype)
+    errors: dict[Rounded, float] = {}
+    for dtype in dtypes:
+        for name in ROUNDED:
+            other = _expect(form, mode, *exact, rounded=(name, dtype))
+            errors[name, dtype] = float((other - found).abs().nan_to_num(nan=float("inf")).max())
+    best = min(errors, key=lambda one: errors[one])
+    return best if errors[best] <= limit else None
 
 
 # -- inputs and calls --------------------------------------------------------------------------------------------------
@@ -396,8 +422,10 @@ def _call(impl: Implementation, mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> 
     return attention(q, k, v, mask, causal=mode == "causal")
 
 
-def _expect(form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return form(q, k, v, _random_mask(q.shape[2], k.shape[2]) if mode == "mask" else None)
+def _expect(
+    form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor, rounded: Rounded | None = None
+) -> Tensor:
+    return form(q, k, v, _random_mask(q.shape[2], k.shape[2]) if mode == "mask" else None, rounded)
 
 
 def _words(shape: Shape) -> str:
