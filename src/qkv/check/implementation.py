@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -183,7 +183,7 @@ def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     `Module.to(dtype)` discards their imaginary parts.
     """
     turned = torch.complex128 if dtype == torch.float64 else torch.complex64
-    kept = [
+    kept: list[tuple[Any, str, Tensor]] = [
         (store, name, value)
         for part in module.modules()
         for store in (part._parameters, part._buffers)

@@ -28,7 +28,13 @@ from qkv.check.shapes import Options
 Shape = tuple[int, int, int, int, int]  # b, h, t, s, d
 Mode = Literal["plain", "causal", "mask"]
 Rounded = tuple[str, torch.dtype]  # what is rounded, and to what
-ROUNDED = ("scores", "weights", "queries and keys", "queries and keys and their products", "values")  # what code may hold in too few bits
+ROUNDED = (
+    "scores",
+    "weights",
+    "queries and keys",
+    "queries and keys and their products",
+    "values",
+)  # what code may hold in too few bits
 BASE: Shape = (2, HEADS, 12, 12, HEAD_DIM)
 SHAPES: tuple[Shape, ...] = (
     (1, 1, 1, 1, 8), (2, 4, 1, 1, 8), (1, 3, 2, 2, 40), (5, 6, 3, 3, 8), (2, 3, 13, 13, 64), (1, 4, 16, 16, 8),
@@ -45,7 +51,7 @@ class Formula:
     """One form of the formula: its scale for d = 8, whether that is d^-½, and where its causal mask sits, if any.
 
     alibi: the form of the slopes of a bias by distance (`alibi_slopes`), if there is one.
-    hides: the function's own mask (b, h, t, s), from q, k and a mask; for kinds that other checks judge (chunks, prefixes).
+    hides: the function's own mask (b, h, t, s), from q, k and a mask; for kinds that other checks judge, as chunks.
     """
 
     scale: float
@@ -257,7 +263,11 @@ def _condition(wrong: set[Shape], fine: set[Shape]) -> str:
 
 def _shapes_for(forms: list[Formula], shapes: tuple[Shape, ...]) -> list[Shape]:
     """A causal function with fewer keys than queries has rows that see nothing: what they give is open."""
-    return [shape for shape in shapes if shape[2] <= shape[3] or all(form.causal is None and form.hides is None for form in forms)]
+    return [
+        shape
+        for shape in shapes
+        if shape[2] <= shape[3] or all(form.causal is None and form.hides is None for form in forms)
+    ]
 
 
 def compare_shape(impl: Implementation, mode: Mode, forms: list[Formula], shape: Shape) -> tuple[float, float]:
@@ -422,9 +432,7 @@ def _call(impl: Implementation, mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> 
     return attention(q, k, v, mask, causal=mode == "causal")
 
 
-def _expect(
-    form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor, rounded: Rounded | None = None
-) -> Tensor:
+def _expect(form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor, *, rounded: Rounded | None = None) -> Tensor:
     return form(q, k, v, _random_mask(q.shape[2], k.shape[2]) if mode == "mask" else None, rounded)
 
 

@@ -344,7 +344,9 @@ def check_position_tables(impl: Implementation, sweep: Sweep, contract: Contract
     for length in (length for length in sweep.up_to(65) if length > impl.length):
         fitting = {place: size for place, size in tables.items() if size >= length}
         for (name, axis), rows in _rows_used(impl, sweep.x[:, :length], fitting).items():
-            by_distance = rows == (known[name].shape[axis] + 1) // 2  # causal, clipped at both ends: half is for the future
+            by_distance = (
+                rows == (known[name].shape[axis] + 1) // 2
+            )  # causal, clipped at both ends: half is for the future
             if rows < length and not by_distance:
                 evidence = f"{length} tokens use {rows} rows of {name}, {impl.length} tokens use {impl.length}"
                 hint = "tokens share a position: positions are clamped or wrap"

@@ -63,15 +63,17 @@ def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, l
     meaning = _mask_values(mask)[0][0] if mask is not None else ""
     how = f"a loss of logits (b, t, v) and {names[1]} (b, t){f', {mask}: {meaning}' if mask else ''}"
     function = functools.partial(function, **_other_values(parameters, mask)) if len(names) > 2 else function
-    plain = function
+    plain, everything = function, torch.ones_like(tokens, dtype=torch.bool)
     if mask is not None and parameters[mask].default is inspect.Parameter.empty:
-        everything = torch.ones_like(tokens, dtype=torch.bool)
         plain = _with_mask(function, mask, everything, tokens)
     try:
         scored = scored_positions(lambda logits: plain(logits, tokens), tokens)
     except Exception as error:
         raise ValueError(f"the loss could not be called with logits (b, t, v) and tokens (b, t): "
                          f"{describe_error(error)}") from error  # fmt: skip
+    if not scored.pairs and plain is not function and mask is not None:  # an inverted mask hides everything
+        plain = _with_mask(function, mask, ~everything, tokens)
+        scored = scored_positions(lambda logits: plain(logits, tokens), tokens)
     findings = [check_alignment(scored, contract, names[1])]
     if mask is not None:
         findings.append(_check_mask(function, plain, tokens, mask))
@@ -81,14 +83,13 @@ def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, l
 
 def _other_values(parameters: Mapping[str, inspect.Parameter], mask: str | None) -> dict[str, Any]:
     """Values of the required parameters besides logits, tokens and a mask, by words in their names."""
-    known: dict[str, Any] = {
-        "vocab": VOCAB_SIZE, "classes": VOCAB_SIZE, "ignore": IGNORE_INDEX, "pad": IGNORE_INDEX, "smooth": 0.0, "eps": 0.0,
-        "reduction": "mean",
-    }  # fmt: skip
+    known: dict[str, Any] = {"vocab": VOCAB_SIZE, "classes": VOCAB_SIZE, "reduction": "mean"}
+    known |= dict.fromkeys(("ignore", "pad"), IGNORE_INDEX) | dict.fromkeys(("smooth", "eps"), 0.0)
     found = {}
     for name, parameter in itertools.islice(parameters.items(), 2, None):
-        if parameter.default is parameter.empty and name != mask:
-            found |= {name: value for word, value in known.items() if word in name.lower() and name not in found}
+        word = next((word for word in known if word in name.lower()), None)
+        if parameter.default is parameter.empty and name != mask and word is not None:
+            found[name] = known[word]
     return found
 
 

@@ -15,7 +15,7 @@ from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, Verdict, judge
 from qkv.check.tracing.readings import record_run
-from qkv.check.tracing.recorder import AttentionRecord
+from qkv.check.tracing.recorder import AttentionRecord, Recording
 from qkv.check.tracing.scores import measure_slope
 
 FAR = 300  # the length of a long sequence; beyond 256, bfloat16 rounds positions
@@ -52,6 +52,10 @@ def _check_diagonals(impl: Implementation, contract: Contract, length: int, name
     limit = (1e-3 if far else 1e-6) * (1 if impl.dtype == torch.float64 else 1e3)
     off = _diagonal_difference(recording.attentions[0])
     evidence = f"with one token repeated {length} times, scores on a diagonal differ by {off:.2g} (relative)"
+    if off <= limit and promised:
+        found = _check_two_tokens(impl, name, length, limit) or _check_same_distances(impl, recording, name, limit)
+        if found is not None:
+            return found
     if off <= limit:
         return Finding(name, "pass" if promised else "described", off, evidence)
     if not promised:
@@ -64,6 +68,48 @@ def _check_diagonals(impl: Implementation, contract: Contract, length: int, name
     hint, condition = _explain_far(recording.attentions[0], limit, rotates=rotates)
     family = {"rotary": "rotary", "alibi": "alibi"}.get(str(contract.position), "positions")
     return Finding(name, "fail", off, evidence, hint, family, condition=condition)
+
+
+def _check_two_tokens(impl: Implementation, name: str, length: int, limit: float) -> Finding | None:
+    """With two tokens in turn, scores two places further on a diagonal are the same; None if they are.
+
+    One token alone hides what a softmax cancels: the rotation of queries without that of keys.
+    """
+    x = _repeated_token(impl, length)
+    other = impl.random_input(2, 1, torch.Generator().manual_seed(27))
+    x[:, 1::2] = other.expand_as(x[:, 1::2])
+    recording = record_run(impl, x)
+    if not recording.attentions or recording.attentions[0].scores is None:
+        return None
+    off = _diagonal_difference(recording.attentions[0], step=2)
+    if off <= limit:
+        return None
+    evidence = f"with two tokens in turn, {length} in all, scores two places further on a diagonal differ by {off:.2g}"
+    hint = "absolute positions matter, not only distances: queries and keys must be rotated, or shifted, alike"
+    return Finding(name, "fail", off, evidence, hint, "rotary")
+
+
+def _check_same_distances(impl: Implementation, recording: Recording, name: str, limit: float) -> Finding | None:
+    """The scores of the first tokens of a long sequence are those of a short one; None if they are."""
+    n = impl.length
+    if name != "long positions" or impl.fixed_length is not None:
+        return None
+    short = record_run(impl, _repeated_token(impl, n))
+    if not short.attentions or short.attentions[0].scores is None or short.attentions[0].mask is None:
+        return None
+    long, mask = recording.attentions[0].scores, short.attentions[0].mask
+    assert long is not None
+    change = (long[..., :n, :n] - short.attentions[0].scores).masked_fill(~mask, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    shared = change.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    off = float((change - shared).masked_fill(~mask, 0.0).abs().max())
+    off /= float(short.attentions[0].scores.masked_fill(~mask, 0.0).abs().max().clamp(min=1e-12))
+    if off <= limit:
+        return None
+    evidence = (
+        f"with one token repeated, scores of the first {n} tokens differ by {off:.2g} in a sequence of {long.shape[-1]}"
+    )
+    hint = "what positions add to the scores depends on the length of the sequence, not on the distance alone"
+    return Finding(name, "fail", off, evidence, hint, "positions")
 
 
 _ROTATED = ": queries and keys must be rotated alike"
@@ -85,17 +131,20 @@ def _explain_far(attention: AttentionRecord, limit: float, *, rotates: bool) -> 
     if last.shape[-1] > 4 and change <= limit * float(last[seen].abs().max()):
         return f"positions stop growing: all tokens from position {right - 1} on are at the same one", condition
     if rotates:
-        return "far positions are not rotated by their distance: a table ends, or positions are clamped or wrap", condition
+        return (
+            "far positions are not rotated by their distance: a table ends, or positions are clamped or wrap",
+            condition,
+        )
     return "far positions do not count by their distance: positions are clamped or wrap, or a table ends", condition
 
 
-def _diagonal_difference(attention: AttentionRecord, length: int | None = None) -> float:
+def _diagonal_difference(attention: AttentionRecord, length: int | None = None, step: int = 1) -> float:
     """How far scores are from being constant along diagonals, up to a number for each query, which a softmax cancels.
 
     BLOOM adds slope · key position, which is slope · distance up to such a number.
 
     Args:
-        length: only of the first positions.
+        length: only of the first positions. step: how many places further scores are compared.
     """
     assert attention.scores is not None
     mask = attention.mask
@@ -103,8 +152,8 @@ def _diagonal_difference(attention: AttentionRecord, length: int | None = None) 
     size = attention.scores.masked_fill(~mask, 0.0).abs().max().clamp(min=1e-12)
     scores, mask = (x[..., :length, :length] for x in (attention.scores, mask))
     scores = scores.masked_fill(~mask, 0.0)
-    both = mask[..., 1:, 1:] & mask[..., :-1, :-1]
-    change = (scores[..., 1:, 1:] - scores[..., :-1, :-1]).masked_fill(~both, 0.0)
+    both = mask[..., step:, step:] & mask[..., :-step, :-step]
+    change = (scores[..., step:, step:] - scores[..., :-step, :-step]).masked_fill(~both, 0.0)
     shared = change.sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
     change = (change - shared).masked_fill(~both, 0.0).abs()
     return float(change.max() / size)

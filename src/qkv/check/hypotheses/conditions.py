@@ -40,6 +40,8 @@ def find_condition(
             continue
         fine = [case for case, right in judged if right]
         condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
+        if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
+            condition = f"for {least} rows, not for fewer"
         if wrong[0].dtype != torch.float64:
             low = [dtype for dtype in DTYPES if any(is_right(replace(case, dtype=dtype)) is False for case in wrong)]
             condition = _in_dtypes(low)

@@ -158,7 +158,11 @@ def softmax_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
     for shifted, after in ((False, ""), (True, ", after the maximum is subtracted")):
         words = f"{{}} is added to the sum of the exponentials{after}"
         core = lambda x, shifted=shifted: {"core": partial(_with_more, more=x, shifted=shifted)}  # noqa: E731
-        yield from bugs.fitted(replaced, words, core, SMALL)
+        for bug in bugs.fitted(replaced, words, core, SMALL):
+            count = bug.words.partition(" ")[0]
+            if not shifted and count.isdigit() and int(count) > 1:  # keys and values of zeros add that
+                bug = Hypothesis("block", f"{count} empty keys (zeros) take part in the softmax", bug.formula)
+            yield bug
     for count in (1, 2, 4, 8, 16, 32, 64):
         words = f"only the {count} largest scores of a query count"
         if count < seen.sizes.keys:

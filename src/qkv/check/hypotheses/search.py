@@ -79,7 +79,7 @@ def search(
 def _search_padding(
     observed: Observed, designs: Sequence[Design], cases: Sequence[Case], padded: Sequence[Case], work: Work
 ) -> Identified | None:
-    """A wrong use of the padding mask that gives the outputs with padding, and those without, where it hides nothing."""
+    """A wrong use of the padding mask that gives the outputs with padding and without, where it hides nothing."""
 
     def observe(case: Case) -> Observation | None:
         seen = observed(case)

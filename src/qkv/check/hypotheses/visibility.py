@@ -100,7 +100,9 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
     if any(bool(part.any()) for part in missing):
         blind = [~found.any(1) & allowed.any(1) for found, allowed in seen]
         if all(not bool(part[~rows].any()) for part, rows in zip(missing, blind, strict=True)):
-            zero = all(float(factors[rows].max()) == 0 for (factors, _), rows in zip(solved, blind, strict=True) if rows.any())
+            zero = all(
+                float(factors[rows].max()) == 0 for (factors, _), rows in zip(solved, blind, strict=True) if rows.any()
+            )
             who = _common([rows[:, None] for rows in blind], _queries)
             one = all(int(rows.sum()) <= 1 for rows in blind)
             if zero:

@@ -142,7 +142,7 @@ def match_features(operand: Tensor, recording: Recording, before: int) -> Tensor
     It is read at the first position, which rotary positions leave as it is: low-rank projections and a part of the
     features that is rotated apart, as in multi-head latent attention, are seen there.
     """
-    b, h, t, d = operand.shape
+    b, _, t, d = operand.shape
     near = [p for p in recording.projections if p.order < before][-LOOK_BACK:]
     outputs = [x[:, 0] for p in near for x in _as_sequences(p.output, b, t)[:1]]
     if b < 4 or not outputs or d == 0:

@@ -318,12 +318,18 @@ class AttentionRecorder(OperatorWatcher):
             layout = trace.soft_layout
             if layout is None or any(trace.product is product for product in self._finished):
                 continue
-            batch = tuple(part for atoms in trace.start.axes[:-2] for atom in atoms for part in layout.split_parts(atom))
+            batch = tuple(
+                part for atoms in trace.start.axes[:-2] for atom in atoms for part in layout.split_parts(atom)
+            )
             row, column = trace.start.axes[-2:]
             try:
-                product = self._split_heads(rearrange(trace.product, trace.start.axes, layout, (batch, row, column)), batch)
+                product = self._split_heads(
+                    rearrange(trace.product, trace.start.axes, layout, (batch, row, column)), batch
+                )
                 scores, soft = (self._arrange_soft(trace, x, batch, row, column) for x in (trace.scores, trace.soft))
-                queries, keys = (self._split_heads(x.reshape(-1, *x.shape[-2:]), batch) for x in (trace.left, trace.right.mT))
+                queries, keys = (
+                    self._split_heads(x.reshape(-1, *x.shape[-2:]), batch) for x in (trace.left, trace.right.mT)
+                )
             except (RuntimeError, KeyError, ValueError, IndexError):  # an arrangement that cannot be followed
                 continue
             if soft is None or _softmax_axis(trace, "column") != "keys":

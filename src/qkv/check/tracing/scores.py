@@ -156,7 +156,7 @@ def describe_scale(scale: float, head_dim: int, heads: int) -> str:
         (heads * head_dim) ** -0.5: "1/√(model dim) instead of 1/√(head dim)",
     }
     dims = round(scale**-2) if scale > 1e-3 else 0
-    other = f"1/√{dims} instead of 1/√{head_dim}" if 1 < dims and abs(scale * dims**0.5 - 1) <= 1e-4 else f"{scale:.4g}"
+    other = f"1/√{dims} instead of 1/√{head_dim}" if dims > 1 and abs(scale * dims**0.5 - 1) <= 1e-4 else f"{scale:.4g}"
     return next((words for value, words in known.items() if abs(scale / value - 1) <= 0.01), other)
 
 
