@@ -88,6 +88,9 @@ def explain_findings(
             identified = identify(impl, contract, names, *(() if leak is None else (FEW_FORMULAS,)))
         except Exception:  # a diagnosis must not hide the findings
             identified = None
+    if identified is not None and identified.family not in (None, "state") and "state" in names:
+        words = f"after earlier calls, {identified.words}"  # what was observed came after them
+        identified = replace(identified, family="state", words=words, condition="", also="")
     if identified is not None and identified.right:
         findings, overruled = _overrule(findings, readings, identified)
         failed = [finding for finding in findings if finding.verdict == "fail"]
@@ -199,7 +202,9 @@ def _causes(
         )
         names = dict.fromkeys(base_name(check) for check in failed)
         explained = [name for name in names if not name.startswith(BESIDE_OUTPUTS)]
-        if identified.family == "inputs swapped":  # what is not used gets no gradient
+        if identified.condition == "without padding":
+            explained = [name for name in explained if "padding" not in name and "padded" not in name]
+        if identified.family == "inputs swapped" or "inverted" in identified.words:  # what is not used has no gradient
             explained += [name for name in names if name == "parameters reached"]
         if identified.family == "state":
             explained += [name for name in names if name == "state"]

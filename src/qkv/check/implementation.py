@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -69,6 +69,7 @@ class Implementation:
         differentiable: whether PyTorch can follow its computation; False for numpy, JAX and compiled code.
         fresh: builds the module again, for a class; nothing was called on it yet.
         packed: rows of the batch follow each other in one sequence, with their boundaries as an argument.
+        key_heads: from the number of query heads of `attention` to the number of key heads that it insists on.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Implementation:
     differentiable: bool = True
     fresh: Callable[[], nn.Module] | None = None
     packed: bool = False
+    key_heads: Callable[[int], int] = lambda heads: heads
 
     @property
     def tolerance(self) -> float:
@@ -149,7 +151,7 @@ class Implementation:
         if self.module is None or self.dtype == torch.float64:
             yield self
             return
-        self.module.double()
+        cast_module(self.module, torch.float64)
         exact = replace(self, dtype=torch.float64, float32_inside=True)
         try:
             try:
@@ -158,10 +160,10 @@ class Implementation:
             except Exception:  # some kernels and some code support float32 only
                 fits = False
             if not fits:
-                self.module.to(self.dtype)
+                cast_module(self.module, self.dtype)
             yield exact if fits else self
         finally:
-            self.module.to(self.dtype)
+            cast_module(self.module, self.dtype)
 
 
 def random_tokens(vocab_size: int, batch: int, length: int, generator: Generator) -> Tensor:
@@ -173,6 +175,28 @@ def relative_difference(expected: Tensor, found: Tensor) -> float:
     """The largest difference relative to the largest expected value; NaN counts as infinite."""
     size = float(expected.nan_to_num().abs().max()) or 1.0
     return float((expected - found).abs().nan_to_num(nan=float("inf")).max()) / size
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module in another dtype; complex tensors (tables of RoPE) stay complex, with parts of that dtype.
+
+    `Module.to(dtype)` discards their imaginary parts.
+    """
+    turned = torch.complex128 if dtype == torch.float64 else torch.complex64
+    kept: list[tuple[Any, str, Tensor]] = [
+        (store, name, value)
+        for part in module.modules()
+        for store in (part._parameters, part._buffers)
+        for name, value in store.items()
+        if value is not None and value.is_complex()
+    ]
+    for store, name, _ in kept:
+        store[name] = None
+    module.to(dtype)
+    for store, name, value in kept:
+        value.data = value.data.to(turned)
+        store[name] = value
+    return module
 
 
 def randomize_weights(module: nn.Module, seed: int = 0) -> nn.Module:

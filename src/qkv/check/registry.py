@@ -356,7 +356,7 @@ CHECKS: tuple[Check, ...] = (
             "parameters reached": "every trainable parameter gets a nonzero gradient",
             "position tables": "no two positions share a row of a position table",
         },
-        lambda m: check_gradient(m.impl, m.sweep),
+        lambda m: check_gradient(m.impl, m.sweep, m.contract),
         "anything",
         gradients=True,
     ),

@@ -68,13 +68,14 @@ def terminal_report(report: Report, *, all_findings: bool = False) -> Group:
 
 @dataclass(frozen=True)
 class Mistake:
-    """Findings with one cause: what is wrong, how it is usually fixed, where, and the evidence."""
+    """Findings with one cause: what is wrong, how it is usually fixed, where, the evidence, and when it acts."""
 
     words: str
     fix: str
     line: str
     certainty: str
     findings: tuple[Finding, ...]
+    when: str = ""
 
 
 def find_mistakes(report: Report) -> list[Mistake]:
@@ -90,7 +91,9 @@ def find_mistakes(report: Report) -> list[Mistake]:
         if not found:
             words, fix = findings[0].evidence, hint
         line = cause.line if is_cause and cause is not None else ""
-        mistakes.append((not is_cause, Mistake(words, fix, line, certainty, tuple(findings))))
+        when = cause.condition if is_cause and cause is not None else findings[0].condition
+        when = "" if when in words else when
+        mistakes.append((not is_cause, Mistake(words, fix, line, certainty, tuple(findings), when)))
     return [mistake for _, mistake in sorted(mistakes, key=lambda pair: pair[0])]
 
 
@@ -99,7 +102,7 @@ def _terminal_mistake(mistake: Mistake) -> Table:
     table.add_column(style="bold red", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("✗ mistake", Text(mistake.words, style="bold red"))
-    rows = {"fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
+    rows = {"when": mistake.when, "fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
     for name, words in rows.items():
         if words:
             table.add_row(Text(f"  {name}", style="dim"), Text(words))
@@ -203,7 +206,7 @@ def html_page(report: Report) -> str:
         "<dl>" + "".join(f"<dt>{name}</dt><dd>{escape(words)}</dd>" for name, words in facts.items()) + "</dl>"
     )
     for mistake in find_mistakes(report):
-        rows = {"fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
+        rows = {"when": mistake.when, "fix": mistake.fix, "line": mistake.line, "certainty": mistake.certainty}
         words = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows.items() if text)
         evidence = "".join(f"<li>{escape(f.check)}: {escape(f.evidence)}</li>" for f in mistake.findings)
         parts.append(

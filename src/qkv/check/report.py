@@ -57,7 +57,8 @@ BUG_FAMILIES = {
     "loss mean": "divide by the number of scored tokens",
     "accumulation": "divide each micro-batch's loss once, by the size of the whole batch; step on the leftover batches",
     "packing": "mask between documents, and restart positions in each",
-    "block": "rescale the running output and sum by exp(old maximum − new maximum), and mask the end of the last block",
+    "block": "in blocks: mask by positions in the whole sequence, hide what fills the last one, read all of them, and "
+    "rescale the running output and sum by exp(old maximum − new maximum)",
     "strides": "read tensors through their strides: reshape, or contiguous() before a view of raw memory",
     "truncated": "let every query use every key that it may attend to, the last ones too",
     "not identified": "no known bug explains the outputs; the evidence says where to look",

@@ -28,7 +28,7 @@ from qkv.check.calling.layouts import HEADS_SECOND
 from qkv.check.calling.loading import load_file, missing_device
 from qkv.check.calling.outputs import to_torch
 from qkv.check.contract import Contract
-from qkv.check.implementation import Implementation, randomize_weights
+from qkv.check.implementation import Implementation, cast_module, randomize_weights
 from qkv.check.report import describe_error
 
 INPUTS = ("q", "x", "tokens")
@@ -98,7 +98,7 @@ def adapter_implementation(
     dtype = torch.float64 if exact else torch.float32
     module = target if isinstance(target, nn.Module) else None
     if module is not None:
-        module.to(dtype).eval()
+        cast_module(module, dtype).eval()
         if adapter.get("RANDOM_WEIGHTS", True):
             randomize_weights(module)
     try:

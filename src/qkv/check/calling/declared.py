@@ -22,7 +22,7 @@ from qkv.check.calling.forms import CallForm, find_dims, find_vocab_size
 from qkv.check.calling.functions import function_implementation
 from qkv.check.calling.mask_forms import additive_mask
 from qkv.check.contract import Contract
-from qkv.check.implementation import Implementation, randomize_weights
+from qkv.check.implementation import Implementation, cast_module, randomize_weights
 from qkv.check.report import describe_error
 
 MASK_WORDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -103,7 +103,7 @@ def declared_implementation(found: Any, name: str, contract: Contract, call: Dec
         return _declared_function(found, name, contract, call)
     if not isinstance(found, nn.Module) or not call.words & {"x", "tokens"}:
         raise ValueError(f"--call {call.text!r} uses neither q, k, v nor x nor tokens, or {name} is not a module")
-    module, dtype = randomize_weights(found.double().eval()), torch.float64
+    module, dtype = randomize_weights(cast_module(found, torch.float64).eval()), torch.float64
     reads = "tokens" if "tokens" in call.words else "vectors"
     sizes = [find_vocab_size(module)] if reads == "tokens" else find_dims(module)
     problem = "its sizes could not be found"

@@ -26,6 +26,7 @@ from qkv.check.calling.layouts import (
     RAGGED,
     RAGGED_PACKED,
     ROWS,
+    SHARING,
     TOKENS_FIRST,
     TOKENS_THEN_ROWS,
     Layout,
@@ -111,6 +112,8 @@ class FunctionCall:
         causal: bool = False,
         token_mask: Tensor | None = None,
     ) -> Tensor:
+        if self.layout.shared != 1 and k.shape[1] == q.shape[1] and (self.layout.shared > 1 or q.shape[1] > 1):
+            return self._call_by_head(q, k, v, mask, token_mask, causal=causal)
         if self.layout.takes == "ragged" and token_mask is not None:
             return self._call_ragged(q, k, v, token_mask, causal=causal)
         if self.layout.takes == "ragged" and q.shape[2] != k.shape[2] and sum(n in BORDERS for n in self.required) < 2:
@@ -134,6 +137,19 @@ class FunctionCall:
             for b in range(q.shape[0])
         ]
         return torch.stack(rows)
+
+    def _call_by_head(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, token_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        """A function whose query heads share key heads, on as many key heads: each head is a row of its own."""
+        b, h = q.shape[:2]
+        q, k, v = (x.flatten(0, 1)[:, None] for x in (q, k, v))
+        q = q.expand(-1, max(self.layout.shared, 1), -1, -1)
+        if mask is not None and mask.ndim == 4:
+            mask = mask.expand(b, h, -1, -1).flatten(0, 1)[:, None]
+        if token_mask is not None:
+            token_mask = token_mask.repeat_interleave(h, 0)
+        return self(q, k, v, mask, causal=causal, token_mask=token_mask)[:, 0].unflatten(0, (b, h))
 
     def _output(self, packed: tuple[Tensor, ...], named: dict[str, Any], q: Tensor, v: Tensor) -> Tensor:
         """The output of one call; one without a row for each query means that these lengths are not supported."""
@@ -251,6 +267,7 @@ def _candidates(
         names, layouts = (roles["query"], roles["keys and values"]), KEYS_AND_VALUES
     elif {"query", "key", "value"} <= roles.keys():
         names = (roles["query"], roles["key"], roles["value"])
+        layouts = (*layouts, *SHARING)
     else:
         names = tuple(parameters)[:3]
     if any(known in BORDERS for known in parameters):
@@ -360,7 +377,8 @@ def _try_call(
     call: FunctionCall, dtype: torch.dtype, tried: dict[str, str], length: int = LENGTH
 ) -> tuple[FunctionCall, torch.dtype] | None:
     """The call with the path to its output, and the dtype of the output; None if it fails or returns another shape."""
-    q, k, v = (torch.randn(2, HEADS, length, HEAD_DIM, dtype=dtype) for _ in range(3))
+    heads = call.layout.key_heads(HEADS)
+    q, k, v = (torch.randn(2, h, length, HEAD_DIM, dtype=dtype) for h in (HEADS, heads, heads))
     words = f"{call.layout.words}{' as arrays of numpy' if call.arrays else ''}"
     shape = call.layout.shape(q, v)
     try:
@@ -386,6 +404,8 @@ def _try_call(
 def _find_axes(call: FunctionCall, dtype: torch.dtype) -> FunctionCall:
     """The same call with the layout in which it attends along the tokens, if that shows another one."""
     others = {HEADS_SECOND: {"heads": HEADS_THIRD, "rows": TOKENS_THEN_ROWS}, ROWS: {"heads": TOKENS_FIRST}}
+    half = len(SHARING) // 2
+    others |= {second: {"heads": third} for second, third in zip(SHARING[:half], SHARING[half:], strict=True)}
     layout = others.get(call.layout, {}).get(_attended_axis(call, dtype))
     if layout is None:
         return call
@@ -394,8 +414,17 @@ def _find_axes(call: FunctionCall, dtype: torch.dtype) -> FunctionCall:
 
 
 def _attended_axis(call: FunctionCall, dtype: torch.dtype, length: int = 6) -> Literal["tokens", "heads", "rows"]:
-    """The axis along which the outputs change with the first value vector."""
+    """The axis along which the outputs change with the first value vector, or, with shared heads, with the last."""
     q, k, v = (x.to(dtype) for x in random_qkv(length, torch.Generator().manual_seed(1), batch=2))
+    if call.layout.shared != 1:
+        k, v = (x[:, : call.layout.key_heads(HEADS)] for x in (k, v))
+        try:
+            with torch.no_grad():
+                rest = call(q, k, torch.cat((v[:, :, :-1], v[:, :, -1:] + 1), 2)) - call(q, k, v)
+        except Exception:  # it takes the lengths it was tried with, and no others
+            return "tokens"
+        seen = rest.abs().amax(-1)[0] > 1e-9  # (h, t): a causal mask hides the last key from all tokens but the last
+        return "heads" if bool((seen != seen[:1]).any()) and bool((seen == seen[:, :1]).all()) else "tokens"
     other = v.clone()
     other[0, 0, 0] += 1.0  # the first key: visible to every query whatever the mask
     try:
@@ -491,6 +520,8 @@ def function_implementation(
     def run(x: Tensor, token_mask: Tensor | None = None) -> Tensor:
         projected = ((x @ projection.to(x.dtype)).unflatten(-1, (HEADS, HEAD_DIM)) for projection in projections)
         q, k, v = (part.transpose(1, 2) for part in projected)
+        if call.layout.shared != 1:
+            k, v = (part[:, : call.layout.key_heads(HEADS)] for part in (k, v))
         mask = None
         if causal and call.causal_flag is None:
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
@@ -532,6 +563,7 @@ def function_implementation(
         differentiable=not call.arrays,
         adds_padding=(call.padding_values or call.mask_values or "").startswith("added"),
         packed=call.layout.takes == "ragged",
+        key_heads=call.layout.key_heads,
     )
 
 

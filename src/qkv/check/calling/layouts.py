@@ -5,7 +5,7 @@ Axes: b batch · h query heads · g key heads · t queries · s keys · d head d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ class Layout:
         takes: "qkv" (three arguments), "packed" (one), "kv" (q, and keys with values), "ragged" (three, with the
             tokens of all rows one after the other).
         splits_heads: the function splits the heads itself and needs their number.
+        shared: how many query heads share a key head in every call; 0 if all share one.
     """
 
     words: str
@@ -36,6 +37,13 @@ class Layout:
     shape: Callable[[Tensor, Tensor], tuple[int, ...]]
     takes: Literal["qkv", "packed", "kv", "ragged"] = "qkv"
     splits_heads: bool = False
+    shared: int = 1
+
+    def key_heads(self, heads: int) -> int:
+        """The number of key heads for a number of query heads."""
+        if self.shared == 0:
+            return 1
+        return heads if heads % self.shared else heads // self.shared
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -117,6 +125,18 @@ RAGGED_PACKED = replace(
     pack=lambda q, k, v: (torch.stack([x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)], dim=1),),
 )
 PLAIN = (HEADS_SECOND, MERGED, ROWS, ONE_SEQUENCE)
+
+
+def _sharing() -> Iterator[Layout]:
+    """Layouts of functions that take fewer key heads than query heads and no others (multi-query, grouped-query)."""
+    for layout, key in ((HEADS_SECOND, "(b, {}, s, d)"), (HEADS_THIRD, "(b, s, {}, d)")):
+        yield replace(layout, words=f"q {layout.words}, k and v {key.format('h/2')}", shared=2)
+        yield replace(layout, words=f"q {layout.words}, k and v {key.format(1)}", shared=0)
+        one = lambda q, k, v, pack=layout.pack: (pack(q, k, v)[0], k[:, 0], v[:, 0])  # noqa: E731
+        yield replace(layout, words=f"q {layout.words}, k and v (b, s, d)", pack=one, shared=0)
+
+
+SHARING = tuple(_sharing())
 
 
 def _packed(words: str, pack: Callable[..., Tensor], *, axes: int = 5, splits_heads: bool = False) -> list[Layout]:

@@ -21,7 +21,7 @@ from qkv.check.calling.media import images, media_implementation, text_beside_me
 from qkv.check.calling.names import Fill, Parameters, parameters_of, required_names
 from qkv.check.calling.outputs import differentiable_outputs, find_output, find_rows
 from qkv.check.contract import Contract
-from qkv.check.implementation import Implementation, randomize_weights
+from qkv.check.implementation import Implementation, cast_module, randomize_weights
 from qkv.check.report import describe_error
 
 LENGTH = 12  # the usual length of a checked sequence
@@ -90,7 +90,7 @@ def _runs(impl: Implementation, tried: dict[str, str]) -> bool:
 
 
 def _prepare(module: nn.Module, dtype: torch.dtype, *, random_weights: bool) -> nn.Module:
-    module.to(dtype)
+    cast_module(module, dtype)
     module.eval()  # some classes return nothing from it
     if random_weights:
         randomize_weights(module)

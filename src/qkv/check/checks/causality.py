@@ -439,6 +439,24 @@ def _unseen_in_layer(source: Implementation, targets: int) -> tuple[str, Tensor]
     return "", torch.zeros(targets, length, dtype=torch.bool)
 
 
+def _find_unseen_far(source: Implementation) -> tuple[int, int, int] | None:
+    """A longer source with an output and a source token that it ignores: (length, output, token)."""
+    for length in (33, 129):
+        if not source.takes_length(length):
+            continue
+        generator = torch.Generator().manual_seed(92)
+        x = source.random_input(2, length, generator)
+        try:
+            before = source.run(x)
+            for token in (0, length // 3, 2 * length // 3, length - 2, length - 1):
+                change = (source.run(source.change_token(x, token, generator)) - before).abs().flatten(2).amax((0, 2))
+                if float(change.min()) <= 1e-14 * float(before.abs().max()):
+                    return length, int(change.argmin()), token
+        except Exception:  # this length is refused
+            return None
+    return None
+
+
 def _check_cross_attention(source: Implementation, contract: Contract) -> Finding:
     """Every output changes with every source token: there is no order between source and target."""
     influence = measure_influence(source)
@@ -455,7 +473,14 @@ def _check_cross_attention(source: Implementation, contract: Contract) -> Findin
         what = f"in {where or 'the module'}, query {{}} puts no weight on source token {{}}"
     if not bool(unseen.any()):
         evidence = f"each of {outputs} outputs changes with each of {inputs} source tokens"
-        return Finding("cross attention", "pass", 0.0, evidence)
+        far = _find_unseen_far(source)
+        if far is None:
+            return Finding("cross attention", "pass", 0.0, evidence)
+        length, i, j = far
+        evidence = f"with {length} source tokens, output {i} does not change when source token {j} changes"
+        hint = f"a long source is cut, or a part of it is hidden; {inputs} tokens are all seen"
+        verdict = "described" if contract.kind is None else "fail"
+        return Finding("cross attention", verdict, 1.0, evidence, hint, "cross attention", "", "for long sources")
     i, j = (int(axis[0]) for axis in unseen.nonzero(as_tuple=True))
     evidence = f"{what.format(i, j)} ({int(unseen.sum())} such pairs)"
     hint = "cross-attention has a causal mask, or the mask of the wrong sequence: the whole source is known"

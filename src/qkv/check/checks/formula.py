@@ -9,7 +9,8 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,11 +21,20 @@ from qkv.check.checks.gradient import weighted_gradients
 from qkv.check.checks.positions import alibi_slopes
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
+from qkv.check.influence import name_pattern
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Options
 
 Shape = tuple[int, int, int, int, int]  # b, h, t, s, d
 Mode = Literal["plain", "causal", "mask"]
+Rounded = tuple[str, torch.dtype]  # what is rounded, and to what
+ROUNDED = (
+    "scores",
+    "weights",
+    "queries and keys",
+    "queries and keys and their products",
+    "values",
+)  # what code may hold in too few bits
 BASE: Shape = (2, HEADS, 12, 12, HEAD_DIM)
 SHAPES: tuple[Shape, ...] = (
     (1, 1, 1, 1, 8), (2, 4, 1, 1, 8), (1, 3, 2, 2, 40), (5, 6, 3, 3, 8), (2, 3, 13, 13, 64), (1, 4, 16, 16, 8),
@@ -41,6 +51,7 @@ class Formula:
     """One form of the formula: its scale for d = 8, whether that is d^-½, and where its causal mask sits, if any.
 
     alibi: the form of the slopes of a bias by distance (`alibi_slopes`), if there is one.
+    hides: the function's own mask (b, h, t, s), from q, k and a mask; for kinds that other checks judge, as chunks.
     """
 
     scale: float
@@ -48,10 +59,19 @@ class Formula:
     causal: Literal["bottom-right", "top-left"] | None
     alibi: str | None = None
     window: int | None = None
+    hides: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, rounded: Rounded | None = None
+    ) -> Tensor:
+        def store(name: str, x: Tensor) -> Tensor:
+            return x if rounded is None or name not in rounded[0] else x.to(rounded[1]).to(x.dtype)
+
         scale = self.scale * (HEAD_DIM / q.shape[-1]) ** 0.5 if self.by_head_dim else self.scale
-        scores = scale * q @ k.mT
+        mask = mask if self.hides is None else ~self.hides(q, k, mask)
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        q, k, v = store("queries and keys", q), store("queries and keys", k), store("values", v)
+        scores = store("scores", scale * store("products", q @ k.mT))
         t, s = scores.shape[-2:]
         if self.alibi is not None:
             slopes = torch.tensor(alibi_slopes(q.shape[1])[self.alibi], dtype=torch.float64).to(q)
@@ -66,7 +86,7 @@ class Formula:
             mask = allowed if mask is None else mask & allowed
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
-        weights = scores.softmax(-1)
+        weights = store("weights", scores.softmax(-1))
         return (weights if mask is None else weights.masked_fill(~mask.any(-1, keepdim=True), 0.0)) @ v
 
 
@@ -90,7 +110,12 @@ def check_formula(impl: Implementation, contract: Contract, options: Options | N
         options = options or Options()
         shapes = (*SHAPES, *(LONG_SHAPES if options.thorough else ()))
         shapes = tuple(dict.fromkeys(_allowed_shape(impl, shape) for shape in shapes))
-        findings.append(_check_shapes(impl, {mode: found for mode, found in fitting.items() if found}, shapes))
+        found = _check_shapes(impl, {mode: found for mode, found in fitting.items() if found}, shapes)
+        if found.verdict == "fail" and contract.kind is None and _limits_past(impl):
+            contract = replace(contract, kind="chunked")
+            fitting = {mode: fit_formula(impl, contract, mode) for mode in modes(impl)}
+            found = _check_shapes(impl, {mode: found for mode, found in fitting.items() if found}, shapes)
+        findings.append(found)
         findings += _check_dtypes(impl, fitting, DTYPES if options.dtype is None else (options.dtype,))
     return findings
 
@@ -118,7 +143,7 @@ def modes(impl: Implementation) -> tuple[Mode, ...]:
 
 def fit_formula(impl: Implementation, contract: Contract, mode: Mode) -> list[Formula]:
     """The forms of the formula that give the outputs of a function at one shape."""
-    q, k, v = random_parts(base_shape(impl))
+    q, k, v = random_parts(impl, base_shape(impl))
     try:
         out = _call(impl, mode, q, k, v)
     except Exception:  # it does not take this mode
@@ -134,7 +159,30 @@ def fit_formula(impl: Implementation, contract: Contract, mode: Mode) -> list[Fo
         for causal in (None, "bottom-right", "top-left")
         for alibi in biases
     ]
+    if contract.kind in ("chunked", "prefix"):
+        hides = partial(_hidden_keys, impl, mode)
+        forms = [Formula(scale, by_head_dim, None, None, None, hides) for scale, by_head_dim in scales.items()]
     return [form for form in forms if relative_difference(_expect(form, mode, q, k, v), out) <= _limit(impl)]
+
+
+def _hidden_keys(impl: Implementation, mode: Mode, q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(b, h, t, s): which keys have no weight, read with unit vectors as values, as many at a time as features."""
+    with torch.no_grad():
+        q, k = q.detach().double(), k.detach().double()
+        units, d = torch.eye(k.shape[2], dtype=torch.float64), q.shape[-1]
+        units = torch.nn.functional.pad(units, (0, -k.shape[2] % d))
+        parts = [_call(impl, mode, q, k, part.expand(*k.shape[:2], -1, -1)) for part in units.split(d, -1)]
+    return torch.cat(parts, -1)[..., : k.shape[2]] == 0
+
+
+def _limits_past(impl: Implementation) -> bool:
+    """Whether a causal function sees a window or its own chunk only, in a sequence that is longer."""
+    n = impl.nearest_length(65)
+    try:
+        seen = ~_hidden_keys(impl, "plain", *random_parts(impl, (1, 1, n, n, HEAD_DIM))[:2])[0, 0]
+    except Exception:  # this length is refused
+        return False
+    return name_pattern(seen).startswith(("window of", "chunks of"))
 
 
 def _limit(impl: Implementation) -> float:
@@ -144,12 +192,13 @@ def _limit(impl: Implementation) -> float:
 
 def _check_promise(impl: Implementation, contract: Contract, fitting: list[Formula]) -> Finding:
     """Where scale and softmax are promised, the output must equal the written formula, causal or not."""
-    q, k, v = random_parts(base_shape(impl))
+    q, k, v = random_parts(impl, base_shape(impl))
     scale = contract.scale_for(HEAD_DIM)
     assert scale is not None
     biases = tuple(alibi_slopes(HEADS)) if contract.position == "alibi" else (None,)
     masks = (None,) if contract.kind == "bidirectional" else (None, "bottom-right")
     allowed = [Formula(scale, False, causal, alibi) for causal in masks for alibi in biases]
+    allowed += [form for form in fitting if form.hides is not None and form.scale == scale]
     out = _call(impl, "plain", q, k, v)
     score = min(relative_difference(form(q, k, v), out) for form in allowed)
     evidence = f"the output differs from softmax(q·kᵀ·{scale:.4g}) v by {score:.2g} (relative)"
@@ -186,7 +235,7 @@ def _check_shapes(impl: Implementation, fitting: dict[Mode, list[Formula]], shap
 
 def _takes_fewer_queries(impl: Implementation, mode: Mode) -> bool:
     try:
-        _call(impl, mode, *random_parts(_allowed_shape(impl, (2, 4, 3, 12, 8))))
+        _call(impl, mode, *random_parts(impl, _allowed_shape(impl, (2, 4, 3, 12, 8))))
     except Exception:  # it takes as many queries as keys only
         return False
     return True
@@ -214,12 +263,16 @@ def _condition(wrong: set[Shape], fine: set[Shape]) -> str:
 
 def _shapes_for(forms: list[Formula], shapes: tuple[Shape, ...]) -> list[Shape]:
     """A causal function with fewer keys than queries has rows that see nothing: what they give is open."""
-    return [shape for shape in shapes if shape[2] <= shape[3] or all(form.causal is None for form in forms)]
+    return [
+        shape
+        for shape in shapes
+        if shape[2] <= shape[3] or all(form.causal is None and form.hides is None for form in forms)
+    ]
 
 
 def compare_shape(impl: Implementation, mode: Mode, forms: list[Formula], shape: Shape) -> tuple[float, float]:
     """How far outputs and gradients are from the nearest form of the formula (relative)."""
-    given, own = random_parts(shape), random_parts(shape)
+    given, own = random_parts(impl, shape), random_parts(impl, shape)
     gradients = impl.differentiable and shape[2] * shape[3] <= 65 * 65
     with torch.set_grad_enabled(gradients):
         leaves = [part.requires_grad_(gradients) for part in given]
@@ -245,7 +298,7 @@ def _explain(impl: Implementation, fitting: dict[Mode, list[Formula]]) -> tuple[
     """What a function does wrong at the shapes where the formula fails."""
     for mode, forms in fitting.items():
         for shape in _shapes_for(forms, SHAPES):
-            q, k, v = random_parts(_allowed_shape(impl, shape))
+            q, k, v = random_parts(impl, _allowed_shape(impl, shape))
             try:
                 out = _call(impl, mode, q, k, v)
                 expected = [_expect(form, mode, q, k, v) for form in forms]
@@ -284,7 +337,7 @@ def _explain_gradients(impl: Implementation, fitting: dict[Mode, list[Formula]])
             shape = other if compare_shape(impl, mode, forms, other)[1] > 1e-6 else shape
         except Exception:  # refused at this shape
             continue
-    own, parts = ([part.requires_grad_() for part in random_parts(shape)] for _ in range(2))
+    own, parts = ([part.requires_grad_() for part in random_parts(impl, shape)] for _ in range(2))
     with torch.enable_grad():
         expected, out = _expect(forms[0], mode, *own), _call(impl, mode, *(part * 1 for part in parts))
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(46), dtype=torch.float64).to(out)
@@ -313,9 +366,10 @@ def _check_dtypes(
     form = next(iter(fitting["plain"] or next(found for found in fitting.values() if found)))
     mode: Mode = "plain" if fitting["plain"] else next(mode for mode, found in fitting.items() if found)
     worst, words, refused, where = 0.0, [], [], []
+    hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
     for dtype in dtypes:
         for shape, size in (((2, 4, 32, 32, 8), 1.0), ((2, 4, 32, 32, 8), 30.0), ((1, 4, 257, 257, 64), 1.0)):
-            q, k, v = (part.to(dtype) for part in random_parts(_allowed_shape(impl, shape)))
+            q, k, v = (part.to(dtype) for part in random_parts(impl, _allowed_shape(impl, shape)))
             q = q * size
             exact = _expect(form, mode, q.double(), k.double(), v.double())
             try:
@@ -331,19 +385,37 @@ def _check_dtypes(
             if error / limit > worst:
                 worst = error / limit
                 words = [f"{_name(dtype)}, inputs × {size:g}: error {error:.2g}, that of the formula {naive:.2g}"]
+                coarse = _find_rounding(form, mode, (q, k, v), found, limit) if worst > 1 else None
+                if coarse is not None:
+                    hint = f"{coarse[0]} are held in {_name(coarse[1])}, though the inputs are {_name(dtype)}"
     evidence = "; ".join([*words, *dict.fromkeys(refused)])
-    hint = "part of the computation has lower precision than the inputs: scores and softmax need float32 at least"
     yield judge("dtype", worst, 1.0, evidence, hint, "low precision", " and ".join(dict.fromkeys(where)))
+
+
+def _find_rounding(
+    form: Formula, mode: Mode, inputs: tuple[Tensor, ...], found: Tensor, limit: float
+) -> Rounded | None:
+    """What was rounded to another 16-bit dtype, if that gives the output to within the allowed error."""
+    exact = [x.double() for x in inputs]
+    dtypes = (dtype for dtype in (torch.bfloat16, torch.float16) if dtype != inputs[0].dtype)
+    errors: dict[Rounded, float] = {}
+    for dtype in dtypes:
+        for name in ROUNDED:
+            other = _expect(form, mode, *exact, rounded=(name, dtype))
+            errors[name, dtype] = float((other - found).abs().nan_to_num(nan=float("inf")).max())
+    best = min(errors, key=lambda one: errors[one])
+    return best if errors[best] <= limit else None
 
 
 # -- inputs and calls --------------------------------------------------------------------------------------------------
 
 
-def random_parts(shape: Shape) -> list[Tensor]:
-    """Random q, k and v of a shape."""
+def random_parts(impl: Implementation, shape: Shape) -> list[Tensor]:
+    """Random q, k and v of a shape, with as many key heads as a function insists on."""
     b, h, t, s, d = shape
     generator = torch.Generator().manual_seed(47 + t + s)
-    return [torch.randn(b, h, length, d, generator=generator, dtype=torch.float64) for length in (t, s, s)]
+    sizes = ((h, t), (impl.key_heads(h), s), (impl.key_heads(h), s))
+    return [torch.randn(b, heads, length, d, generator=generator, dtype=torch.float64) for heads, length in sizes]
 
 
 def _random_mask(t: int, s: int) -> Tensor:
@@ -360,8 +432,8 @@ def _call(impl: Implementation, mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> 
     return attention(q, k, v, mask, causal=mode == "causal")
 
 
-def _expect(form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return form(q, k, v, _random_mask(q.shape[2], k.shape[2]) if mode == "mask" else None)
+def _expect(form: Formula, mode: Mode, q: Tensor, k: Tensor, v: Tensor, *, rounded: Rounded | None = None) -> Tensor:
+    return form(q, k, v, _random_mask(q.shape[2], k.shape[2]) if mode == "mask" else None, rounded)
 
 
 def _words(shape: Shape) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding
 from qkv.check.shapes import Sweep
@@ -20,7 +21,7 @@ MAX_GROUPS = 40  # of parameters, each with its own derivative
 OTHER_INPUTS = ("encoder_attn", "crossattention", "cross_attn", "enc_attn", "encdecattention", "pooler")
 
 
-def check_gradient(impl: Implementation, sweep: Sweep) -> list[Finding]:
+def check_gradient(impl: Implementation, sweep: Sweep, contract: Contract | None = None) -> list[Finding]:
     """The directional derivative, of inputs and of each parameter, and every parameter reached."""
     if not impl.differentiable:
         return [Finding("gradient", "n/a", None, "PyTorch cannot follow this code: it has no gradient here")]
@@ -29,7 +30,7 @@ def check_gradient(impl: Implementation, sweep: Sweep) -> list[Finding]:
         if impl.inexact_gradient is not None and derivative.verdict == "fail":
             evidence = f"{derivative.evidence}: {impl.inexact_gradient}"
             derivative = Finding("gradient", "described", derivative.score, evidence)
-        return [derivative, check_parameters_reached(exact), *check_position_tables(exact, sweep)]
+        return [derivative, check_parameters_reached(exact), *check_position_tables(exact, sweep, contract)]
 
 
 def check_directional_derivative(impl: Implementation, sweep: Sweep) -> Finding:
@@ -321,9 +322,12 @@ def written_backwards(out: Tensor) -> dict[str, type | None]:
     return dict(sorted(found.items()))
 
 
-def check_position_tables(impl: Implementation, sweep: Sweep) -> list[Finding]:
-    """A table of which t tokens use t rows in short sequences is used so in longer ones: no two positions share one."""
-    if impl.module is None or not impl.aligned:
+def check_position_tables(impl: Implementation, sweep: Sweep, contract: Contract | None = None) -> list[Finding]:
+    """A table of which t tokens use t rows in short sequences is used so in longer ones: no two positions share one.
+
+    Under a promise of relative positions the scores themselves are measured; a table by distance may be clipped.
+    """
+    if impl.module is None or not impl.aligned or (contract is not None and contract.position == "relative"):
         return []
     tables = {
         (name, axis): table.shape[axis]
@@ -336,10 +340,14 @@ def check_position_tables(impl: Implementation, sweep: Sweep) -> list[Finding]:
         tables = {place: size for place, size in tables.items() if used.get(place) == length}
     if not tables:
         return []
+    known = dict(_tables(impl.module))
     for length in (length for length in sweep.up_to(65) if length > impl.length):
         fitting = {place: size for place, size in tables.items() if size >= length}
-        for (name, _), rows in _rows_used(impl, sweep.x[:, :length], fitting).items():
-            if rows < length:
+        for (name, axis), rows in _rows_used(impl, sweep.x[:, :length], fitting).items():
+            by_distance = (
+                rows == (known[name].shape[axis] + 1) // 2
+            )  # causal, clipped at both ends: half is for the future
+            if rows < length and not by_distance:
                 evidence = f"{length} tokens use {rows} rows of {name}, {impl.length} tokens use {impl.length}"
                 hint = "tokens share a position: positions are clamped or wrap"
                 return [Finding("position tables", "fail", 1 - rows / length, evidence, hint, "positions")]

@@ -8,20 +8,23 @@ Axes: b batch · t positions · v vocabulary.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qkv.check.calling.names import LENGTHS
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
-from qkv.check.report import Finding, Verdict
+from qkv.check.report import Finding, Verdict, describe_error
 
 BATCH, LENGTH, VOCAB_SIZE = 2, 8, 24
-MASKS = ("mask", "loss_mask", "weights", "weight", "attention_mask", "token_mask", "label_mask", "present")
+MASKS = ("mask", "weights", "weight", "present", "valid", "keep")  # and every name with "mask" in it
 LABELS = ("labels", "targets", "target", "y")
 IGNORE_INDEX = -100
 
@@ -53,16 +56,69 @@ class ScoredPositions:
 
 def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, list[Finding]]:
     """A function loss(logits, tokens), perhaps with a mask; returns how it is called and the findings."""
-    names = list(inspect.signature(function).parameters)
-    mask = next((name for name in names[2:] if name.lower() in MASKS), None)
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    mask = next((name for name in names[2:] if _mask_values(name)), None)
     tokens = unique_tokens()
-    how = f"a loss of logits (b, t, v) and {names[1]} (b, t){f', {mask} (b, t): 1 = scored' if mask else ''}"
-    scored = scored_positions(lambda logits: function(logits, tokens), tokens)
+    meaning = _mask_values(mask)[0][0] if mask is not None else ""
+    how = f"a loss of logits (b, t, v) and {names[1]} (b, t){f', {mask}: {meaning}' if mask else ''}"
+    function = functools.partial(function, **_other_values(parameters, mask)) if len(names) > 2 else function
+    plain, everything = function, torch.ones_like(tokens, dtype=torch.bool)
+    if mask is not None and parameters[mask].default is inspect.Parameter.empty:
+        plain = _with_mask(function, mask, everything, tokens)
+    try:
+        scored = scored_positions(lambda logits: plain(logits, tokens), tokens)
+    except Exception as error:
+        raise ValueError(f"the loss could not be called with logits (b, t, v) and tokens (b, t): "
+                         f"{describe_error(error)}") from error  # fmt: skip
+    if not scored.pairs and plain is not function and mask is not None:  # an inverted mask hides everything
+        plain = _with_mask(function, mask, ~everything, tokens)
+        scored = scored_positions(lambda logits: plain(logits, tokens), tokens)
     findings = [check_alignment(scored, contract, names[1])]
     if mask is not None:
-        findings.append(_check_mask(function, tokens, mask))
-    findings.append(_check_ignore_index(function, tokens))
+        findings.append(_check_mask(function, plain, tokens, mask))
+    findings.append(_check_ignore_index(plain, tokens))
     return how, findings
+
+
+def _other_values(parameters: Mapping[str, inspect.Parameter], mask: str | None) -> dict[str, Any]:
+    """Values of the required parameters besides logits, tokens and a mask, by words in their names."""
+    known: dict[str, Any] = {"vocab": VOCAB_SIZE, "classes": VOCAB_SIZE, "reduction": "mean"}
+    known |= dict.fromkeys(("ignore", "pad"), IGNORE_INDEX) | dict.fromkeys(("smooth", "eps"), 0.0)
+    found = {}
+    for name, parameter in itertools.islice(parameters.items(), 2, None):
+        word = next((word for word in known if word in name.lower()), None)
+        if parameter.default is parameter.empty and name != mask and word is not None:
+            found[name] = known[word]
+    return found
+
+
+def _mask_values(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
+    """What a parameter of this name takes, from a mask (b, t) of scored tokens: likely forms first; [] if no mask."""
+    low = name.lower()
+    if low in LENGTHS:
+        return [("the lengths of the rows", lambda mask: mask.sum(-1))]
+    if "pad" in low and "mask" in low:
+        return [("1 = not scored", lambda mask: ~mask), ("1 = not scored", lambda mask: (~mask).double())]
+    if low in MASKS or "mask" in low:
+        kinds = (torch.Tensor.double, torch.Tensor.bool, torch.Tensor.long)
+        return [("(b, t), 1 = scored", kind) for kind in kinds]
+    return []
+
+
+def _with_mask(function: Callable[..., Any], parameter: str, mask: Tensor, tokens: Tensor) -> Callable[..., Any]:
+    """The loss with this mask (b, t), True = scored, in the first form that it takes."""
+    problem: Exception | None = None
+    for _, convert in _mask_values(parameter):
+        given = functools.partial(function, **{parameter: convert(mask)})
+        try:
+            scored_positions(lambda logits, given=given: given(logits, tokens), tokens)
+        except Exception as error:  # try another dtype of mask
+            problem = error
+        else:
+            return given
+    assert problem is not None
+    raise problem
 
 
 def check_own_loss(impl: Implementation, contract: Contract) -> list[Finding]:
@@ -159,19 +215,18 @@ def check_alignment(scored: ScoredPositions, contract: Contract, name: str) -> F
     return Finding(check, "fail", 1.0, evidence, hint, family)
 
 
-def _check_mask(function: Callable[..., Any], tokens: Tensor, parameter: str) -> Finding:
+def _check_mask(function: Callable[..., Any], plain: Callable[..., Any], tokens: Tensor, parameter: str) -> Finding:
     """Exactly the tokens that the mask leaves out are not scored."""
     mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[0, 3:5], mask[1, 6:] = False, False
-    full = scored_positions(lambda logits: function(logits, tokens), tokens)
-    for form in (mask.double(), mask, mask.long()):
-        try:
-            found = scored_positions(lambda logits, form=form: function(logits, tokens, **{parameter: form}), tokens)
-            break
-        except Exception as error:  # try another dtype of mask
-            problem = f"{type(error).__name__}: {error}"
-    else:
-        return Finding("loss mask", "inconclusive", None, f"the call with a mask failed: {problem}")
+    mask[1, 6:] = False
+    if parameter.lower() not in LENGTHS:
+        mask[0, 3:5] = False
+    full = scored_positions(lambda logits: plain(logits, tokens), tokens)
+    try:
+        given = _with_mask(function, parameter, mask, tokens)
+    except Exception as error:
+        return Finding("loss mask", "inconclusive", None, f"the call with a mask failed: {describe_error(error)}")
+    found = scored_positions(lambda logits: given(logits, tokens), tokens)
     expected = {place for place in full.targets if bool(mask[place])}
     if found.targets == expected:
         return _check_mean(found, tokens.numel())

@@ -15,7 +15,7 @@ from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, Verdict, judge
 from qkv.check.tracing.readings import record_run
-from qkv.check.tracing.recorder import AttentionRecord
+from qkv.check.tracing.recorder import AttentionRecord, Recording
 from qkv.check.tracing.scores import measure_slope
 
 FAR = 300  # the length of a long sequence; beyond 256, bfloat16 rounds positions
@@ -43,42 +43,120 @@ def _repeated_token(impl: Implementation, length: int) -> Tensor:
 def _check_diagonals(impl: Implementation, contract: Contract, length: int, name: str) -> Finding:
     """Scores of one repeated token are constant along diagonals."""
     promised = contract.relative
+    length = impl.nearest_length(length)
     recording = record_run(impl, _repeated_token(impl, length))
     if not recording.attentions or recording.attentions[0].scores is None:
-        verdict: Verdict = "inconclusive" if promised and length < FAR else "n/a"
+        verdict: Verdict = "inconclusive" if promised and name == "relative positions" else "n/a"
         return Finding(name, verdict, None, f"{length} tokens: {recording.refused or 'no scores were recorded'}")
+    far = name == "long positions"
+    limit = (1e-3 if far else 1e-6) * (1 if impl.dtype == torch.float64 else 1e3)
     off = _diagonal_difference(recording.attentions[0])
     evidence = f"with one token repeated {length} times, scores on a diagonal differ by {off:.2g} (relative)"
-    limit = 1e-6 if length < FAR else 1e-3
-    if impl.dtype != torch.float64:
-        limit *= 1e3
+    if off <= limit and promised:
+        found = _check_two_tokens(impl, name, length, limit) or _check_same_distances(impl, recording, name, limit)
+        if found is not None:
+            return found
     if off <= limit:
         return Finding(name, "pass" if promised else "described", off, evidence)
     if not promised:
         return Finding(name, "described", off, f"{evidence}: absolute positions matter")
-    if length == FAR and off > 0.02:
-        hint = "far positions are not rotated by their distance: a table ends, or positions are clamped or wrap"
-    elif length == FAR:
-        hint = "angles lose precision far out: compute them in float32 at least, from integer positions"
-    else:
-        hint = "absolute positions matter, not only distances: queries and keys must be rotated alike"
+    rotates = contract.position == "rotary"
+    if not far:
+        hint = "absolute positions matter, not only distances"
+        family = "positions" if contract.position == "relative" else "rotary"
+        return Finding(name, "fail", off, evidence, f"{hint}{_ROTATED if rotates else ''}", family)
+    hint, condition = _explain_far(recording.attentions[0], limit, rotates=rotates)
+    family = {"rotary": "rotary", "alibi": "alibi"}.get(str(contract.position), "positions")
+    return Finding(name, "fail", off, evidence, hint, family, condition=condition)
+
+
+def _check_two_tokens(impl: Implementation, name: str, length: int, limit: float) -> Finding | None:
+    """With two tokens in turn, scores two places further on a diagonal are the same; None if they are.
+
+    One token alone hides what a softmax cancels: the rotation of queries without that of keys.
+    """
+    x = _repeated_token(impl, length)
+    other = impl.random_input(2, 1, torch.Generator().manual_seed(27))
+    x[:, 1::2] = other.expand_as(x[:, 1::2])
+    recording = record_run(impl, x)
+    if not recording.attentions or recording.attentions[0].scores is None:
+        return None
+    off = _diagonal_difference(recording.attentions[0], step=2)
+    if off <= limit:
+        return None
+    evidence = f"with two tokens in turn, {length} in all, scores two places further on a diagonal differ by {off:.2g}"
+    hint = "absolute positions matter, not only distances: queries and keys must be rotated, or shifted, alike"
     return Finding(name, "fail", off, evidence, hint, "rotary")
 
 
-def _diagonal_difference(attention: AttentionRecord) -> float:
+def _check_same_distances(impl: Implementation, recording: Recording, name: str, limit: float) -> Finding | None:
+    """The scores of the first tokens of a long sequence are those of a short one; None if they are."""
+    n = impl.length
+    if name != "long positions" or impl.fixed_length is not None:
+        return None
+    short = record_run(impl, _repeated_token(impl, n))
+    if not short.attentions or short.attentions[0].scores is None or short.attentions[0].mask is None:
+        return None
+    long, mask = recording.attentions[0].scores, short.attentions[0].mask
+    assert long is not None
+    change = (long[..., :n, :n] - short.attentions[0].scores).masked_fill(~mask, 0.0).nan_to_num(0.0, 0.0, 0.0)
+    shared = change.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    off = float((change - shared).masked_fill(~mask, 0.0).abs().max())
+    off /= float(short.attentions[0].scores.masked_fill(~mask, 0.0).abs().max().clamp(min=1e-12))
+    if off <= limit:
+        return None
+    evidence = (
+        f"with one token repeated, scores of the first {n} tokens differ by {off:.2g} in a sequence of {long.shape[-1]}"
+    )
+    hint = "what positions add to the scores depends on the length of the sequence, not on the distance alone"
+    return Finding(name, "fail", off, evidence, hint, "positions")
+
+
+_ROTATED = ": queries and keys must be rotated alike"
+
+
+def _explain_far(attention: AttentionRecord, limit: float, *, rotates: bool) -> tuple[str, str]:
+    """Why far positions are wrong, and from which sequence length on."""
+    right, wrong = 2, attention.product.shape[-1]  # lengths
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        fine = _diagonal_difference(attention, middle) <= limit
+        right, wrong = (middle, wrong) if fine else (right, middle)
+    condition = f"from {wrong} tokens on" if right > 8 else ""
+    if _diagonal_difference(attention) <= 0.02:
+        return "angles lose precision far out: compute them in float32 at least, from integer positions", condition
+    assert attention.scores is not None and attention.mask is not None
+    last, seen = attention.scores[..., -1, right:], attention.mask[..., -1, right:]
+    change = float((last - last[..., -1:]).masked_fill(~seen, 0.0).abs().max())
+    if last.shape[-1] > 4 and change <= limit * float(last[seen].abs().max()):
+        return f"positions stop growing: all tokens from position {right - 1} on are at the same one", condition
+    if rotates:
+        return (
+            "far positions are not rotated by their distance: a table ends, or positions are clamped or wrap",
+            condition,
+        )
+    return "far positions do not count by their distance: positions are clamped or wrap, or a table ends", condition
+
+
+def _diagonal_difference(attention: AttentionRecord, length: int | None = None, step: int = 1) -> float:
     """How far scores are from being constant along diagonals, up to a number for each query, which a softmax cancels.
 
     BLOOM adds slope · key position, which is slope · distance up to such a number.
+
+    Args:
+        length: only of the first positions. step: how many places further scores are compared.
     """
     assert attention.scores is not None
     mask = attention.mask
     assert mask is not None
-    scores = attention.scores.masked_fill(~mask, 0.0)
-    both = mask[..., 1:, 1:] & mask[..., :-1, :-1]
-    change = (scores[..., 1:, 1:] - scores[..., :-1, :-1]).masked_fill(~both, 0.0)
+    size = attention.scores.masked_fill(~mask, 0.0).abs().max().clamp(min=1e-12)
+    scores, mask = (x[..., :length, :length] for x in (attention.scores, mask))
+    scores = scores.masked_fill(~mask, 0.0)
+    both = mask[..., step:, step:] & mask[..., :-step, :-step]
+    change = (scores[..., step:, step:] - scores[..., :-step, :-step]).masked_fill(~both, 0.0)
     shared = change.sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
     change = (change - shared).masked_fill(~both, 0.0).abs()
-    return float(change.max() / scores.abs().max().clamp(min=1e-12))
+    return float(change.max() / size)
 
 
 def _check_scores_only(impl: Implementation, contract: Contract) -> Finding:
@@ -147,6 +225,9 @@ def _check_alibi_slopes(impl: Implementation) -> Finding:
     evidence = f"slopes are {', '.join(f'{x:.4g}' for x in found)}; required: {', '.join(f'{x:.4g}' for x in promised)}"
     if off <= 0.01:
         more = "" if forms["the paper's formula"] <= 0.01 else f", or {form} for {h} heads"
+        far = _check_far_bias(impl, torch.tensor(alibi_slopes(h)[form], dtype=torch.float64))
+        if far is not None:
+            return far
         return Finding("alibi", "pass", off, f"{evidence}{more}")
     shifted = [2.0 ** (-8 * head / h) for head in range(h)]
     if max(abs(a - b) for a, b in zip(found, shifted, strict=True)) <= 0.01:
@@ -156,6 +237,32 @@ def _check_alibi_slopes(impl: Implementation) -> Finding:
     else:
         hint = "the slopes are not 2^(−8/h), 2^(−16/h), …"
     return Finding("alibi", "fail", off, evidence, hint, "alibi")
+
+
+def _check_far_bias(impl: Implementation, slopes: Tensor) -> Finding | None:
+    """What is wrong with the bias of distant keys, whose scores, with one repeated token, differ by it alone."""
+    recording = record_run(impl, _repeated_token(impl, impl.nearest_length(FAR)))
+    attention = recording.attentions[0] if recording.attentions else None
+    if attention is None or attention.scores is None or attention.mask is None or attention.heads != len(slopes):
+        return None
+    scores, seen = attention.scores[0, :, -1].flip(-1), attention.mask[0, :, -1].flip(-1)  # (h, s) by distance
+    bias = scores - scores[:, :1]
+    expected = -slopes[:, None] * torch.arange(scores.shape[-1])
+    wrong = ((bias - expected).abs() > 0.01 * expected.abs() + 1e-4) & seen
+    if not bool(wrong.any()):
+        return None
+    first = int(wrong.any(0).nonzero()[0])
+    off = float(((bias - expected).abs() / expected.abs().clamp(min=1e-4))[wrong].max())
+    head = int(wrong[:, first].nonzero()[0])
+    evidence = (
+        f"{scores.shape[-1]} tokens: at distance {first} the bias of head {head} is {float(bias[head, first]):.4g}, "
+        f"required: {float(expected[head, first]):.4g}"
+    )
+    stopped = float((bias[:, first:] - bias[:, first - 1 : first]).masked_fill(~seen[:, first:], 0.0).abs().max())
+    hint = "the bias is not −slope · distance for distant keys: distances wrap, or a table ends"
+    if stopped <= 1e-4:
+        hint = f"the bias stops growing: distances are clamped at {first - 1}"
+    return Finding("alibi", "fail", off, evidence, hint, "alibi", condition=f"from {first + 1} tokens on")
 
 
 def alibi_slopes(heads: int) -> dict[str, list[float]]:

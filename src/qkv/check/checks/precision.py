@@ -45,6 +45,8 @@ def check_precision(impl: Implementation, sweep: Sweep, options: Options | None 
         return [Finding("dtype", "n/a", None, "it chooses by value (top-k, a router): rounding changes the choice")]
     cases = _cases(impl, sweep)
     worst, words, refused, where = 0.0, [], [], []
+    hint = "part of the computation has lower precision than its inputs: positions, scores and softmax need float32"
+    family = "low precision"
     asked = options.dtype if options is not None else None
     usual = DTYPES if impl.level == "layer" else DTYPES[:2]  # whole models overflow float16 by design
     for dtype in usual if asked is None else (asked,):
@@ -53,6 +55,10 @@ def check_precision(impl: Implementation, sweep: Sweep, options: Options | None 
         try:
             errors = [_relative_error(impl, y, exact, dtype) for y, exact in cases]
             if dtype == torch.float16 and errors[0][0] < float("inf"):  # large inputs may overflow by design
+                if any(_exp_overflows(impl, y.to(dtype)) for y, _ in cases if y.is_floating_point()):
+                    where.append("in float16")
+                    hint, family = "exp overflows in float16: subtract the row's maximum first", "overflow"
+                    worst = float("inf")
                 errors = [case for case in errors if case[0] < float("inf")]
         except Exception as error:
             refused.append(f"{_name(dtype)} raises {describe_error(error)}")
@@ -65,9 +71,8 @@ def check_precision(impl: Implementation, sweep: Sweep, options: Options | None 
     if not words:
         return [Finding("dtype", "n/a" if asked is None else "fail", None, "; ".join(refused) or "it runs in it")]
     evidence = f"errors relative to those of rounding weights and inputs alone: {', '.join(words)}"
-    hint = "part of the computation has lower precision than its inputs: positions, scores and softmax need float32"
     condition = "; ".join(where)
-    return [judge("dtype", worst, 1.0, "; ".join([evidence, *refused]), hint, "low precision", condition)]
+    return [judge("dtype", worst, 1.0, "; ".join([evidence, *refused]), hint, family, condition)]
 
 
 def _cases(impl: Implementation, sweep: Sweep) -> list[tuple[Tensor, Tensor]]:
@@ -104,6 +109,27 @@ def _relative_error(impl: Implementation, x: Tensor, exact: Tensor, dtype: torch
     return max(cases)
 
 
+def _exp_overflows(impl: Implementation, x: Tensor) -> bool:
+    """Whether an exponential of moderate numbers is infinite in the dtype of x."""
+    assert impl.module is not None
+    watcher = ExpWatcher()
+    with parameters_in(impl.module, x.dtype), watcher:
+        impl.run(x)
+    return watcher.overflows
+
+
+class ExpWatcher(OperatorWatcher):
+    """Watches for exponentials of finite numbers that are infinite."""
+
+    overflows = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.exp.default, torch.ops.aten.exp2.default) and isinstance(args[0], Tensor):
+            self.overflows |= bool(out.isinf().any()) and not bool((args[0] == torch.inf).any())
+        return out
+
+
 class RoundedScores(OperatorWatcher):
     """Rounds what goes into a softmax to a dtype, but keeps its own: large scores (ALiBi far out) cost digits."""
 
@@ -116,7 +142,11 @@ class RoundedScores(OperatorWatcher):
             largest = torch.finfo(self._dtype).max
             scores = args[0].clamp(-largest, largest) if args[0].isfinite().all() else args[0]
             args = (scores.to(self._dtype).to(args[0].dtype), *args[1:])
-        return func(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
+        bias = named.get("attn_mask")  # of a fused kernel
+        if isinstance(bias, Tensor) and bias.is_floating_point():
+            named["attn_mask"] = bias.to(self._dtype).to(bias.dtype)
+        return func(*args, **named)
 
 
 class EpsilonOf(TorchFunctionMode):

@@ -4,6 +4,7 @@ They say where in a module it happens. Promises of the contract are judged, the 
 """
 
 import torch
+from torch import Tensor
 
 from qkv.check.checks.attention_function import LARGE
 from qkv.check.contract import Contract
@@ -11,7 +12,7 @@ from qkv.check.hypotheses.observe import measure_grouping
 from qkv.check.implementation import Implementation
 from qkv.check.report import BUG_FAMILIES, Diagnosis, Finding, Verdict, judge
 from qkv.check.tracing.heads import find_merge_bug, find_split_bug
-from qkv.check.tracing.readings import Reading
+from qkv.check.tracing.readings import Reading, read_unfinished
 from qkv.check.tracing.rotary import find_rotary_bugs
 from qkv.check.tracing.scores import (
     STRAIGHT,
@@ -36,7 +37,10 @@ def check_recorded(
     if not readings:
         why = refused or "no attention was seen among its operators (fused, compiled or opaque code)"
         findings = [Finding("inside", "n/a", None, f"judged as a black box only: {why}")]
-        if contract.textbook:
+        scores = read_unfinished(impl) if contract.scale is not None and refused is None else []
+        if scores:
+            findings.append(_check_scale(scores, contract))
+        elif contract.textbook:
             findings.append(Finding("scale", "inconclusive", None, f"the scale could not be measured: {why}"))
         if contract.grouped is not None:
             findings.append(_check_grouped(impl, readings, contract))
@@ -111,6 +115,9 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
     known = [(reading, reading.scale) for reading in readings if reading.scale is not None]
     if not known and contract.scale is not None and any(reading.normed_scales for reading in readings):
         return _check_normed_scale(readings, contract)
+    features = [(reading, scales) for reading in readings if (scales := reading.feature_scales) is not None]
+    if not known and features and contract.scale is not None:
+        return _check_scale_of_features(features, contract)
     sums = [(reading, slopes) for reading in readings if (slopes := measure_part_slopes(reading.attention))]
     if not known and sums and contract.scale is not None:
         return _check_scale_of_sum(*sums[0], contract)
@@ -139,6 +146,24 @@ def _check_scale(readings: list[Reading], contract: Contract) -> Finding:
         return Finding("scale", "pass", error(reading, scale), evidence)
     hint = Diagnosis("scale", f"the scale of q·k is {words}", attention.name).hint
     return Finding("scale", "fail", error(reading, scale), evidence, hint, "scale")
+
+
+def _check_scale_of_features(features: list[tuple[Reading, Tensor]], contract: Contract) -> Finding:
+    """The factor on each product of two features, where queries or keys come from several projections."""
+    found = []
+    for reading, scales in features:
+        promised = contract.scale_for(reading.attention.head_dim)
+        assert promised is not None
+        worst = int((scales / promised - 1).abs().argmax())
+        found.append((abs(float(scales[worst]) / promised - 1), reading, scales, float(scales[worst])))
+    error, reading, scales, scale = max(found, key=lambda one: one[0])
+    attention = reading.attention
+    words = describe_scale(scale, attention.head_dim, reading.model_heads)
+    wrong = (scales / scale - 1).abs() <= 0.01
+    part = "" if bool(wrong.all()) else f", for {int(wrong.sum())} of the {len(scales)} features"
+    evidence = f"products of features are multiplied by {scale:.4f}{part}, which is {words} (d = {attention.head_dim})"
+    hint = Diagnosis("scale", f"the scale of q·k is {words}{part}", attention.name).hint
+    return judge("scale", error, 0.01, evidence, hint, "scale")
 
 
 def _check_scale_of_sum(reading: Reading, slopes: list[float], contract: Contract) -> Finding:

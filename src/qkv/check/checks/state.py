@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qkv.check.calling.building import DROPOUT_NAMES
 from qkv.check.checks.kept import find_kept
-from qkv.check.implementation import Implementation, randomize_weights, relative_difference
+from qkv.check.implementation import Implementation, cast_module, randomize_weights, relative_difference
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep
 
@@ -24,7 +24,8 @@ def check_state(impl: Implementation, sweep: Sweep) -> list[Finding]:
     """The same input gives the same output after longer calls, after an error, after a cache and beside another
     instance."""
     short = sweep.only(13, 3, impl.length)[0]
-    x, expected = sweep.x[:, :short], sweep.outs[short]
+    lengths = sorted({short, *sweep.only(1)[:1]} if 1 in sweep.outs else {short}, reverse=True)
+    x = sweep.x[:, :short]
     cases = {"a longer call": lambda: None}  # the sweep made longer calls
     bad = _call_that_raises(impl, x)
     if bad is not None:
@@ -33,32 +34,50 @@ def check_state(impl: Implementation, sweep: Sweep) -> list[Finding]:
         cases["calls with a cache"] = lambda: _run_cached(impl, sweep.x[:, : sweep.longest(20)])
     if impl.module is not None:
         cases["a call of another instance"] = lambda: _run_other_instance(impl, x)
-    worst, after = 0.0, ""
+    worst, after, at = 0.0, "", short
     for words, between in cases.items():
+        if worst > _limit(impl):  # the first cause is enough
+            break
         between()
-        try:
-            off = relative_difference(expected, impl.run(x))
-        except Exception:  # it worked before
-            off = float("inf")
-        if off > worst:
-            worst, after = off, words
-    evidence = f"{short} tokens give the same output after {', '.join(cases)}"
+        for length in lengths:
+            try:
+                off = relative_difference(sweep.outs[length], impl.run(sweep.x[:, :length]))
+            except Exception:  # it worked before
+                off = float("inf")
+            if off > worst:
+                worst, after, at = off, words, length
+    evidence = f"{' and '.join(map(_tokens, lengths))} give the same output after {', '.join(cases)}"
     if worst <= _limit(impl):
-        return [judge("state", worst, _limit(impl), evidence, HINT, "state"), *_check_instances(impl, x, expected)]
-    evidence = f"after {after}, {short} tokens give an output that differs by {worst:.2g} (relative)"
-    hint = _name_kept(impl, x, expected)
-    return [judge("state", worst, _limit(impl), evidence, hint, "state", condition=f"after {after}")]
+        inputs = [sweep.x[:, :length] for length in reversed(lengths)]
+        return [judge("state", worst, _limit(impl), evidence, HINT, "state"), *_check_instances(impl, inputs)]
+    evidence = (
+        f"after {after}, {_tokens(at)} give{'s' if at == 1 else ''} an output that differs by {worst:.2g} (relative)"
+    )
+    hint = _name_kept(impl, sweep.x[:, :at], sweep.outs[at])
+    condition = f"{'for a single token ' if at == 1 and short != 1 else ''}after {after}"
+    return [judge("state", worst, _limit(impl), evidence, hint, "state", condition=condition)]
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
 
 
 def _name_kept(impl: Implementation, x: Tensor, expected: Tensor) -> str:
-    """What is wrong, with the place that keeps what an earlier call left behind, if it is found."""
+    """What is wrong, with the place that keeps what an earlier call left behind, if it is found.
 
-    def is_right() -> bool:
-        return relative_difference(expected, impl.run(x)) <= _limit(impl)
-
+    expected: the output, if no instance that was never called can be made.
+    """
     fresh = _fresh_copy(impl, same_buffers=False) if impl.fresh is not None else None
-    place = find_kept(impl, fresh, is_right)
-    return HINT if not place else f"{place} keeps what an earlier call left behind, and it is used again"
+    first = _fresh_copy(impl, same_buffers=False) if fresh is not None else None
+    rights = [expected]
+    if first is not None:  # the usual calls may have left something behind before the first output
+        with other_instance(impl.module, first):
+            rights.append(impl.run(x))
+    for right in rights:
+        place = find_kept(impl, fresh, lambda right=right: relative_difference(right, impl.run(x)) <= _limit(impl))
+        if place:
+            return f"{place} keeps what an earlier call left behind, and it is used again"
+    return HINT
 
 
 def _limit(impl: Implementation) -> float:
@@ -123,25 +142,30 @@ def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]
             module.forward = own
 
 
-def _check_instances(impl: Implementation, x: Tensor, expected: Tensor) -> list[Finding]:
-    """A new instance with the same weights gives the same outputs on its first call, whatever others were called on."""
+def _check_instances(impl: Implementation, inputs: list[Tensor]) -> list[Finding]:
+    """A new instance with the same weights gives the same outputs on its first calls, whatever others were called on.
+
+    inputs: of the calls, short ones first.
+    """
     if impl.module is None or "forward" in vars(impl.module):
         return []
+    expected = [impl.run(x) for x in inputs]
     other = _fresh_copy(impl) if impl.fresh is not None else None
     words = "a second instance with the same weights"
     with other_instance(impl.module, other) as found:
         if found is None:
             return []
         if other is None:
-            impl.run(x.flip(0))
+            impl.run(inputs[-1].flip(0))
         else:
             words = "the first call of a new instance with the same weights"
-        first = impl.run(x)
-        off = relative_difference(expected, first)
+        first = [impl.run(x) for x in inputs]
+    offs = [relative_difference(*pair) for pair in zip(expected, first, strict=True)]
+    off, place = max((off, place) for place, off in enumerate(offs))
     evidence = f"{words} differs by {off:.2g} (relative)"
     if off <= _limit(impl):
         return [judge("state (two instances)", off, _limit(impl), evidence, HINT, "state")]
-    hint = HINT if other is None else _name_kept(impl, x, first)
+    hint = HINT if other is None else _name_kept(impl, inputs[place], first[place])
     condition = "after earlier calls"
     return [judge("state (two instances)", off, _limit(impl), evidence, hint, "state", condition=condition)]
 
@@ -150,7 +174,7 @@ def _fresh_copy(impl: Implementation, *, same_buffers: bool = True) -> nn.Module
     """A new module with the weights of the old one; None if they cannot be moved or something else differs."""
     assert impl.fresh is not None and impl.module is not None
     try:
-        other = impl.fresh().to(impl.dtype).eval()
+        other = cast_module(impl.fresh(), impl.dtype).eval()
         other.load_state_dict(impl.module.state_dict())
     except Exception:  # lazily built layers, or names that change
         return None

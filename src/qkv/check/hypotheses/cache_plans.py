@@ -158,6 +158,8 @@ def cache_plans(lengths: Sequence[int]) -> Iterator[tuple[str, str, CachePlan]]:
     }
     for words, masked in masks.items():
         yield mask, words, CachePlan(masks=masked)
+        several = lambda p, s, masked=masked: masked(p, s) if p.size > 1 else by_slot(p, s)  # noqa: E731
+        yield mask, f"{words}; pieces of one token are right", CachePlan(masks=several)
     newest = "new keys and values are put before the cached ones, so the mask hides and shows wrong ones"
     yield cache, newest, CachePlan(lambda p: range(-p.end, -p.start), all_slots)
     reads: dict[str, Reads] = {

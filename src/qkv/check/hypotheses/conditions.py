@@ -40,6 +40,8 @@ def find_condition(
             continue
         fine = [case for case, right in judged if right]
         condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
+        if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
+            condition = f"for {least} rows, not for fewer"
         if wrong[0].dtype != torch.float64:
             low = [dtype for dtype in DTYPES if any(is_right(replace(case, dtype=dtype)) is False for case in wrong)]
             condition = _in_dtypes(low)
@@ -104,7 +106,7 @@ def _explain_condition(
     seen = observed(probes[-1])
     assert seen is not None
     others = [case for case in SMALL if case not in fine and case not in wrong]
-    solved = solve_mask(observed, design.formula, [case for case in wrong if case.length > 1], Work(100))
+    solved = solve_mask(observed, design.formula, [case for case in wrong if case.length > 1], Work(2000))
     blocks = _block_sizes(condition)
     conditional: Identified | None = None
     described = describe_mask(design, solved, condition)
@@ -114,7 +116,7 @@ def _explain_condition(
     )
     for all_rows in (True, False) if seen.tokens is not None else (False,):
         known = known_bugs(design, seen, blocks=blocks, shortest=shortest) if others_too else ()
-        for bug in chain(known_masks(design, solved), known):
+        for bug in chain(known_masks(design, solved, seen), known):
             if not fits_all(observed, bug.formula, probes, all_rows=all_rows):
                 continue
             if len(wrong) > len(probes) and not fits_all(observed, bug.formula, wrong, all_rows=all_rows):

@@ -104,7 +104,9 @@ def _search_bug(
     if len(small) < 2:
         return None
     designs = list(find_designs(contract, small[0][1], find_clues(impl, small[0][1])))
-    return search(observed, designs, CONFIRM, work, contract)
+    with_padding = impl.takes_padding and any("padding" in name or "padded" in name for name in failed)
+    padded = [Case(n, padding=side) for n in (12, 13) for side in impl.padding_sides] if with_padding else []
+    return search(observed, designs, CONFIRM, work, contract, padded)
 
 
 def prove_scale(impl: Implementation, contract: Contract) -> bool:

@@ -25,12 +25,17 @@ class Pattern:
     mask: Callable[[Sizes], Tensor]
 
 
+def simple_patterns(design: Design) -> Iterator[Pattern]:
+    """Wrong masks without a size of their own."""
+    if design.causal:
+        yield from _causal_patterns(design.formula.mask, design)
+    yield from _edge_patterns(design.formula.mask, design)
+
+
 def patterns(design: Design, longest: int) -> Iterator[Pattern]:
     """Every known wrong mask of a design, the simple ones first; longest: of the sequences that are compared."""
     right = design.formula.mask
-    if design.causal:
-        yield from _causal_patterns(right, design)
-    yield from _edge_patterns(right, design)
+    yield from simple_patterns(design)
     for size in range(2, longest + 1):
         if design.causal:
             yield from _causal_blocks(right, design, size)
@@ -64,6 +69,11 @@ def _causal_patterns(right: Callable[[Sizes], Tensor], design: Design) -> Iterat
     yield _pattern("mask transposed", "the mask is inverted: queries see later keys only", lambda i, j, s: j > i)
     top_left = "with more keys than queries the mask is aligned at the start (top-left)"
     yield _pattern("alignment", top_left, lambda i, j, s: j <= i - s.offset)
+    for dtype in (torch.int8, torch.uint8, torch.bfloat16):
+        short = str(dtype).removeprefix("torch.")
+        how = "large ones are rounded" if dtype.is_floating_point else "they overflow and wrap"
+        words = f"the mask compares positions in {short}: {how}"
+        yield _pattern("leak", words, lambda i, j, s, dtype=dtype: j.to(dtype) <= i.to(dtype))
     for row, words in ((0, "first"), (-1, "last")):
         yield _pattern(
             "leak", f"the {words} query sees every key", lambda i, j, s, row=row: (j <= i) | (i == i.flatten()[row])
@@ -102,6 +112,7 @@ def _causal_blocks(right: Callable[[Sizes], Tensor], design: Design, size: int) 
          lambda i, j, s: j <= (i - s.offset) % n + s.offset),
         ("leak", f"each block of {n} queries is masked as if it were the last: future tokens are visible",
          lambda i, j, s: j <= (i - s.offset) % n + s.keys - _count(i - s.offset, s.queries, n)),
+        ("leak", f"positions in the mask start again after {n}", lambda i, j, s: j % n <= i % n),
         ("leak", f"the block of {n} keys after the one on the diagonal is visible",
          lambda i, j, s: (j <= i) | (j // n == i // n + 1)),
         ("block", f"the block of {n} keys on the diagonal is skipped", lambda i, j, s: j // n < i // n),

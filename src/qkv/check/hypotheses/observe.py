@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.check.checks.basics import random_mask
+from qkv.check.checks.precision import parameters_in
 from qkv.check.checks.state import dropout_rates
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.formula import Observation, Sizes, merge_heads, repeat_heads, split_heads, tile_heads
@@ -89,7 +90,7 @@ def observe_function(impl: Implementation, contract: Contract) -> Observer:
     def observe(case: Case) -> Observation | None:
         case = fit_case(impl, case)
         generator = torch.Generator().manual_seed(61 + case.seed)
-        keys, groups = case.keys or case.length, case.kv_heads or case.heads
+        keys, groups = case.keys or case.length, case.kv_heads or impl.key_heads(case.heads)
         shapes = ((case.heads, case.length), (groups, keys), (groups, keys))
         q, k, v = (
             torch.randn(case.batch, h, n, case.head_dim, generator=generator, dtype=torch.float64).to(case.dtype)
@@ -177,11 +178,11 @@ def _record(impl: Implementation, case: Case, *, same_rows: bool = False) -> tup
     try:
         if module is not None:
             module.train(case.training)
-            if case.dtype != impl.dtype:
-                module.to(case.dtype)
         without_dropout = dropout_rates(module, 0.0) if case.training and module is not None else nullcontext()
+        lower = parameters_in(module, case.dtype) if module is not None and case.dtype != impl.dtype else nullcontext()
         with (
             without_dropout,
+            lower,
             torch.set_grad_enabled(not case.no_grad),
             record_attention(module, case.batch) as found,
         ):
@@ -196,8 +197,6 @@ def _record(impl: Implementation, case: Case, *, same_rows: bool = False) -> tup
     finally:
         if module is not None:
             module.train(bool(was))
-            if case.dtype != impl.dtype:
-                module.to(impl.dtype)
     return found[0], out.detach().double()
 
 

@@ -158,7 +158,11 @@ def softmax_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
     for shifted, after in ((False, ""), (True, ", after the maximum is subtracted")):
         words = f"{{}} is added to the sum of the exponentials{after}"
         core = lambda x, shifted=shifted: {"core": partial(_with_more, more=x, shifted=shifted)}  # noqa: E731
-        yield from bugs.fitted(replaced, words, core, SMALL)
+        for bug in bugs.fitted(replaced, words, core, SMALL):
+            count = bug.words.partition(" ")[0]
+            if not shifted and count.isdigit() and int(count) > 1:  # keys and values of zeros add that
+                bug = Hypothesis("block", f"{count} empty keys (zeros) take part in the softmax", bug.formula)
+            yield bug
     for count in (1, 2, 4, 8, 16, 32, 64):
         words = f"only the {count} largest scores of a query count"
         if count < seen.sizes.keys:
@@ -189,7 +193,9 @@ def soft_mask_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
     filled = lambda x: {"core": partial(_filled, value=x)}  # noqa: E731
     yield from bugs.fitted(soft, "masked scores are not −∞ but {}", filled, SIGNED)
     lowered = lambda x: {"core": partial(_lowered, by=x)}  # noqa: E731
-    yield from bugs.fitted(soft, "masked scores are not −∞ but lower by {}", lowered, POSITIVE)
+    for bug in bugs.fitted(soft, "masked scores are not −∞ but lower by {}", lowered, POSITIVE):
+        if not bug.words.endswith(" by 0"):  # that is no mask at all
+            yield bug
     half = "the mask hides keys with positive scores only"
     yield bugs.but(soft, half, core=lambda x, m, v: average(x, m | (x <= 0), v))
     for heads in ("first", "last"):

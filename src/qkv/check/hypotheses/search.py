@@ -11,9 +11,10 @@ from torch import Tensor
 
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.formula import Design, Formula, Observation, Sizes, average, uniform_average
+from qkv.check.hypotheses.given_bugs import given_bugs
 from qkv.check.hypotheses.hypothesis import Hypothesis
 from qkv.check.hypotheses.known_bugs import known_bugs
-from qkv.check.hypotheses.mask_patterns import match_pattern
+from qkv.check.hypotheses.mask_patterns import match_pattern, simple_patterns
 from qkv.check.hypotheses.observe import Case
 from qkv.check.hypotheses.observed import LONGEST, Identified, Observed, Work, fits_all
 from qkv.check.hypotheses.position_bugs import find_residual
@@ -21,39 +22,83 @@ from qkv.check.hypotheses.score_bugs import scale_bugs
 from qkv.check.hypotheses.visibility import SMALL, describe_visibility, solve_visibility
 
 LONGEST_SOLVED = 140
+EXACT = 1e-6  # a tolerance above it is too coarse to solve for a mask
 NAMED_MASKS = ("causal", "window", "bidirectional")  # kinds that say which keys a query may see
 MANY_ROWS = 8  # of a batch: enough equations to solve for a mask
 
 
 def search(
-    observed: Observed, designs: Sequence[Design], cases: Sequence[Case], work: Work, contract: Contract
+    observed: Observed,
+    designs: Sequence[Design],
+    cases: Sequence[Case],
+    work: Work,
+    contract: Contract,
+    padded: Sequence[Case] = (),
 ) -> Identified | None:
-    """The first hypothesis that fits in all cases, over all designs; designs without positions go first."""
+    """The first hypothesis that fits in all cases, over all designs; designs without positions go first.
+
+    padded: cases with padding, where that fails, too: a bug of the padding mask may explain all of them.
+    """
+    bug = _search_padding(observed, designs, cases, padded, work) if padded else None
+    if bug is not None:
+        return bug
     first = observed(cases[0])
     if first is None:
         return None
     added = search_residual(observed, designs, cases)
     if added is not None:
         return _with_gradients(observed, designs, added)
+    unpadded: Identified | None = None
     for design in designs:
         solved = solve_mask(observed, design.formula, cases, work) if contract.kind in NAMED_MASKS else None
         described = describe_mask(design, solved)
         other = described is None or described.family == "scores changed"  # a bias may be a design
-        for bug in chain(known_masks(design, solved), known_bugs(design, first) if other else ()):
+        for bug in chain(known_masks(design, solved, first), known_bugs(design, first) if other else ()):
             if work.spend(first):
-                return None
+                return unpadded
             if fits_all(observed, bug.formula, cases):
+                if padded and not fits_all(observed, bug.formula, padded):  # it contradicts what is seen with padding
+                    unpadded = unpadded or Identified(bug.family, bug.words, "without padding", cases=len(cases))
+                    continue
                 if bug.family == "low precision" and bug.words.endswith("float32"):
                     return None  # enough for any model, whatever the dtype of its weights
                 return _after_longer_call(observed, design, bug, len(observed.all(cases)))
         if not other:
             return described
+    if unpadded is not None:
+        return unpadded
     for design in designs[:2]:
         for bug in _pairs(observed, design, first, cases, work):
             if work.spend(first):
                 return None
             if fits_all(observed, bug.formula, cases):
                 return Identified(bug.family, bug.words, cases=len(observed.all(cases)), also=bug.also)
+    return None
+
+
+def _search_padding(
+    observed: Observed, designs: Sequence[Design], cases: Sequence[Case], padded: Sequence[Case], work: Work
+) -> Identified | None:
+    """A wrong use of the padding mask that gives the outputs with padding and without, where it hides nothing."""
+
+    def observe(case: Case) -> Observation | None:
+        seen = observed(case)
+        if seen is None or seen.given is not None:
+            return seen
+        sizes = seen.sizes
+        return replace(seen, given=torch.ones(sizes.batch, sizes.queries, sizes.keys, dtype=torch.bool))
+
+    first = observe(padded[0])
+    if first is None or first.given is None:
+        return None
+    both = Observed(observe)
+    for design in designs:
+        for core in (average, uniform_average):
+            for bug in given_bugs(design.formula.but(core=core), first):
+                if work.spend(first):
+                    return None
+                if fits_all(both, bug.formula, [*padded, *cases]):
+                    return Identified(bug.family, bug.words, cases=len(both.all([*padded, *cases])))
     return None
 
 
@@ -66,7 +111,7 @@ def _pairs(
     bugs = [bug for bug in known_bugs(design, seen, blocks=()) if bug.formula.scale is right.scale]
     for scale in scales:
         solved = solve_mask(observed, scale.formula, cases, work)
-        for bug in chain(known_masks(design, solved), bugs):
+        for bug in chain(known_masks(design, solved, seen), bugs):
             formula = bug.formula.but(scale=scale.formula.scale)
             yield Hypothesis(bug.family, f"{bug.words}; and {scale.words}", formula, also=scale.family)
 
@@ -125,13 +170,19 @@ def _solve_at(
     return tuple(solved) if len(solved) >= 2 or (solved and len(cases) == 1) else None
 
 
-def known_masks(design: Design, solved: SolvedMask | None) -> Iterator[Hypothesis]:
-    """The known wrong masks that are what was solved, for all heads; as formulas, to be tried at all sizes."""
+def known_masks(design: Design, solved: SolvedMask | None, seen: Observation) -> Iterator[Hypothesis]:
+    """The known wrong masks that are what was solved, for all heads; as formulas, to be tried at all sizes.
+
+    seen: where outputs are too coarse or too long to be solved for, every mask without a size of its own is tried.
+    """
+    if solved is None and (seen.tolerance > EXACT or seen.sizes.keys > LONGEST_SOLVED):
+        for pattern in simple_patterns(design):
+            yield Hypothesis(pattern.family, pattern.words, design.formula.but(mask=pattern.mask))
     if solved is None or solved.head is not None:
         return
-    seen = [(sizes, factors > SMALL) for sizes, factors in solved.factors]
+    seen_at = [(sizes, factors > SMALL) for sizes, factors in solved.factors]
     hard = all(torch.equal(factors > SMALL, factors > 0.999) for _, factors in solved.factors)
-    for pattern in match_pattern(design, seen) if hard else ():
+    for pattern in match_pattern(design, seen_at) if hard else ():
         for core in (average, uniform_average):
             formula = design.formula.but(mask=pattern.mask, core=core)
             yield Hypothesis(pattern.family, pattern.words, formula)

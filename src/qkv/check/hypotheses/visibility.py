@@ -19,6 +19,7 @@ from torch import Tensor
 from qkv.check.hypotheses.formula import Formula, Observation, average, full_mask
 
 SMALL = 1e-6  # the factor of a key that is not seen
+MEAN = 1e-9  # the factors of a query that sees nothing and gives the mean of all values
 
 
 def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = None) -> Tensor | None:
@@ -47,14 +48,14 @@ def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = 
 def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
     """The factors (t, s) of the exponentials of scores (b, h, t, s) under which values (b, h, s, d) give the output.
 
-    A query that sees nothing has factors of 0: its output is 0, or the mean of all values.
+    A query that sees nothing has factors of 0 if its output is 0, and of MEAN if that is the mean of all values.
     """
     if out.shape[:2] != v.shape[:2] or out.shape[0] * out.shape[1] * out.shape[3] < 1.3 * scores.shape[-1] + 4:
         return None
     size = float(out.abs().max())
     nothing = [(out - none).abs().amax((0, 1, 3)) <= 1e-9 * size for none in (0.0, v.mean(2, keepdim=True))]
     if v.shape[2] > 1 and bool((blind := nothing[0] | nothing[1]).any()) and not bool(blind.all()):
-        factors = torch.zeros(scores.shape[-2:], dtype=scores.dtype)
+        factors = torch.where(nothing[0], 0.0, MEAN)[:, None].expand(scores.shape[-2:]).to(scores.dtype).clone()
         others = solve_factors(scores[:, :, ~blind], v, out[:, :, ~blind])
         if others is None:
             return None
@@ -97,6 +98,16 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
             words = f"{words}, and {_describe_missing(missing, [allowed for _, allowed in seen])[1]}"
         return family, words
     if any(bool(part.any()) for part in missing):
+        blind = [~found.any(1) & allowed.any(1) for found, allowed in seen]
+        if all(not bool(part[~rows].any()) for part, rows in zip(missing, blind, strict=True)):
+            zero = all(
+                float(factors[rows].max()) == 0 for (factors, _), rows in zip(solved, blind, strict=True) if rows.any()
+            )
+            who = _common([rows[:, None] for rows in blind], _queries)
+            one = all(int(rows.sum()) <= 1 for rows in blind)
+            if zero:
+                return "truncated", f"the output of {who} is 0: {'it is' if one else 'they are'} not computed"
+            return "truncated", f"{who} see{'s' if one else ''} nothing: the output is the mean of all values"
         return _describe_missing(missing, [allowed for _, allowed in seen])
     return _describe_bias(solved) if _biased(solved) else None
 
@@ -158,12 +169,13 @@ def _describe_missing(missing: Sequence[Tensor], allowed: Sequence[Tensor]) -> t
     who = _common(missing, _queries)
     used = [(part, may) for part, may in zip(missing, allowed, strict=True) if bool(part.any())]
     if all(_only_own(part) for part, _ in used):
-        return "mask off by one", f"{who} do not see their own key"
+        return "mask off by one", f"{who} {'does not see its' if who.endswith('query') else 'do not see their'} own key"
     widths = {width for part, may in used for width in _window(may & ~part, part)}
     if len(widths) == 1:
         width = widths.pop()
         return "window", f"{who} see a window of {width} keys only"
-    return "truncated", f"{who} do not see {_common(missing, _keys)}"
+    do = "does" if who.endswith("query") else "do"
+    return "truncated", f"{who} {do} not see {_common(missing, _keys)}"
 
 
 def _only_own(part: Tensor) -> bool:

@@ -48,6 +48,8 @@ def match_heads(operand: Tensor, recording: Recording, before: int) -> HeadMatch
     """The projection and the features that (b, h, t, d) was made of; None if none fits."""
     near = [(i, p) for i, p in enumerate(recording.projections) if p.order < before][-LOOK_BACK:]
     b, _, t, d = operand.shape
+    if d == 0:
+        return None
     for tolerance in (1e-6, 2e-2):
         for index, projection in reversed(near):
             for output in _as_sequences(projection.output, b, t):
@@ -132,6 +134,29 @@ def match_rows(operand: Tensor, recording: Recording, before: int) -> RowMatch |
         if float((distance * factor / own).max()) <= 1e-6:
             return RowMatch(factor, (order[places] % (n // d)).view(operand.shape[:-1]))
     return None
+
+
+def match_features(operand: Tensor, recording: Recording, before: int) -> Tensor | None:
+    """The factor of each feature (d) of (b, h, t, d), whatever projections it comes from; None if one fits none.
+
+    It is read at the first position, which rotary positions leave as it is: low-rank projections and a part of the
+    features that is rotated apart, as in multi-head latent attention, are seen there.
+    """
+    b, _, t, d = operand.shape
+    near = [p for p in recording.projections if p.order < before][-LOOK_BACK:]
+    outputs = [x[:, 0] for p in near for x in _as_sequences(p.output, b, t)[:1]]
+    if b < 4 or not outputs or d == 0:
+        return None
+    known, own = torch.cat(outputs, -1).T, operand[:, :, 0].permute(1, 2, 0)  # (n, b), (h, d, b)
+    sizes, norms = known.norm(dim=-1).clamp(min=1e-300), own.norm(dim=-1)
+    same = (own @ known.T) / sizes / norms.clamp(min=1e-300)[..., None]  # cosines (h, d, n)
+    best, place = same.max(-1)
+    if float(best.min()) < 1 - 1e-9:
+        return None
+    factors = norms / sizes[place]
+    if float((factors - factors[:1]).abs().max()) > 1e-6 * float(factors.abs().max()):
+        return None
+    return factors[0]
 
 
 def _nearest(known: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from qkv.check.tracing.heads import (
     find_merge_bug,
     find_split_bug,
     grouped_layout,
+    match_features,
     match_heads,
     match_rows,
     rows_layout,
@@ -59,6 +60,17 @@ class Reading:
         if self.slope is None or self.slope[1] > STRAIGHT or queries is None or keys is None:
             return None
         return self.slope[0] * queries.factor * keys.factor
+
+    @cached_property
+    def feature_scales(self) -> Tensor | None:
+        """The factor on q·k of the projections for each feature, where they come from several projections."""
+        if self.slope is None or self.slope[1] > STRAIGHT or self.scale is not None:
+            return None
+        order = self.attention.order
+        factors = [match_features(getattr(self.attention, name), self.recording, order) for name in OPERANDS[:2]]
+        if factors[0] is None or factors[1] is None:
+            return None
+        return self.slope[0] * factors[0] * factors[1]
 
     @cached_property
     def normed_scales(self) -> tuple[float, ...]:
@@ -150,6 +162,17 @@ def read_attentions(impl: Implementation, seed: int = 21) -> tuple[list[Reading]
 
     The batch is as large as measuring a rotation needs: more heads in all than a head has dims.
     """
+    recording = _record_random(impl, seed)
+    return [Reading(attention, recording) for attention in recording.attentions], recording.refused
+
+
+def read_unfinished(impl: Implementation, seed: int = 21) -> list[Reading]:
+    """The softmaxes of a run whose weights could not be followed to the values; only their scores can be read."""
+    recording = _record_random(impl, seed)
+    return [Reading(attention, recording) for attention in recording.unfinished]
+
+
+def _record_random(impl: Implementation, seed: int) -> Recording:
     generator = torch.Generator().manual_seed(seed)
     length = min(impl.length, impl.nearest_length(9))
     recording = _of_target(impl, record_run(impl, impl.random_input(6, length, generator)), length)
@@ -161,7 +184,7 @@ def read_attentions(impl: Implementation, seed: int = 21) -> tuple[list[Reading]
         if 6 < 1.2 * most + 2 <= 180:
             x = impl.random_input(int(1.2 * most) + 3, length, generator)
             recording = _of_target(impl, record_run(impl, x), length)
-    return [Reading(attention, recording) for attention in recording.attentions], recording.refused
+    return recording
 
 
 def _of_target(impl: Implementation, recording: Recording, length: int) -> Recording:

@@ -103,11 +103,16 @@ class ProjectionRecord:
 
 @dataclass(frozen=True)
 class Recording:
-    """Everything recorded in one run; `refused` says why nothing could be recorded."""
+    """Everything recorded in one run; `refused` says why nothing could be recorded.
+
+    Args:
+        unfinished: softmaxes whose weights could not be followed to the values (as differences of two): without those.
+    """
 
     attentions: tuple[AttentionRecord, ...] = ()
     projections: tuple[ProjectionRecord, ...] = ()
     refused: str | None = None
+    unfinished: tuple[AttentionRecord, ...] = ()
 
 
 def masked_below(product: Tensor) -> float:
@@ -124,7 +129,8 @@ def record_attention(module: nn.Module | None, batch: int) -> Iterator[list[Reco
     recorder, found = AttentionRecorder(module, batch), []
     with recorder.stack, recorder:
         yield found
-    found.append(Recording(tuple(recorder.attentions), tuple(recorder.projections), recorder.refused))
+    unfinished = recorder.read_unfinished()
+    found.append(Recording(tuple(recorder.attentions), tuple(recorder.projections), recorder.refused, unfinished))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +197,8 @@ class AttentionRecorder(OperatorWatcher):
         self._traces = WeakTensorKeyDictionary()
         self._constants = WeakTensorKeyDictionary()  # made of parameters and buffers alone
         self._projected = WeakTensorKeyDictionary()  # outputs of projections, until their bias is added
+        self._softmaxes: list[tuple[str, int, ProductTrace]] = []  # with their module and their order
+        self._finished: list[Tensor] = []  # the products of the attentions that were recorded
         self._order = 0
         tensors = [] if module is None else [*module.parameters(), *module.buffers()]
         self._stored = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
@@ -278,6 +286,7 @@ class AttentionRecorder(OperatorWatcher):
         except (RuntimeError, KeyError, ValueError, IndexError):  # an arrangement that cannot be followed
             return
         queries, keys_ = (self._split_heads(x.reshape(-1, *x.shape[-2:]), batch) for x in (trace.left, trace.right.mT))
+        self._finished.append(trace.product)
         if keys == "row":
             queries, keys_ = keys_, queries
             product, weights, parts = product.mT, weights.mT, [part.mT for part in parts]
@@ -301,6 +310,37 @@ class AttentionRecorder(OperatorWatcher):
                 parts=tuple(parts),
             )
         )
+
+    def read_unfinished(self) -> tuple[AttentionRecord, ...]:
+        """The softmaxes over keys whose weights met no values in a way that could be followed."""
+        found = []
+        for name, order, trace in self._softmaxes:
+            layout = trace.soft_layout
+            if layout is None or any(trace.product is product for product in self._finished):
+                continue
+            batch = tuple(
+                part for atoms in trace.start.axes[:-2] for atom in atoms for part in layout.split_parts(atom)
+            )
+            row, column = trace.start.axes[-2:]
+            try:
+                product = self._split_heads(
+                    rearrange(trace.product, trace.start.axes, layout, (batch, row, column)), batch
+                )
+                scores, soft = (self._arrange_soft(trace, x, batch, row, column) for x in (trace.scores, trace.soft))
+                queries, keys = (
+                    self._split_heads(x.reshape(-1, *x.shape[-2:]), batch) for x in (trace.left, trace.right.mT)
+                )
+            except (RuntimeError, KeyError, ValueError, IndexError):  # an arrangement that cannot be followed
+                continue
+            if soft is None or _softmax_axis(trace, "column") != "keys":
+                continue
+            none = keys[..., :0]
+            found.append(
+                AttentionRecord(
+                    name, order, queries, keys, none, none, product, scores, soft, soft, "keys", trace.precision
+                )
+            )
+        return tuple(found)
 
     def _arrange_soft(
         self, trace: ProductTrace, x: Tensor | None, batch: tuple, row: tuple, column: tuple
@@ -345,7 +385,7 @@ class AttentionRecorder(OperatorWatcher):
             first, second = sorted(traced, key=lambda x: self._traces[x].layout is None)
             trace = self._traces[first].plus(self._traces[second], second) or trace
         if name in SOFTMAXES:
-            self._traces[out] = replace(
+            self._traces[out] = made = replace(
                 trace,
                 scores=_copy(args[0]),
                 soft=_copy(out),
@@ -353,6 +393,7 @@ class AttentionRecorder(OperatorWatcher):
                 axis=args[1] % out.ndim,
                 precision=out.dtype,
             )
+            self._softmaxes.append((self.stack.name, self._order, made))
             return
         dropped = trace.dropped or bool(name == "native_dropout" and args[2] and args[1])
         averaged = trace.averaged or (name in REDUCTIONS and trace.soft is not None)

@@ -155,7 +155,9 @@ def describe_scale(scale: float, head_dim: int, heads: int) -> str:
         head_dim**0.5: "√d: inverted",
         (heads * head_dim) ** -0.5: "1/√(model dim) instead of 1/√(head dim)",
     }
-    return next((words for value, words in known.items() if abs(scale / value - 1) <= 0.01), f"{scale:.4g}")
+    dims = round(scale**-2) if scale > 1e-3 else 0
+    other = f"1/√{dims} instead of 1/√{head_dim}" if dims > 1 and abs(scale * dims**0.5 - 1) <= 1e-4 else f"{scale:.4g}"
+    return next((words for value, words in known.items() if abs(scale / value - 1) <= 0.01), other)
 
 
 # -- masks -------------------------------------------------------------------------------------------------------------
