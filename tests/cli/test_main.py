@@ -447,6 +447,12 @@ def test_bad_input_is_one_sentence_and_never_called_a_bug(name, tmp_path, capsys
     assert not (tmp_path / "run").exists()
 
 
+def test_an_error_that_quotes_a_file_is_short_and_has_no_control_characters(capsys):
+    assert run(["train", "vit-digits", "--set", "a" * 100_000 + "\x1b[2J=1"]) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 5000 and "\x1b" not in said
+
+
 def test_print_json_and_errors_escape_a_lone_surrogate(monkeypatch):
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     monkeypatch.setattr("sys.stdout", streams[0])

@@ -1,10 +1,12 @@
 """Bad data raises a one-line error that names the file and the place; nothing hostile is unpacked or executed."""
 
 import io
+import os
 import pickle
 import struct
 import wave
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -115,6 +117,29 @@ def test_read_image_refuses_too_many_pixels(tmp_path):
     held = io.BytesIO()
     Image.new("1", (8000, 8000)).save(held, "PNG")
     assert_error(r"8000 × 8000 pixels are more than", read_image, held.getvalue())
+
+
+@pytest.mark.parametrize("name", ["a.eps", "a.png"])
+def test_read_image_starts_no_program_for_postscript(name, tmp_path, monkeypatch):
+    ghostscript = tmp_path / "bin" / "gs"
+    ghostscript.parent.mkdir()
+    ghostscript.write_text(f"#!/bin/sh\necho called > {tmp_path}/called\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ghostscript.parent), prepend=":")
+    path = tmp_path / name
+    path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    assert_error("not a readable image; expected one of PNG, JPEG", read_image, path)
+    assert not (tmp_path / "called").exists()
+
+
+def test_read_image_and_read_text_refuse_pipes_and_devices(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_text(path)
+    with pytest.raises((OSError, ValueError), match=r"empty|not a regular file"):
+        read_image(pipe)
 
 
 def saved(path, **arrays):

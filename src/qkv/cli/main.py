@@ -79,6 +79,7 @@ EPILOGUE = """
 Every command accepts --help, --json and --debug (print the traceback of an error).
 Results go to stdout; progress and notes go to stderr.
 """
+MAX_ERROR = 4000  # characters of an error message
 NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -197,6 +198,10 @@ def _fail(sentence: str) -> int:
 
 
 def _print_error(sentence: str) -> None:
+    """One sentence to stderr. What it quotes from a file may be long or hold control characters of a terminal."""
+    sentence = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in sentence)
+    if len(sentence) > MAX_ERROR:
+        sentence = f"{sentence[: MAX_ERROR // 2]} … {sentence[-MAX_ERROR // 2 :]}"
     shown = sentence.encode(sys.stderr.encoding or "utf-8", "backslashreplace")  # names of files may be no text at all
     sys.stderr.write(f"qkv: {shown.decode(sys.stderr.encoding or 'utf-8')}\n")
 

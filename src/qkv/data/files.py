@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.lib import format as npy
 
+from qkv._files import open_regular
+
 BadItems = Literal["error", "skip"]  # what to do about items that cannot be read
 SHOWN = 3  # bad items listed in a message
 MAX_NPZ_BYTES = 4 << 30  # that an archive may unpack to
@@ -61,7 +63,8 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"there is no file {path}")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; expected a text file")
-    content = path.read_bytes()
+    with open_regular(path) as file:
+        content = file.read()
     if not content.strip():
         raise ValueError(f"{path} is empty; expected text in UTF-8")
     try:

@@ -116,10 +116,9 @@ def _text_perplexity(predictor: Predictor) -> float | None:
 def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     """Classify an image file."""
     import numpy as np
-    from PIL import Image
 
     from qkv.data.images.drawn_digits import prepare_digit, reads_digits
-    from qkv.data.images.image_files import read_image
+    from qkv.data.images.image_files import open_image, read_image
 
     config: Any = predictor.model.config
     digits = reads_digits(config.image_size, config.channels, config.num_classes)
@@ -131,7 +130,7 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; this model classifies image files") from None
     if digits:
-        with Image.open(path) as opened:
+        with open_image(Path(path)) as opened:
             prepared, notes = prepare_digit(opened)
         image = np.asarray(prepared)
         if not image.any():

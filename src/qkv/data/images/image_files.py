@@ -9,18 +9,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from qkv._files import read_limited
 from qkv.data.files import BadItemLog, BadItems, describe_error
 from qkv.data.images.dataset import Images
 from qkv.data.images.npz import MAX_CLASSES, PARTS, encode_labels
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "PPM", "TIFF")  # Pillow would start other programs for some formats
+MAX_BYTES = 200_000_000
 MAX_PIXELS = 50_000_000  # of one image: a small file can claim any size
 GRAY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class")
 PARQUET_ROWS = 1024  # rows of a file in memory at a time
+
+
+def open_image(source: Path | bytes) -> Image.Image:
+    """Open an image without decoding its pixels. Only FORMATS are read: for EPS, Pillow would run Ghostscript."""
+    content = source if isinstance(source, bytes) else read_limited(source, MAX_BYTES)
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"not a readable image; expected one of {', '.join(FORMATS)}") from None
 
 
 def read_image(source: Path | bytes, size: int | None = None) -> np.ndarray:
@@ -33,7 +45,7 @@ def read_image(source: Path | bytes, size: int | None = None) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of large images; ours are refused below
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            with open_image(source) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ValueError(f"{image.width} × {image.height} pixels are more than {MAX_PIXELS:,}")
                 image.load()

@@ -28,7 +28,6 @@ MAX_SECONDS = 60  # of a recording
 MAX_CHARACTERS = 1_000_000  # of a text
 MAX_TOKENS = 16_384  # of a text, where the model itself has no limit
 MAX_LOGITS = 50_000_000  # tokens × vocabulary
-IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP")
 NUM_SAMPLES = 12
 
 
@@ -158,19 +157,21 @@ def _parse_image(loaded: LoadedModel, body: dict[str, Any]) -> ModelInput:
     if body.get("sample") is not None:
         number = int(body["sample"])
         return ModelInput(sample_image(loaded, number), _sample_name(number), sample=number)
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
+
+    from qkv.data.images.image_files import FORMATS, open_image
 
     content = _parse_file(body, "file", "an image")
     try:
-        with Image.open(io.BytesIO(content), formats=IMAGE_FORMATS) as image:
+        with open_image(content) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(
                     f"the image has {image.width:,} × {image.height:,} pixels; at most {MAX_PIXELS:,} are read"
                 )
             image.load()
             return ModelInput(image.copy(), _file_name(body, "image.png"))
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError(f"this file is not an image that can be read ({', '.join(IMAGE_FORMATS)})") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError):
+        raise ValueError(f"this file is not an image that can be read ({', '.join(FORMATS)})") from None
 
 
 def _parse_recording(loaded: LoadedModel, body: dict[str, Any]) -> ModelInput:
