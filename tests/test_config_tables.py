@@ -153,3 +153,10 @@ def test_read_toml_says_what_is_wrong_with_a_file(tmp_path):
     (tmp_path / "bad.toml").write_text("a = = 1")
     with pytest.raises(ValueError, match=r"bad\.toml is not TOML"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_read_toml_refuses_a_key_of_fifty_thousand_parts(tmp_path):
+    path = tmp_path / "deep.toml"
+    path.write_text(".".join(["a"] * 50_000) + " = 1\n")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_toml(path)

@@ -35,6 +35,7 @@ Class = TypeVar("Class", bound=type)
 Table = dict[str, Any]
 
 MAX_TOML_BYTES = 4 * 2**20
+MAX_TOML_DEPTH = 200  # dots in a key
 RECIPE_FILE = "recipe.toml"  # the config of a run, in its directory
 VARIANTS: dict[str, type] = {}  # classes that share a field: as plain data each carries its name under "kind"
 
@@ -303,6 +304,8 @@ def read_toml(path: str | Path, *, follow_link: bool = True) -> Table:
     if not path.is_file():
         raise ValueError(f"there is no file {path}; expected a TOML file with config values")
     raw = read_limited(path, MAX_TOML_BYTES, follow_link=follow_link)
+    if any(line.partition(b"=")[0].count(b".") > MAX_TOML_DEPTH for line in raw.splitlines()):
+        raise ValueError(f"{path} is not TOML that can be read: a key is nested too deeply")  # it would take gigabytes
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
