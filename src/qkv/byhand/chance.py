@@ -24,7 +24,6 @@ FIRST = 1.0  # bits: about 2^(cost − 1) slips are at most as costly as one, if
 RESTRICTED = 4.0  # bits to restrict a slip to some rows or numbers
 ZERO, REPEATED = 3.0, 2.5  # bits that a number tells which is 0, or equal to another one
 CROWDED = 0.5  # bits that a share tells less: most shares are neither near 0 nor near 1
-FAR_FETCHED = 7.0  # bits: costlier slips need half a bit more for each bit
 ROW_SUMS = {"weights": 1.0, "probabilities": 1.0, "dZ": 0.0, "dS": 0.0}  # their last number follows from the others
 
 
@@ -42,14 +41,13 @@ class Trials:
         self.slips.append((cost + (RESTRICTED if spoiled.any() else 0.0), changed, after))
 
     def bits(self, cost: float | int, explained: Array) -> float:
-        """log2 of how many slips up to a cost were tried for these numbers; more for a far-fetched one."""
+        """log2 of how many slips up to a cost were tried for these numbers."""
         different = {
             tuple(np.round(after[explained], 6).tolist())
             for other, changed, after in self.slips
             if other <= cost + 1e-9 and changed[explained].all()
         }
-        tried = math.log2(max(1.0, len(different) + self.entries * 2.0**cost))
-        return tried + max(0.0, cost - FAR_FETCHED) / 2
+        return math.log2(max(1.0, len(different) + self.entries * 2.0**cost))
 
 
 def bits_of_pair(costs: Sequence[float | int]) -> float:

@@ -18,6 +18,7 @@ from qkv.byhand.slips import Slip, substitute
 
 MAX_ENTRIES = 64  # of one matrix
 MAX_STEP = 8.0  # of one iteration
+STRANGE = 4.0  # bits for a number that is much larger than all others of its matrix
 SIGN = 4.0  # bits for the wrong sign of an entry, the simplest of its slips
 
 
@@ -152,7 +153,8 @@ class _Entry:
         short = short_number(value, slack)
         if short is not None:
             near = abs(abs(short - old) - 1) < 1e-9 or not short
-            candidates.append((short, 5.5 if near else max(6.5, SIGN + self.value_bits(short))))
+            strange = STRANGE if abs(short) > 2 * self.largest else 0.0
+            candidates.append((short, 5.5 if near else max(6.5, SIGN + self.value_bits(short) + strange)))
         likely = [pair for pair in candidates if abs(pair[0] - value) <= slack and pair[0] != old]
         if not likely:
             return None
@@ -178,9 +180,13 @@ class _Entry:
 
     def value_bits(self, value: float) -> float:
         """log2 of how many numbers are as short as this one, and as large as the numbers of the matrix."""
-        finite = self.array[np.isfinite(self.array)]
         denominator = Fraction(value).limit_denominator(100).denominator
-        return math.log2(2 * max(1.0, abs(value), float(np.abs(finite).max(initial=0.0))) * denominator)
+        return math.log2(2 * max(abs(value), self.largest) * denominator)
+
+    @property
+    def largest(self) -> float:
+        """The size of the largest number of the matrix, at least 1."""
+        return max(1.0, float(np.abs(self.array[np.isfinite(self.array)]).max(initial=0.0)))
 
     def neighbors(self) -> set[float]:
         """The numbers in the same row and column."""
