@@ -149,7 +149,7 @@ def test_run_suggests_a_command_for_an_unknown_one(capsys):
         (["check", "layer.py:Layer", "--sed", "3"], "unknown option --sed; did you mean --seed?"),
         (["look", "qkv:shakespeare", "x", "--nope"], "unknown option --nope. Try: qkv look --help"),
         (["mutants", "mask", "strickt"], "there is no mutant 'mask strickt'; did you mean mask strict"),
-        (["mutants", "nothing of the kind"], "`qkv mutants` lists them"),
+        (["mutants", "nothing of the kind"], "docs/mutants.md lists them"),
         (["mutants", "--markdown", "mask strict"], "omit the name"),
         (["check", "layer.py:Layer", "--family", "causal"], "need the target hf:all"),
         (["check", "layer.py:Layer", "--kind", "window"], "--kind window --window 128"),
@@ -445,6 +445,23 @@ def test_bad_input_is_one_sentence_and_never_called_a_bug(name, tmp_path, capsys
     assert said in error.splitlines()[-1]
     assert "bug in qkv" not in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["check", "qkv:digits"], "is a bundled model; name its class"),
+        (["check", "torch.nn:MultiheadAttention", "--scale", "nan"], '--scale must be "head" or a number'),
+        (["byhand", "--verify", "nothing", "--folder", "class"], "there is no folder nothing"),
+        (["use", "qkv:shakespeare", "Hello", "--max-new-tokens", "99999999999"], "must be at most 1,000,000"),
+        (["use", "qkv:digits", ""], "the name of the file is empty"),
+        (["look", "qkv:digits", __file__, __file__], "takes one input, got 2 files"),
+    ],
+)
+def test_a_wrong_argument_is_explained_by_its_own_name(command, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(command) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_error_that_quotes_a_file_is_short_and_has_no_control_characters(capsys):

@@ -224,6 +224,8 @@ def _check_companions(
             raise ValueError("--tolerance goes with --verify")
         if not 0 <= tolerance < 1000:
             raise ValueError(f"--tolerance: expected a number from 0 up, got {tolerance}")
+    if verify is not None and not verify.exists() and (folder is not None or csv is not None):
+        raise ValueError(f"there is no folder {verify}; expected a folder of answers")
     grading = verify is not None and verify.is_dir()
     if folder is not None and sources != ["--generate"] and not grading:
         raise ValueError("--folder goes with --generate, or with --verify and a folder of answers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_library
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -218,9 +219,12 @@ def _parse_scale(scale: str | None) -> str | float | None:
     if scale is None or scale == "head":
         return scale
     try:
-        return float(scale)
+        number = float(scale)
     except ValueError:
-        raise ValueError(f'--scale must be "head" or a number; got {scale!r}') from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f'--scale must be "head" or a number; got {scale!r}')
+    return number
 
 
 def _parse_arguments(args: str | None) -> dict[str, object]:

@@ -104,6 +104,8 @@ def look(
         raise ValueError(f"--png writes a PNG image: name a file that ends in .png, got {png}")
     for file in filter(None, (html, png)):
         check_writable(file)
+    if len(inputs) > 1 and all(Path(name).is_file() for name in inputs):
+        raise ValueError(f"qkv look takes one input, got {len(inputs)} files; --compare takes a second one")
     request = LookRequest(
         input=" ".join(inputs) or None,
         target=target,

@@ -8,6 +8,7 @@ from rich.table import Table
 from qkv.cli.bundled_models import print_bundled_models
 from qkv.cli.console import err, out, print_json
 
+MAX_NEW_TOKENS = 1_000_000
 UNSURE = 0.6  # a class with a lower probability is marked as unsure
 OPTIONS = {  # of each task
     "classify": {"top"},
@@ -84,6 +85,8 @@ def use(
     for name, value in (("max-new-tokens", max_new_tokens), ("top", top), ("num-beams", num_beams)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+    if max_new_tokens is not None and max_new_tokens > MAX_NEW_TOKENS:
+        raise ValueError(f"--max-new-tokens must be at most {MAX_NEW_TOKENS:,}, got {max_new_tokens:,}")
     if seed is not None and not 0 <= seed < 2**63:
         raise ValueError(f"--seed must be from 0 to 2^63 - 1, got {seed}")
     if threshold is not None and not 0 <= threshold <= 1:

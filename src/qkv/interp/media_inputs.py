@@ -123,7 +123,8 @@ def image_inputs(
 
 def _open_image(source: str | Path | Image) -> Image:
     from PIL import Image as Images
-    from PIL import UnidentifiedImageError
+
+    from qkv.data.images.image_files import open_image
 
     if isinstance(source, Images.Image):
         return source
@@ -131,10 +132,10 @@ def _open_image(source: str | Path | Image) -> Image:
     if not path.is_file():
         raise ValueError(f"there is no file {source}; this model reads an image file (PNG, JPEG, …)")
     try:
-        with Images.open(path) as image:
+        with open_image(path) as image:
             image.load()
             return image
-    except (UnidentifiedImageError, OSError, SyntaxError, Images.DecompressionBombError) as error:
+    except (ValueError, OSError, SyntaxError, Images.DecompressionBombError) as error:
         raise ValueError(f"{path} is not an image that can be read: {error}") from None
 
 

@@ -123,6 +123,8 @@ def classify(predictor: Predictor, path: str, *, top: int = 3) -> Prediction:
     config: Any = predictor.model.config
     digits = reads_digits(config.image_size, config.channels, config.num_classes)
     notes: tuple[str, ...] = ()
+    if not path:
+        raise ValueError("the name of the file is empty; this model classifies image files")
     try:
         if Path(path).is_dir():
             raise ValueError("this is a folder")

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from qkv.check.calling.guard import TargetExitError, limited, stdout_to_stderr
+from qkv.checkpoints import bundled
 
 MAIN_ONLY = 'put it under `if __name__ == "__main__":`'
 
@@ -40,6 +41,10 @@ class TargetLoader:
         if not colon or not where or not name:
             where, name = (target, "Name") if target.endswith(".py") else ("file.py", "Name")
             raise ValueError(f"a target is file.py:Name or package.module:Name, such as {where}:{name}; got {target!r}")
+        if target in bundled.names():
+            raise ValueError(
+                f"{target} is a bundled model; name its class, such as qkv.models:GPT, or a checkpoint folder"
+            )
         module = load_file(Path(where)) if where.endswith(".py") else _import_module(where)
         try:
             found: Any = module

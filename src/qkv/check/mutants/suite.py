@@ -76,7 +76,7 @@ def find_mutant(name: str) -> Mutant:
     if name in generated:
         return generated[name]
     close = difflib.get_close_matches(name, MUTANTS, n=3) or [other for other in MUTANTS if name in other][:3]
-    suggestion = f"did you mean {' or '.join(close)}?" if close else "`qkv mutants` lists them"
+    suggestion = f"did you mean {' or '.join(close)}?" if close else "docs/mutants.md lists them"
     raise ValueError(f"there is no mutant {name!r}; {suggestion}")
 
 
