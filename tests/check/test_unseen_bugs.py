@@ -289,15 +289,14 @@ def products_in_bfloat16(q, k, v):
     return scores.masked_fill(~below(q.shape[2], k.shape[2]), -torch.inf).softmax(-1).to(v) @ v
 
 
-def scores_in_bfloat16(q, k, v):
-    low = torch.bfloat16 if q.dtype == torch.float16 else q.dtype
-    scores = torch.einsum("bhid,bhjd->bhij", q, k).to(torch.promote_types(q.dtype, torch.float32)) * q.shape[-1] ** -0.5
-    scores = scores.to(low).to(scores) + torch.zeros_like(scores).masked_fill(~below(*scores.shape[-2:]), -math.inf)
-    return scores.softmax(-1).to(v) @ v
+def inputs_in_bfloat16(q, k, v):
+    if q.dtype == torch.float16:
+        q, k = q.bfloat16().half(), k.bfloat16().half()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=below(q.shape[2], k.shape[2]))
 
 
 @pytest.mark.parametrize(
-    ("function", "what"), [(products_in_bfloat16, "queries and keys"), (scores_in_bfloat16, "scores")]
+    ("function", "what"), [(products_in_bfloat16, "queries and keys"), (inputs_in_bfloat16, "queries and keys")]
 )
 def test_what_is_held_in_too_few_bits_is_named(function, what):
     cause = cause_of(function, TEXTBOOK)
