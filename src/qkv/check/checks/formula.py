@@ -385,7 +385,7 @@ def _check_dtypes(
             if error / limit > worst:
                 worst = error / limit
                 words = [f"{_name(dtype)}, inputs × {size:g}: error {error:.2g}, that of the formula {naive:.2g}"]
-                coarse = _find_rounding(form, mode, (q, k, v), found, limit) if worst > 1 else None
+                coarse = _find_rounding(form, mode, (q, k, v), found, exact) if worst > 1 else None
                 if coarse is not None:
                     hint = f"{coarse[0]} are held in {_name(coarse[1])}, though the inputs are {_name(dtype)}"
     evidence = "; ".join([*words, *dict.fromkeys(refused)])
@@ -393,18 +393,18 @@ def _check_dtypes(
 
 
 def _find_rounding(
-    form: Formula, mode: Mode, inputs: tuple[Tensor, ...], found: Tensor, limit: float
+    form: Formula, mode: Mode, inputs: tuple[Tensor, ...], found: Tensor, exact: Tensor
 ) -> Rounded | None:
-    """What was rounded to another 16-bit dtype, if that gives the output to within the allowed error."""
-    exact = [x.double() for x in inputs]
-    dtypes = (dtype for dtype in (torch.bfloat16, torch.float16) if dtype != inputs[0].dtype)
+    """What was rounded to another 16-bit dtype, if the output is much nearer to that than to the exact one."""
+    wide = [x.double() for x in inputs]
     errors: dict[Rounded, float] = {}
-    for dtype in dtypes:
-        for name in ROUNDED:
-            other = _expect(form, mode, *exact, rounded=(name, dtype))
-            errors[name, dtype] = float((other - found).abs().nan_to_num(nan=float("inf")).max())
+    for dtype in (torch.bfloat16, torch.float16):
+        for name in ROUNDED if dtype != inputs[0].dtype else ():
+            others = [_expect(form, mode, *given, rounded=(name, dtype)).double() for given in (wide, inputs)]
+            off = [float((other - found).pow(2).mean().nan_to_num(nan=float("inf"))) for other in others]
+            errors[name, dtype] = min(off)
     best = min(errors, key=lambda one: errors[one])
-    return best if errors[best] <= limit else None
+    return best if errors[best] <= 0.25 * float((exact - found).pow(2).mean()) else None
 
 
 # -- inputs and calls --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from qkv.check.implementation import Implementation
 
 INTERNAL = ("_qkv_parameters", "_parameters", "_modules", "_buffers", "training", "forward")
+ABSENT = object()
 KINDS = (dict, list, set, Tensor, int, float, tuple, type(None))
 
 
@@ -77,8 +78,8 @@ def _places_of_module(module: nn.Module, fresh: nn.Module | None) -> Iterator[Pl
                 known = name not in INTERNAL and not name.endswith("_hooks") and isinstance(value, KINDS)
                 if not known or name.startswith(("_forward_", "_backward_")):
                     continue
-                if first is not None and not _same(value, first.get(name)):
-                    yield _entry(f"`{prefix}{name}`", holder, name, first.get(name))
+                if first is not None and (name not in first or not _same(value, first[name])):
+                    yield _entry(f"`{prefix}{name}`", holder, name, first.get(name, ABSENT))
                 elif first is None and isinstance(value, dict) and value:
                     yield _entry(f"`{prefix}{name}`", holder, name, {})
         for name, value in list(vars(type(part)).items()):
@@ -120,10 +121,14 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _entry(words: str, holder: dict[str, Any], name: str, first: Any) -> Place:
+    """first: the value before any call; ABSENT if there was none."""
     now = holder[name]
 
     def reset() -> None:
-        holder[name] = copy.deepcopy(first)
+        if first is ABSENT:
+            holder.pop(name, None)
+        else:
+            holder[name] = copy.deepcopy(first)
 
     def restore() -> None:
         holder[name] = now

@@ -173,7 +173,7 @@ def scored_positions(loss: Callable[[Tensor], Any], tokens: Tensor, vocab_size: 
 
 def read_gradient(gradient: Tensor, logits: Tensor, tokens: Tensor) -> ScoredPositions:
     """The scored positions that a gradient with respect to the logits shows."""
-    probabilities = logits.softmax(-1)
+    gradient, probabilities = gradient.nan_to_num(0.0), logits.softmax(-1)  # a mean over nothing scores nothing
     pairs, weights = [], []
     for row in range(tokens.shape[0]):
         for position in range(tokens.shape[1]):
