@@ -92,7 +92,7 @@ def explain_findings(
         words = f"after earlier calls, {identified.words}"  # what was observed came after them
         identified = replace(identified, family="state", words=words, condition="", also="")
     if identified is not None and identified.right:
-        findings, overruled = _overrule(findings, readings, identified)
+        findings, overruled = _overrule(impl, findings, readings, identified)
         failed = [finding for finding in findings if finding.verdict == "fail"]
         if not failed:
             return findings, None
@@ -142,7 +142,9 @@ def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]
     return [*findings, Finding("scale (from outputs)", "pass", 0.0, evidence)] if proved else findings
 
 
-def _overrule(findings: list[Finding], readings: list[Reading], identified: Identified) -> tuple[list[Finding], bool]:
+def _overrule(
+    impl: Implementation, findings: list[Finding], readings: list[Reading], identified: Identified
+) -> tuple[list[Finding], bool]:
     """Every attention gives the outputs of the formula: what was read off its inside, and failed, was misread.
 
     Online softmax, for example, divides by the sum at the end: its weights do not sum to 1 on the way.
@@ -153,7 +155,9 @@ def _overrule(findings: list[Finding], readings: list[Reading], identified: Iden
     layers = {reading.attention.name for reading in readings}
     if identified.cases < len(layers):
         return findings, False
-    overruled = (*INSIDE, *(("lengths agree",) if identified.words else ()))
+    overruled = {*INSIDE, *(("lengths agree",) if identified.words else ())}
+    if impl.attention is not None:  # how a function shares key heads is measured, also where no formula was tried
+        overruled -= {"grouped heads"}
     words = identified.words or "the outputs are those of softmax(q·kᵀ·scale) v, from the projections on"
     kept = [
         replace(finding, verdict="described", evidence=f"{finding.evidence}; {words}", hint=None, family=None)
