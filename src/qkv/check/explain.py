@@ -52,6 +52,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "rotary": (*POSITIONS, "truncation"),
 }
 FEW_FORMULAS = 1500  # are tried where an operation outside the attention leaks: few of them can explain that
+BACKWARD = "in the backward pass of "  # how a gradient that is wrong by a known factor is named
 INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
 FIRST = ("deterministic in eval", "inputs not mutated", "state", "strides")  # they explain the others
 LAST = (
@@ -75,6 +76,7 @@ def explain_findings(
     impl: Implementation, contract: Contract, findings: list[Finding], readings: list[Reading]
 ) -> tuple[list[Finding], Diagnosis | None]:
     """The findings, with the diagnosis as the hint of those that it explains, and the most likely cause of all."""
+    findings = _absorb_gradients(findings)
     failed = [finding for finding in findings if finding.verdict == "fail"]
     untested = not failed and bool(Report("", "", "", contract, tuple(findings)).unproven)
     if not failed and not untested:
@@ -126,6 +128,21 @@ def explain_findings(
     if identified is not None and more and not cause.exact and cause.family != "state":
         cause = replace(cause, condition=identified.condition)
     return findings, replace(cause, line=cause.line or find_line(impl, contract, cause))
+
+
+def _absorb_gradients(findings: list[Finding]) -> list[Finding]:
+    """The findings; where the gradient is found wrong inside a backward pass, others that saw it wrong say the same."""
+    exact = next((f for f in findings if f.family == "wrong gradient" and BACKWARD in (f.hint or "")), None)
+    if exact is None:
+        return findings
+    return [
+        replace(finding, hint=exact.hint, family=exact.family, condition=exact.condition)
+        if finding.verdict == "fail"
+        and finding.family in ("wrong gradient", "detached")
+        and base_name(finding.check) in ("formula", "like", "gradient")
+        else finding
+        for finding in findings
+    ]
 
 
 def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]) -> list[Finding]:
