@@ -1,6 +1,7 @@
 """Designs and ways to call them that raised false alarms, and bugs that were missed or named vaguely."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -287,3 +288,43 @@ def test_describe_condition_names_the_block_size():
         "for lengths that are not multiples of 16 from 33 tokens on"
     )
     assert describe_condition(lambda n: None) == ""
+
+
+def shares(heads, groups, *, tiled):
+    """Key heads (b, g, s, d) for each of the query heads, written with an index."""
+    index = torch.arange(heads)
+    return index % groups if tiled else index // (heads // groups)
+
+
+def one_query_tiled(q, k, v):
+    """Grouped-query attention whose path for decoding shares key heads in another order."""
+    index = shares(q.shape[1], k.shape[1], tiled=q.shape[2] == 1)
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+    scores = (q @ k[:, index].mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v[:, index]
+
+
+def wide_groups_tiled(query, key, value):
+    """Groups of three or more query heads are repeated in another order, by a reshape."""
+    b, h, t, d = query.shape
+    g, s = key.shape[1:3]
+    if h // g > 2:
+        key, value = (torch.cat([x] * (h // g), dim=1) for x in (key, value))
+    else:
+        key, value = (x[:, :, None].expand(b, g, h // g, s, d).reshape(b, h, s, d) for x in (key, value))
+    hidden = torch.full((t, s), -torch.inf, dtype=query.dtype).triu(s - t + 1)
+    return (torch.einsum("bhtd,bhsd->bhts", query, key) / d**0.5 + hidden).softmax(-1) @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "condition"),
+    [(one_query_tiled, "for one query on more keys"), (wide_groups_tiled, "with 6 query heads and 2 key heads")],
+    ids=lambda part: getattr(part, "__name__", None),
+)
+def test_run_compares_how_heads_are_shared_at_one_query_and_other_head_counts(function, condition):
+    for grouped in ("repeated", None):
+        report = run(function, replace(TEXTBOOK, grouped=grouped))
+        found = next(f for f in report.findings if f.check == "grouped heads")
+        assert (found.verdict, found.family) == ("fail", "head layout"), found
+        assert condition.split()[-2] in found.condition
+    assert run(always_causal, TEXTBOOK).ok

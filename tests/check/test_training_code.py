@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,6 +30,55 @@ def test_check_loss_reads_a_hand_written_loss_by_its_gradient():
     report = run(cost, Contract(loss="next"), call="loss")
     assert report.ok
     assert "tokens i+1 (14 positions are scored)" in report.findings[0].evidence
+
+
+def in_chunks(logits, tokens):
+    """Shifts inside each chunk of 32, so the label of the first token of each later chunk is lost."""
+    parts = zip(logits.split(32, dim=1), tokens.split(32, dim=1), strict=True)
+    chosen = [p[:, :-1].log_softmax(-1).gather(-1, y[:, 1:, None]) for p, y in parts]
+    return -torch.cat(chosen, dim=1).mean()
+
+
+def truncated(logits, labels, vocab_size):
+    """Scores the first 100 positions only."""
+    scored, wanted = logits[:, :-1][:, :100], labels[:, 1:][:, :100]
+    return F.cross_entropy(scored.reshape(-1, vocab_size), wanted.reshape(-1))
+
+
+def mean_of_chunks(logits, tokens):
+    """A mean of the means of chunks of 16, of which the last may be shorter."""
+    logits, tokens = logits[:, :-1], tokens[:, 1:]
+    means = [F.cross_entropy(logits[:, i : i + 16].mT, tokens[:, i : i + 16]) for i in range(0, tokens.shape[1], 16)]
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize(
+    ("function", "condition", "words"),
+    [
+        (in_chunks, "from 33 tokens on", "position 31"),
+        (truncated, "from 102 tokens on", "position 100"),
+        (mean_of_chunks, "at some lengths from 18 tokens on", "weights"),
+    ],
+    ids=lambda part: getattr(part, "__name__", None),
+)
+def test_check_loss_compares_lengths_and_says_from_which_on_it_is_wrong(function, condition, words):
+    report = run(function, Contract(loss="next"), call="loss")
+    assert not report.ok
+    assert report.findings[0].condition == condition
+    assert words in report.findings[0].evidence
+
+
+def test_check_loss_accepts_chunks_after_the_shift_and_losses_of_a_part():
+    def chunked(logits, tokens):
+        logits, tokens = logits[:, :-1], tokens[:, 1:]
+        parts = zip(logits.split(16, dim=1), tokens.split(16, dim=1), strict=True)
+        return sum(F.cross_entropy(p.mT, y, reduction="sum") for p, y in parts) / tokens.numel()
+
+    def answer_only(logits, tokens):
+        return F.cross_entropy(logits[:, -4:-1].mT, tokens[:, -3:])
+
+    for function in (chunked, answer_only):
+        assert run(function, Contract(loss="next"), call="loss").ok
 
 
 def test_check_split_is_declared_with_call(tmp_path, capsys):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qkv.check import Contract, run
+from qkv.check.render import find_mistakes
 
 TEXTBOOK = Contract(kind="causal", scale="head", softmax="keys")
 ENCODER = Contract(kind="bidirectional", scale="head", softmax="keys")
@@ -650,3 +651,109 @@ def causal_from_the_start(q, k, v):
 def test_run_does_not_blame_an_alignment_that_was_not_promised():
     diagnosis = run(causal_from_the_start, TEXTBOOK).diagnosis
     assert diagnosis is not None and diagnosis.family == "scale"
+
+
+class UnscaledKeys(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value):
+        hidden = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
+        scores = torch.einsum("bhtd,bhsd->bhts", query, key) / math.sqrt(query.shape[-1])
+        weights = torch.softmax(scores.masked_fill(hidden, -1e9), -1)
+        ctx.save_for_backward(query, key, value, weights)
+        return torch.einsum("bhts,bhsd->bhtd", weights, value)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        query, key, value, weights = ctx.saved_tensors
+        change = torch.einsum("bhtd,bhsd->bhts", upstream, value)
+        change = weights * (change - torch.einsum("bhts,bhts->bht", weights, change)[..., None])
+        to_query = torch.einsum("bhts,bhsd->bhtd", change, key) / math.sqrt(query.shape[-1])
+        to_key = torch.einsum("bhts,bhtd->bhsd", change, query)
+        return to_query, to_key, torch.einsum("bhts,bhtd->bhsd", weights, upstream)
+
+
+def unscaled_keys(query, key, value):
+    return UnscaledKeys.apply(query, key, value)
+
+
+def plain(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (unscaled_keys, "in the backward pass of UnscaledKeys, the gradient of key is √d times the derivative"),
+        (scaled_twice_backward, "in the backward pass of HandWritten, the gradient of q is 1/√d of the derivative"),
+    ],
+    ids=lambda part: getattr(part, "__name__", None),
+)
+def test_run_reports_one_mistake_for_a_wrong_factor_in_a_backward_pass(function, words):
+    report = run(function, Contract(), like=plain)
+    assert report.diagnosis is not None
+    assert report.diagnosis.words.startswith(words), report.diagnosis
+    vague = [f for f in report.failed if "gradient" in f.check + f.evidence and words not in (f.hint or "")]
+    assert not vague
+    assert sum("gradient" in mistake.fix for mistake in find_mistakes(report)) == 1
+
+
+class TimeFirst(nn.Module):
+    """On (t, b, c), with a padding mask under a name of its own."""
+
+    def __init__(self, dim=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def per_head(self, padding_mask):
+        return padding_mask.repeat_interleave(self.heads, dim=0)
+
+    def forward(self, x, source_padding_mask=None):
+        """x: (seq_len, batch, dim); source_padding_mask: (batch, seq_len), True = padding."""
+        t, b, c = x.shape
+        q, k, v = (y.reshape(t, b * self.heads, -1).transpose(0, 1) for y in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if source_padding_mask is not None:
+            scores = scores.masked_fill(self.per_head(source_padding_mask)[:, None], -1e9)
+        return self.out((scores.softmax(-1) @ v).transpose(0, 1).reshape(t, b, c))
+
+
+class TimeFirstTiled(TimeFirst):
+    def per_head(self, padding_mask):
+        return padding_mask.repeat(self.heads, 1)
+
+
+class OnePaddingForAll(Layer):
+    """The padding of any row is hidden in every row."""
+
+    def forward(self, x, x_pad_mask=None):
+        self.hidden = torch.zeros(x.shape[:2], dtype=torch.bool) if x_pad_mask is None else self.hide(x_pad_mask)
+        return super().forward(x)
+
+    def hide(self, mask):
+        return mask.any(0, keepdim=True)
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=torch.where(self.hidden, -1e9, 0.0)[:, None, None].to(q)
+        )
+
+
+class PaddingOfEachRow(OnePaddingForAll):
+    def hide(self, mask):
+        return mask
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(TimeFirst, TimeFirstTiled), (PaddingOfEachRow, OnePaddingForAll)], ids=lambda c: c.__name__
+)
+def test_run_recognizes_a_padding_mask_under_a_name_of_its_own(right, wrong):
+    contract = Contract(kind="bidirectional", padding=True)
+    passed = run(right, contract)
+    assert passed.ok, passed.failed
+    assert not passed.unproven
+    report = run(wrong, contract)
+    assert not report.unproven
+    assert report.diagnosis is not None
+    assert report.diagnosis.family == "padding", report.diagnosis
+    assert "finite;" not in report.diagnosis.words

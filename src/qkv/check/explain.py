@@ -52,6 +52,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "rotary": (*POSITIONS, "truncation"),
 }
 FEW_FORMULAS = 1500  # are tried where an operation outside the attention leaks: few of them can explain that
+BACKWARD = "in the backward pass of "  # how a gradient that is wrong by a known factor is named
 INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
 FIRST = ("deterministic in eval", "inputs not mutated", "state", "strides")  # they explain the others
 LAST = (
@@ -75,6 +76,7 @@ def explain_findings(
     impl: Implementation, contract: Contract, findings: list[Finding], readings: list[Reading]
 ) -> tuple[list[Finding], Diagnosis | None]:
     """The findings, with the diagnosis as the hint of those that it explains, and the most likely cause of all."""
+    findings = _absorb_gradients(findings)
     failed = [finding for finding in findings if finding.verdict == "fail"]
     untested = not failed and bool(Report("", "", "", contract, tuple(findings)).unproven)
     if not failed and not untested:
@@ -92,7 +94,7 @@ def explain_findings(
         words = f"after earlier calls, {identified.words}"  # what was observed came after them
         identified = replace(identified, family="state", words=words, condition="", also="")
     if identified is not None and identified.right:
-        findings, overruled = _overrule(findings, readings, identified)
+        findings, overruled = _overrule(impl, findings, readings, identified)
         failed = [finding for finding in findings if finding.verdict == "fail"]
         if not failed:
             return findings, None
@@ -128,6 +130,21 @@ def explain_findings(
     return findings, replace(cause, line=cause.line or find_line(impl, contract, cause))
 
 
+def _absorb_gradients(findings: list[Finding]) -> list[Finding]:
+    """The findings; where the gradient is found wrong inside a backward pass, others that saw it wrong say the same."""
+    exact = next((f for f in findings if f.family == "wrong gradient" and BACKWARD in (f.hint or "")), None)
+    if exact is None:
+        return findings
+    return [
+        replace(finding, hint=exact.hint, family=exact.family, condition=exact.condition)
+        if finding.verdict == "fail"
+        and finding.family in ("wrong gradient", "detached")
+        and base_name(finding.check) in ("formula", "like", "gradient")
+        else finding
+        for finding in findings
+    ]
+
+
 def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]) -> list[Finding]:
     """The findings, with one about the scale where no check could measure it but the outputs prove it."""
     if not any(missing.startswith("scale") for missing in Report("", "", "", contract, tuple(findings)).unproven):
@@ -142,7 +159,9 @@ def _try_scale(impl: Implementation, contract: Contract, findings: list[Finding]
     return [*findings, Finding("scale (from outputs)", "pass", 0.0, evidence)] if proved else findings
 
 
-def _overrule(findings: list[Finding], readings: list[Reading], identified: Identified) -> tuple[list[Finding], bool]:
+def _overrule(
+    impl: Implementation, findings: list[Finding], readings: list[Reading], identified: Identified
+) -> tuple[list[Finding], bool]:
     """Every attention gives the outputs of the formula: what was read off its inside, and failed, was misread.
 
     Online softmax, for example, divides by the sum at the end: its weights do not sum to 1 on the way.
@@ -153,7 +172,9 @@ def _overrule(findings: list[Finding], readings: list[Reading], identified: Iden
     layers = {reading.attention.name for reading in readings}
     if identified.cases < len(layers):
         return findings, False
-    overruled = (*INSIDE, *(("lengths agree",) if identified.words else ()))
+    overruled = {*INSIDE, *(("lengths agree",) if identified.words else ())}
+    if impl.attention is not None:  # how a function shares key heads is measured, also where no formula was tried
+        overruled -= {"grouped heads"}
     words = identified.words or "the outputs are those of softmax(q·kᵀ·scale) v, from the projections on"
     kept = [
         replace(finding, verdict="described", evidence=f"{finding.evidence}; {words}", hint=None, family=None)

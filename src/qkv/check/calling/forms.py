@@ -392,8 +392,8 @@ FULL_MASKS: Fill = {
 
 
 def padding_argument(parameter: str, token_mask: Tensor, table: dict[str, bool]) -> Tensor:
-    """A padding argument with the polarity that its name says; an attention_mask takes integers."""
-    mask = token_mask if table[parameter] else ~token_mask
+    """A padding argument with the polarity that its name says (unknown: True = padding); attention_mask: integers."""
+    mask = token_mask if table.get(parameter, False) else ~token_mask
     return mask.long() if parameter.endswith("attention_mask") else mask
 
 

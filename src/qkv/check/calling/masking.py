@@ -25,7 +25,7 @@ from qkv.check.calling.mask_forms import (
     find_pair_form,
     polarity_of,
 )
-from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, PADDING_MASKS, Parameters, mask_names
+from qkv.check.calling.names import CAUSAL_FLAGS, LENGTHS, PADDING_MASKS, Parameters, mask_names, padding_names
 from qkv.check.calling.outputs import find_output, find_rows
 from qkv.check.contract import Contract
 
@@ -167,11 +167,11 @@ def _find_masking(
     if token_mask is not None:
         return Masking(token_mask=token_mask)
     others = [known for known in masks if mask is None or known != mask.parameter]
-    others = [known for known in AMBIGUOUS if known in parameters] + others
+    named = [known for known in AMBIGUOUS if known in parameters] + padding_names(parameters)
+    others = named + others
     padding = find_mask_form(others, run, x, contract.mask, keys=True)
-    ambiguous = next((known for known in AMBIGUOUS if known in parameters), None)
-    if padding is None and ambiguous is not None:  # no form works as it should: judge it with the usual one
-        return Masking(token_mask=ambiguous)
+    if padding is None and named:  # no form works as it should: judge it with the usual one
+        return Masking(token_mask=named[0])
     if padding is None and "attention_mask" in parameters and _takes_token_mask(form, x):
         return Masking(token_mask="attention_mask")  # no form works as it should: judge it with the usual one
     return Masking(mask=mask if not causal else None, padding=padding)

@@ -139,6 +139,15 @@ def mask_names(names: Iterable[str]) -> list[str]:
     return [known for known in MASKS if known in names] + other
 
 
+def padding_names(names: Iterable[str]) -> list[str]:
+    """The parameters without a known name that call themselves a padding mask.
+
+    >>> padding_names(["x", "padding_mask", "encoder_padding_mask", "padding_idx"])
+    ['encoder_padding_mask']
+    """
+    return [n for n in names if n not in PADDING_MASKS and "pad" in n.lower() and "mask" in n.lower()]
+
+
 def parameters_of(found: Any) -> Parameters:
     """The parameters of a call. Keras layers have theirs in `call`; raises ValueError for some builtins."""
     function: Any = found

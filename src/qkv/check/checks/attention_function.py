@@ -202,21 +202,14 @@ def _visible_keys(impl: Implementation, queries: int) -> Tensor:
 
 def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
     """With half as many key heads (GQA): which outputs use a key head and a value head, and which a query head."""
-    assert impl.attention is not None
     n = impl.nearest_length(5)
     q, k, v = _random(n), _random(n, HEADS // 2), _random(n, HEADS // 2)
     try:
-        before = impl.attention(q, k, v)
-        users = []
-        for place in (1, 2):
-            parts = [q, k.clone(), v.clone()]
-            parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
-            users.append(((impl.attention(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
+        users = _users_of_first_head(impl, q, k, v)
         outputs = [_outputs_of_query_head(impl, q, k, v, head) for head in range(HEADS)]
     except Exception as error:
         return Finding("grouped heads", "n/a", None, f"fewer key heads than query heads raise {type(error).__name__}")
-    layouts = {"repeated": [True, True, False, False], "tiled": [True, False, True, False]}
-    names = [next((name for name, heads in layouts.items() if heads == used), "irregular") for used in users]
+    names = [_name_sharing(used, HEADS // 2) for used in users]
     if names[0] != names[1] and "irregular" not in names:
         evidence = f"keys are {names[0]}, values are {names[1]}"
         return Finding("grouped heads", "fail", 1.0, evidence, "share keys and values alike", "head layout")
@@ -226,13 +219,63 @@ def _check_grouped(impl: Implementation, contract: Contract) -> Finding:
         evidence = f"query head {moved} changes output heads {outputs[moved]}: heads change places"
         hint = "query heads are put into groups in one order and read out in another, so they meet other key heads"
         return Finding("grouped heads", "fail", 1.0, evidence, hint, "head layout", condition="with fewer key heads")
+    hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
+    required = contract.grouped or names[0]
+    if names[0] != required:
+        evidence = f"{evidence}; required: {required}"
+        return Finding("grouped heads", "fail", 1.0, evidence, hint[required], "head layout")
+    if (other := _other_sharing(impl, names[0])) is not None:
+        found, condition = other
+        evidence = f"{evidence}; {condition}: {found}"
+        words = f"heads are shared in another way {condition}: {hint[required]}"
+        return Finding("grouped heads", "fail", 1.0, evidence, words, "head layout", condition=condition)
     if contract.grouped is None:
         return Finding("grouped heads", "described", None, evidence)
-    if names[0] == contract.grouped:
-        return Finding("grouped heads", "pass", 0.0, evidence)
-    hint = {"repeated": "use repeat_interleave, not repeat", "tiled": "use repeat, not repeat_interleave"}
-    evidence = f"{evidence}; required: {contract.grouped}"
-    return Finding("grouped heads", "fail", 1.0, evidence, hint[contract.grouped], "head layout")
+    return Finding("grouped heads", "pass", 0.0, evidence)
+
+
+def _users_of_first_head(impl: Implementation, q: Tensor, k: Tensor, v: Tensor) -> list[list[bool]]:
+    """Which outputs change with the first key head, and which with the first value head."""
+    assert impl.attention is not None
+    before = impl.attention(q, k, v)
+    users = []
+    for place in (1, 2):
+        parts = [q, k.clone(), v.clone()]
+        parts[place][:, 0] = parts[place][:, 0].flip(-1) + 0.5
+        users.append(((impl.attention(*parts) - before).abs().amax((0, 2, 3)) > 1e-9).tolist())
+    return users
+
+
+def _name_sharing(used: list[bool], key_heads: int) -> str:
+    """How query heads share key heads, by the query heads that use the first key head."""
+    heads = len(used)
+    layouts = {
+        "repeated": [head < heads // key_heads for head in range(heads)],
+        "tiled": [head % key_heads == 0 for head in range(heads)],
+    }
+    return next((name for name, expected in layouts.items() if expected == used), "irregular")
+
+
+def _other_sharing(impl: Implementation, usual: str) -> tuple[str, str] | None:
+    """Another layout than the usual one for one query on more keys or for other numbers of heads, and when it is used.
+
+    Only regular layouts count: code made for some numbers of heads may do anything with others.
+    """
+    if usual == "irregular":
+        return None
+    n = impl.nearest_length(5)
+    for queries, keys, when in ((1, 6, "for one query on more keys"), (1, 1, "for one query"), (n, n, "")):
+        for heads, key_heads in ((HEADS, HEADS // 2), (6, 2), (8, 2)):
+            q, k, v = _random(queries, heads), _random(keys, key_heads), _random(keys, key_heads)
+            try:
+                users = _users_of_first_head(impl, q, k, v)
+            except Exception:  # it takes as many queries as keys, or some numbers of heads, only
+                continue
+            found = [_name_sharing(used, key_heads) for used in users]
+            other = next((name for name in found if name not in (usual, "irregular")), None)
+            if other is not None:
+                return other, when or f"with {heads} query heads and {key_heads} key heads"
+    return None
 
 
 def _outputs_of_query_head(impl: Implementation, q: Tensor, k: Tensor, v: Tensor, head: int) -> list[int]:

@@ -27,6 +27,7 @@ BATCH, LENGTH, VOCAB_SIZE = 2, 8, 24
 MASKS = ("mask", "weights", "weight", "present", "valid", "keep")  # and every name with "mask" in it
 LABELS = ("labels", "targets", "target", "y")
 IGNORE_INDEX = -100
+LENGTHS_SWEPT = (3, 12, 24, 33, 50, 65, 100, 129, 257)  # a token more than chunks, and lengths between
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, l
     tokens = unique_tokens()
     meaning = _mask_values(mask)[0][0] if mask is not None else ""
     how = f"a loss of logits (b, t, v) and {names[1]} (b, t){f', {mask}: {meaning}' if mask else ''}"
-    function = functools.partial(function, **_other_values(parameters, mask)) if len(names) > 2 else function
+    own = function
+    function = functools.partial(own, **_other_values(parameters, mask))
     plain, everything = function, torch.ones_like(tokens, dtype=torch.bool)
     if mask is not None and parameters[mask].default is inspect.Parameter.empty:
         plain = _with_mask(function, mask, everything, tokens)
@@ -71,19 +73,34 @@ def check_loss(function: Callable[..., Any], contract: Contract) -> tuple[str, l
     except Exception as error:
         raise ValueError(f"the loss could not be called with logits (b, t, v) and tokens (b, t): "
                          f"{describe_error(error)}") from error  # fmt: skip
-    if not scored.pairs and plain is not function and mask is not None:  # an inverted mask hides everything
+    inverted = not scored.pairs and plain is not function and mask is not None  # it hides everything
+    if inverted and mask is not None:
         plain = _with_mask(function, mask, ~everything, tokens)
         scored = scored_positions(lambda logits: plain(logits, tokens), tokens)
-    findings = [check_alignment(scored, contract, names[1])]
+
+    def at_length(length: int) -> ScoredPositions:
+        size = BATCH * length
+        tokens = unique_tokens(BATCH, length, size)
+        sized = functools.partial(own, **_other_values(parameters, mask, size))
+        if plain is not function and mask is not None:
+            sized = _with_mask(sized, mask, torch.full_like(tokens, not inverted, dtype=torch.bool), tokens)
+        return scored_positions(lambda logits: sized(logits, tokens), tokens, size)
+
+    alignment = check_alignment(scored, contract, names[1])
+    if alignment.verdict in ("pass", "described"):
+        alignment = check_lengths(scored, at_length) or alignment
+    findings = [alignment]
     if mask is not None:
         findings.append(_check_mask(function, plain, tokens, mask))
     findings.append(_check_ignore_index(plain, tokens))
     return how, findings
 
 
-def _other_values(parameters: Mapping[str, inspect.Parameter], mask: str | None) -> dict[str, Any]:
+def _other_values(
+    parameters: Mapping[str, inspect.Parameter], mask: str | None, vocab_size: int = VOCAB_SIZE
+) -> dict[str, Any]:
     """Values of the required parameters besides logits, tokens and a mask, by words in their names."""
-    known: dict[str, Any] = {"vocab": VOCAB_SIZE, "classes": VOCAB_SIZE, "reduction": "mean"}
+    known: dict[str, Any] = {"vocab": vocab_size, "classes": vocab_size, "reduction": "mean"}
     known |= dict.fromkeys(("ignore", "pad"), IGNORE_INDEX) | dict.fromkeys(("smooth", "eps"), 0.0)
     found = {}
     for name, parameter in itertools.islice(parameters.items(), 2, None):
@@ -213,6 +230,73 @@ def check_alignment(scored: ScoredPositions, contract: Contract, name: str) -> F
     else:
         hint = "logits and labels are cut differently"
     return Finding(check, "fail", 1.0, evidence, hint, family)
+
+
+def check_lengths(usual: ScoredPositions, at_length: Callable[[int], ScoredPositions]) -> Finding | None:
+    """A loss that scores every position at the usual length must do so, with equal weights, at every other length.
+
+    Args:
+        usual: what is scored at LENGTH tokens.
+        at_length: what is scored at another length; it may raise.
+    Returns:
+        The failure at the shortest length found, or None.
+    """
+    if len(usual.offsets) != 1:
+        return None
+    (offset,) = usual.offsets
+
+    def complete(length: int) -> set[tuple[int, int]]:
+        return {(row, i) for row in range(BATCH) for i in range(length) if 0 <= i + offset < length}
+
+    def flaw(length: int) -> str:
+        try:
+            scored = at_length(length)
+        except Exception:  # it takes some lengths only
+            return ""
+        if scored.crosses_rows or scored.offsets - {offset}:
+            return "some positions are scored on other tokens"
+        if missing := sorted({i for _, i in complete(length) - scored.positions}):
+            return f"no label is used at position {_list(missing)}"
+        if equal_weights and max(scored.weights) > 1.01 * min(scored.weights):
+            return f"weights of positions differ: {min(scored.weights):.2g} to {max(scored.weights):.2g}"
+        return ""
+
+    if usual.positions != complete(LENGTH):  # it scores a part by design
+        return None
+    equal_weights = max(usual.weights) <= 1.01 * min(usual.weights)
+    wrong = [length for length in LENGTHS_SWEPT if flaw(length)]
+    if not wrong:
+        return None
+    first = wrong[0]
+    right = max((length for length in (LENGTH, *LENGTHS_SWEPT) if length < first), default=0)
+    while first > LENGTH and first - right > 1:
+        middle = (first + right) // 2
+        first, right = (middle, right) if flaw(middle) else (first, middle)
+    longest = flaw(wrong[-1])
+    evidence = f"at {first} tokens, {flaw(first)}"
+    if wrong[-1] != first:
+        evidence = f"{evidence}; at {wrong[-1]} tokens, {longest}"
+    evidence = f"{evidence}; at {LENGTH} tokens every position is scored alike"
+    if "no label" in longest:
+        hint = "labels are lost where one chunk of the sequence ends: shift once, before cutting into chunks"
+    elif "weights" in longest:
+        hint = "chunks of different lengths count alike: sum over all of them, then divide by the number of labels"
+    else:
+        hint = "logits and labels are cut differently at this length"
+    always = set(wrong) >= {length for length in LENGTHS_SWEPT if length >= first}
+    condition = (
+        f"{'' if always else 'at some lengths '}from {first} tokens on" if first > LENGTH else f"at {first} tokens"
+    )
+    return Finding("loss alignment", "fail", 1.0, evidence, hint, "loss shift", condition=condition)
+
+
+def _list(numbers: list[int]) -> str:
+    """The first of some numbers.
+
+    >>> _list([63, 127, 191, 255])
+    '63, 127, 191, …'
+    """
+    return ", ".join(map(str, numbers[:3])) + (", …" if len(numbers) > 3 else "")
 
 
 def _check_mask(function: Callable[..., Any], plain: Callable[..., Any], tokens: Tensor, parameter: str) -> Finding:
