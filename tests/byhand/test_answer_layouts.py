@@ -72,6 +72,82 @@ def test_verify_names_a_slip_in_the_exponentials_or_sums(step, change, mistake):
     assert wrong[0].mistake.startswith(mistake)
 
 
+TOML_OR_CSV = pytest.mark.parametrize("suffix", ["toml", "csv"])
+
+
+def write_sheet(path, content):
+    """A file with decimal points and names = "..." (TOML), or with decimal commas and semicolons (CSV)."""
+    if path.suffix == ".toml":
+        lines = [f'{name} = "{"; ".join(" ".join(row) for row in rows)}"' for name, rows in content.items()]
+    else:
+        lines = [
+            "\n".join((name, *(";".join(row).replace(".", ",") for row in rows))) for name, rows in content.items()
+        ]
+    path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+def texts(matrix, places=3):
+    return [["-inf" if value == -np.inf else f"{value:.{places}f}" for value in row] for row in matrix]
+
+
+def check_file(path):
+    settings, steps = read_answer(path)
+    return check(steps, settings)
+
+
+HIDING = np.array([[1, 0, 1], [1, 1, 0], [0, 1, 1]])  # in rows 1 and 2 the largest score is masked
+HIDDEN_Q, HIDDEN_K = np.array([[1, 0], [-1, 1], [0, 1]]), np.array([[-1, 0], [2, 1], [0, 3]])
+
+
+@TOML_OR_CSV
+@pytest.mark.parametrize("largest", ["of all keys", "of the keys that count", "of either, by row"])
+@pytest.mark.parametrize("masked_step", ["scores", "scaled", ""])
+def test_verify_accepts_the_maximum_over_all_keys_and_over_those_that_count(tmp_path, suffix, masked_step, largest):
+    scores = HIDDEN_Q @ HIDDEN_K.T * 1.0
+    scaled, hidden = scores / 2, np.where(HIDING, 0.0, -np.inf)
+    over_all, over_seen = scaled.max(1, keepdims=True), (scaled + hidden).max(1, keepdims=True)
+    assert (over_all > over_seen).sum() == 2
+    maximum = {"of all keys": over_all, "of the keys that count": over_seen}.get(
+        largest, np.where([[1], [0], [0]], over_all, over_seen)
+    )
+    powers = np.exp(scaled - maximum) * HIDING
+    sums = powers.sum(1, keepdims=True)
+    content = {"q": HIDDEN_Q, "k": HIDDEN_K, "v": HIDDEN_K, "scale": [[0.5]], "mask": HIDING}
+    content = {name: [[f"{value:g}" for value in row] for row in matrix] for name, matrix in content.items()}
+    masked = {"scores": scores + hidden, "scaled": scaled + hidden}
+    steps = {masked_step: masked[masked_step]} if masked_step else {}
+    steps |= {"exponentials": powers, "sums": sums, "weights": powers / sums}
+    content |= {step: texts(matrix) for step, matrix in steps.items()}
+    path = tmp_path / f"sheet.{suffix}"
+    assert check_file(write_sheet(path, content)).ok
+    wrong = [row[:] for row in content["exponentials"]]
+    wrong[1][1] = f"{float(wrong[1][1]) + 0.5:.3f}"
+    found = check_file(write_sheet(path, content | {"exponentials": wrong}))
+    assert (found.first.step, found.first.row, found.first.column) == ("exponentials", 2, 2)
+
+
+@TOML_OR_CSV
+def test_verify_reads_weights_in_percent_also_if_some_rows_add_up_to_less(tmp_path, suffix):
+    weights = 100 * WEIGHTS * TRIANGLE
+    assert (weights.sum(1)[:2] < 90).all()
+    matrices = SETTINGS | {"weights": texts(weights, 1), "output": texts(weights @ np.array(V) / 100, 2)}
+    content = {name: [[str(cell) for cell in row] for row in matrix] for name, matrix in matrices.items()}
+    content["mask"] = [[f"{value:g}" for value in row] for row in TRIANGLE]
+    result = check_file(write_sheet(tmp_path / f"sheet.{suffix}", content))
+    (remark,) = [remark for part in result.steps for remark in part.remarks if not remark.accepted]
+    assert remark.mistake.startswith("masked after the softmax, and not divided by the new sum")
+
+
+@TOML_OR_CSV
+def test_verify_does_not_read_exponentials_as_percent(tmp_path, suffix):
+    powers = np.exp([[4.5, 2.0], [3.0, 2.0]])  # the first row adds up to 97.4
+    content = {"q": [["4.5", "2"], ["3", "2"]], "k": [["1", "0"], ["0", "1"]], "v": [["1", "0"], ["0", "1"]]}
+    content |= {"scale": [["1"]], "weights": texts(powers, 2)}
+    found = check_file(write_sheet(tmp_path / f"sheet.{suffix}", content)).first
+    assert found.mistake.startswith("not divided by the sum: these are the exponentials")
+
+
 FILES = {
     "semicolons and decimal commas.csv": "q\n1;0\n\nk\n1;0\n0;1\n\nv\n4\n8\n\nweights\n0,67;0,33\n\noutput\n5,32\n",
     "tabs.csv": "q\n1\t0\nk\n1\t0\n0\t1\nv\n4\n8\nweights\n0.67\t0.33\noutput\n5.32\n",

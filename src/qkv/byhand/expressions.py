@@ -71,8 +71,9 @@ def divide(left: Expression, right: Expression) -> Expression:
     return Expression("divide", (left, right))
 
 
-def apply(name: str, arg: Expression) -> Expression:
-    return Expression("apply", (arg,), name)
+def apply(function: "str | ExpBelowLargest", arg: Expression) -> Expression:
+    """A function of FUNCTIONS by its name, or e^(x − max) with a maximum of its own."""
+    return Expression("apply", (arg,), function)
 
 
 def total(arg: Expression, axis: str = "row") -> Expression:
@@ -149,6 +150,23 @@ def exponential(values: Array) -> Array:
     if finite.size and float(finite.max()) > LARGEST_EXPONENT:
         values = values - values.max(-1, keepdims=True)
     return np.exp(values)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpBelowLargest:
+    """e^(x − max) with the maximum of each row over some of its keys.
+
+    keys: flags of the keys that count. least: what the maximum of each row is at least.
+    """
+
+    keys: Array
+    least: Array
+
+    def __call__(self, values: Array) -> Array:
+        largest = np.where(self.keys, values, -np.inf).max(-1, keepdims=True)
+        largest = np.maximum(largest, self.least)
+        with np.errstate(over="ignore"):  # the exponential of a key that does not count may be large
+            return np.exp(values - np.where(np.isfinite(largest), largest, 0.0))
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
@@ -286,7 +304,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "subtract": lambda left, right, param: left - right,
     "times": lambda left, right, param: left * right,
     "divide": _divide,
-    "apply": lambda values, name: FUNCTIONS[name](values),
+    "apply": lambda values, function: (FUNCTIONS[function] if isinstance(function, str) else function)(values),
     "total": _total,
     "masked": _masked,
     "split": _split,

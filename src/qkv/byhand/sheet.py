@@ -83,7 +83,7 @@ def read_step(step: str, matrix: MatrixLike, shape: tuple[int, int, int], column
     elif got != expected:
         raise ValueError(_shape_error(step, shape, got, columns))
     values = [[_value(text, f"{step}[{i},{j}]") for j, text in enumerate(row, 1)] for i, row in enumerate(texts, 1)]
-    if step in SHARES and _are_percent(values):
+    if step in SHARES and _are_percent(values, _units(texts)[0]):
         texts = [[f"{text}%" for text in row] for row in texts]
         values = [[value / 100 for value in row] for row in values]
     unit, generous = (units.reshape(shape) for units in _units(texts))
@@ -127,9 +127,21 @@ def _is_matrix(rows: object) -> bool:
     return isinstance(rows, list) and bool(rows) and all(isinstance(row, list) for row in rows)
 
 
-def _are_percent(values: Sequence[Sequence[float]]) -> bool:
-    """Whether weights were written in percent without the sign: each row adds up to about 100."""
-    return all(min(row) >= 0 and abs(sum(row) - 100) <= len(row) for row in values)
+def _are_percent(values: Sequence[Sequence[float]], unit: Array) -> bool:
+    """Whether weights were written in percent without the sign: each row adds up to about 100.
+
+    After a slip some rows may add up to less. Then the others tell only if they are 100 up to rounding: exponentials
+    that were not divided by their sum may also come near 100.
+    """
+    shares = [[value for value in row if not math.isnan(value)] for row in values]
+    if min(itertools.chain.from_iterable(shares), default=-1.0) < 0:
+        return False
+    sums = [sum(row) for row in shares]
+    if all(len(row) == len(values[0]) and abs(sum_ - 100) <= len(row) for row, sum_ in zip(shares, sums, strict=True)):
+        return True
+    slack = len(values[0]) * (float(unit.max()) or 1.0) / 2 + 1e-9
+    whole = [abs(sum_ - 100) <= slack for row, sum_ in zip(shares, sums, strict=True) if len(row) == len(values[0])]
+    return any(whole) and max(sums) <= 100 + slack
 
 
 def _value(text: str, where: str) -> float:

@@ -112,6 +112,7 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     order = [step for step in formulas.formulas if step in solution]
     written = {step: read_step(step, answer[step], exact[step].shape, columns) for step in order if step in answer}
     masked_step = next((step for step, sheet in written.items() if sheet.writes_minus_infinity), "")
+    unmasked = exact["scaled"]
     hides_gradients = "dA" in written and _hides(written["dA"], problem)
     if masked_step or hides_gradients:
         formulas = build_formulas(graph, masked_step, hides_gradients=hides_gradients)
@@ -125,7 +126,7 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
         scaled = written["scaled"].values if "scaled" in written else exact["scaled"]
         scaled = np.where(np.isnan(scaled), exact["scaled"], scaled)  # cells left blank
         values = {step: sheet.values for step, sheet in parts.items()}
-        ways = with_softmax_parts(formulas, values, scaled, exact)
+        ways = with_softmax_parts(formulas, values, scaled, unmasked)
         reports = [_find_report(way, written | parts, solution, _exact_values(way), tolerance) for way in ways]
     else:
         reports = [_find_report(formulas, written, solution, exact, tolerance)]
