@@ -244,7 +244,7 @@ def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
     middle = bias.masked_fill(~seen, torch.nan).nanmedian(1, keepdim=True).values
     last = (seen * torch.arange(1, seen.shape[1] + 1)).argmax(1, keepdim=True)
     found = [(bias - usual).masked_fill(~seen, 0.0) for usual in (middle, bias.gather(1, last))]
-    return min(found, key=lambda shift: int((shift.abs() > 1e-3).sum()))
+    return min(found, key=lambda shift: int((shift.abs() > 1e-3).any(0).sum()))
 
 
 # -- sets of queries and keys in words -----------------------------------------------------------------------------
