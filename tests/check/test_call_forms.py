@@ -272,3 +272,36 @@ def test_make_implementation_leaves_a_forgotten_batch_first_to_the_checks():
             return self.attention(x, x, x, need_weights=False)[0]
 
     assert "tokens (b, t)" in make_implementation(Forgotten, "Forgotten", Contract()).how
+
+
+class ListedParameters(nn.Module):
+    """A model of functions on parameters, among which the table of tokens is not the largest."""
+
+    def __init__(self, vocab=50, dim=16):
+        super().__init__()
+        shapes = {"table": (vocab, dim), "places": (300, dim), "wide": (dim, 4 * dim), "narrow": (4 * dim, dim)}
+        self.names = list(shapes)
+        self.values = nn.ParameterList(torch.randn(shape) for shape in shapes.values())
+
+    def forward(self, tokens):
+        p = dict(zip(self.names, self.values, strict=True))
+        x = p["table"][tokens] + p["places"][: tokens.shape[1]]
+        return (x.cumsum(1) @ p["wide"]).tanh() @ p["narrow"] @ p["table"].T
+
+
+class OneHot(nn.Module):
+    """A model whose table is read by a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Parameter(torch.randn(50, 16)), nn.Parameter(torch.randn(16, 200))
+
+    def forward(self, idx):
+        return (F.one_hot(idx, 50).to(self.table) @ self.table).cumsum(-2) @ self.head
+
+
+@pytest.mark.parametrize("model", [ListedParameters, OneHot])
+def test_make_implementation_measures_the_vocabulary_of_tables_that_are_parameters(model):
+    impl = make_implementation(model, model.__name__, CAUSAL)
+    assert (impl.level, impl.vocab_size) == ("model", 50)
+    assert "tokens (b, t)" in impl.how

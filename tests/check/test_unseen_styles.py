@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qkv.check import Contract, run
+from qkv.check.hypotheses.visibility import describe_visibility
 from qkv.check.render import find_mistakes
 
 TEXTBOOK = Contract(kind="causal", scale="head", softmax="keys")
@@ -757,3 +758,44 @@ def test_run_recognizes_a_padding_mask_under_a_name_of_its_own(right, wrong):
     assert report.diagnosis is not None
     assert report.diagnosis.family == "padding", report.diagnosis
     assert "finite;" not in report.diagnosis.words
+
+
+class TooShortBias(Layer):
+    """ALiBi from a table of distances up to 31; keys farther away get a bias of 0."""
+
+    def attend(self, q, k, v):
+        t = q.shape[-2]
+        distance = torch.arange(t)[:, None] - torch.arange(t)
+        slopes = 2.0 ** (-8 / self.heads * torch.arange(1, self.heads + 1))
+        bias = -slopes[:, None, None] * torch.where(distance < 32, distance, 0)
+        scores = q @ k.mT * q.shape[-1] ** -0.5 + bias.to(q)
+        return scores.masked_fill(~below(t), -torch.inf).softmax(-1) @ v
+
+
+class FilledBias(Layer):
+    """ALiBi by key, cut from a table of 40 keys that is filled with zeros on the left."""
+
+    def attend(self, q, k, v):
+        t = q.shape[-2]
+        slopes = 2.0 ** (-8 / self.heads * torch.arange(1, self.heads + 1))
+        keys = F.pad(torch.arange(-39, 1), (max(t - 40, 0), 0))[-t:]
+        bias = (slopes[:, None] * keys)[:, None] + torch.full((t, t), -torch.inf).triu(1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q))
+
+
+@pytest.mark.parametrize("layer", [TooShortBias, FilledBias])
+def test_run_does_not_call_a_large_bias_a_mask(layer):
+    report = run(layer, Contract(kind="causal", scale="head", position="alibi"))
+    assert report.diagnosis is not None
+    assert "not see" not in report.diagnosis.words
+    assert "bias" in report.diagnosis.words or not report.diagnosis.exact, report.diagnosis
+
+
+def test_describe_visibility_names_a_large_bias_and_hidden_keys_apart():
+    allowed = torch.ones(9, 9).tril()
+    far, hidden = allowed.clone().double(), allowed.clone().double()
+    far[1:, 1:] *= 1e-7
+    hidden[1:, 1:] *= 1e-15
+    words = describe_visibility([(far, allowed.bool())])
+    assert words == ("scores changed", "a bias is added to the scores of 8 queries (up to 16.1, at the first key)")
+    assert "not see" in describe_visibility([(hidden, allowed.bool())])[1]

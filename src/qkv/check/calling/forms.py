@@ -29,6 +29,7 @@ from qkv.check.calling.names import (
     POSITIONS,
     SOURCE_MASKS,
     TOKENS,
+    VECTORS,
     Fill,
     Parameters,
     mask_names,
@@ -77,11 +78,13 @@ def call_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
 
 
 def _token_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
-    size = find_vocab_size(module)
-    if size is None:
-        return
     names = list(parameters)
     main = _main_input(parameters, TOKENS)
+    size = find_vocab_size(module)
+    if size is None and main in TOKENS and main not in VECTORS:
+        size = _measure_vocab_size(module, _call_with(module, parameters, [main], {}))
+    if size is None:
+        return
     for words, filled in fill_required(parameters, [main], module):
         call = _call_with(module, parameters, [main], filled)
         yield CallForm(f"tokens (b, t){words}", "tokens", size, call)
@@ -414,6 +417,19 @@ def find_vocab_size(module: nn.Module) -> int | None:
     leaves = (part for part in module.modules() if not list(part.children()))
     first = next((part for part in leaves if list(part.parameters(recurse=False))), None)
     return tables[0][1].num_embeddings if tables and isinstance(first, nn.Embedding) else None
+
+
+def _measure_vocab_size(module: nn.Module, call: Callable[[Tensor, dict[str, Any]], Any]) -> int | None:
+    """For tables that are plain parameters: the largest axis of a matrix whose last token can still be read."""
+    sizes = {size for table in (*module.parameters(), *module.buffers()) if table.ndim == 2 for size in table.shape}
+    for size in sorted(sizes, reverse=True):
+        try:
+            out = find_output(call(torch.full((2, 5), size - 1), {}), 2, 5)
+        except Exception:  # no row for this token, or it takes no tokens
+            continue
+        if out is not None:
+            return size
+    return None
 
 
 DIM_NAMES = (

@@ -10,7 +10,6 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from qkv.check.hypotheses.formula import Formula, Observation, average, full_mask
 
 SMALL = 1e-6  # the factor of a key that is not seen
+MEASURED = 1e-10  # factors above it are no rounding errors: a large bias, if no smaller one is among them
 MEAN = 1e-9  # the factors of a query that sees nothing and gives the mean of all values
 
 
@@ -86,7 +86,7 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
     >>> describe_visibility([(ahead, causal.bool())])
     ('mask off by one', 'all queries see one key ahead')
     """
-    seen = [(factors > SMALL, allowed) for factors, allowed in solved]
+    seen = [(_sees(factors, allowed), allowed) for factors, allowed in solved]
     extra = [found & ~allowed for found, allowed in seen]
     missing = [allowed & ~found for found, allowed in seen]
     if any(bool(part.any()) for part in extra):
@@ -114,7 +114,20 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
 
 def _biased(solved: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether keys that a query may see have different factors."""
-    return any(bool((allowed & (factors > SMALL) & (factors < 0.999)).any()) for factors, allowed in solved)
+    return any(bool((allowed & _sees(factors, allowed) & (factors < 0.999)).any()) for factors, allowed in solved)
+
+
+def _sees(factors: Tensor, allowed: Tensor) -> Tensor:
+    """Which keys each query sees. Factors of hidden keys are 0 but for rounding; a large bias leaves clear ones.
+
+    >>> _sees(torch.tensor([[1.0, 1e-7]]), torch.ones(1, 2).bool())
+    tensor([[True, True]])
+    """
+    found = factors > SMALL
+    faint = allowed & ~found & found.any(1, keepdim=True)
+    if bool(faint.any()) and float(factors[faint].min()) > MEASURED:
+        return found | faint
+    return found
 
 
 def _lowered(soft: Sequence[Tensor]) -> str:
@@ -216,11 +229,22 @@ def _describe_bias(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str]:
     if float((step - step.median()).abs().max()) < 1e-4:
         words = f"a bias of {float(step.median()):.4g} for each position is added to the scores"
         return "scores changed", words
-    rows = [int((factors < 0.999).logical_and(allowed).any(1).sum()) for factors, allowed in solved]
-    places = _common([allowed & (factors < 0.999) for factors, allowed in solved], _keys)
-    largest = max(-math.log(max(float(f[a & (f > SMALL)].min()), 1e-300)) for f, a in solved)
-    words = f"a bias is added to the scores of {max(rows)} queries (up to {largest:.3g}, at {places})"
+    shifts = [_shifts(factors, allowed) for factors, allowed in solved]  # only differences within a row can be known
+    odd = [shift.abs() > 1e-3 for shift in shifts]
+    rows = max(int(part.any(1).sum()) for part in odd)
+    largest = max((float(shift.flatten()[shift.abs().argmax()]) for shift in shifts), key=abs)
+    words = f"a bias is added to the scores of {rows} queries (up to {largest:.3g}, at {_common(odd, _keys)})"
     return "scores changed", words
+
+
+def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
+    """The bias of each key that a query sees, relative to most keys or to the last; 0 for keys not seen."""
+    seen = _sees(factors, allowed) & allowed
+    bias = factors.clamp(min=1e-300).log()
+    middle = bias.masked_fill(~seen, torch.nan).nanmedian(1, keepdim=True).values
+    last = (seen * torch.arange(1, seen.shape[1] + 1)).argmax(1, keepdim=True)
+    found = [(bias - usual).masked_fill(~seen, 0.0) for usual in (middle, bias.gather(1, last))]
+    return min(found, key=lambda shift: int((shift.abs() > 1e-3).any(0).sum()))
 
 
 # -- sets of queries and keys in words -----------------------------------------------------------------------------
