@@ -24,7 +24,7 @@ import dataclasses
 import difflib
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -298,16 +298,21 @@ def find_differences(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]
 # TOML.
 
 
+def parse_toml(text: str, parse_float: Callable[[str], Any] = float) -> Table:
+    """Parse TOML whose keys have at most MAX_TOML_DEPTH parts: Python's parser needs gigabytes for longer ones."""
+    if any(line.partition("=")[0].count(".") > MAX_TOML_DEPTH for line in text.splitlines()):
+        raise ValueError("a key is nested too deeply")
+    return tomllib.loads(text, parse_float=parse_float)
+
+
 def read_toml(path: str | Path, *, follow_link: bool = True) -> Table:
     """Read a TOML file of at most 4 MB. follow_link: whether it may be a symbolic link."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no file {path}; expected a TOML file with config values")
     raw = read_limited(path, MAX_TOML_BYTES, follow_link=follow_link)
-    if any(line.partition(b"=")[0].count(b".") > MAX_TOML_DEPTH for line in raw.splitlines()):
-        raise ValueError(f"{path} is not TOML that can be read: a key is nested too deeply")  # it would take gigabytes
     try:
-        return tomllib.loads(raw.decode("utf-8"))
+        return parse_toml(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 

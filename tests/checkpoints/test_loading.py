@@ -1,6 +1,8 @@
 """resolve and load: paths without network calls, hub ids that fetch safetensors and JSON only, and run folders."""
 
+import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from hf_models import make_hf_model
+from safetensors.torch import save_file
 
 import qkv
 from qkv.checkpoints import load_any, resolve
@@ -141,3 +144,20 @@ def test_load_says_that_the_hub_cannot_be_reached(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(ValueError, match="the Hugging Face hub could not be reached to fetch it: check the network"):
         qkv.load("org/name")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]},  # all sizes are transformers' defaults
+        {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "hidden_size": 32_000, "vocab_size": 35_000,
+         "intermediate_size": 35_000, "num_hidden_layers": 20, "num_attention_heads": 8},
+    ],
+)  # fmt: skip
+def test_load_any_refuses_a_model_much_larger_than_its_folder_before_memory_is_allocated(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({f"layers.{i}.weight": torch.zeros(8, 8) for i in range(60)}, tmp_path / "model.safetensors")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"describes a model of [\d,]+ parameters, but the folder has 3,840 numbers"):
+        load_any(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # in KiB

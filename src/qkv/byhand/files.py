@@ -2,11 +2,11 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkv._config import parse_toml
 from qkv.byhand.csv_file import parse_csv
 from qkv.byhand.examples import example_settings
 from qkv.byhand.problem import LABELS, MATRICES, SETTINGS
@@ -153,7 +153,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
-    return tomllib.loads(text, parse_float=str)
+    return parse_toml(text, parse_float=str)
 
 
 def _parse_json(text: str) -> dict[str, Any]:

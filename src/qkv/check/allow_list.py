@@ -9,7 +9,6 @@ expires = 2027-01-31
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -17,6 +16,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from qkv._config import parse_toml
+from qkv._files import read_limited
 from qkv.check.catalog import find_case, find_id, list_checks
 from qkv.check.report import Finding, Report
 
@@ -40,12 +41,12 @@ class Allowed:
 def read_allow_list(path: str | Path) -> tuple[Allowed, ...]:
     """Read an allow-list; an entry without a known check, a reason and a date is an error."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_limited(Path(path)).decode("utf-8")
     except OSError as error:
-        raise ValueError(f"the allow-list {path} could not be read: {error.strerror}") from None
+        raise ValueError(f"the allow-list {path} could not be read: {error.strerror or error}") from None
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        data = parse_toml(text)
+    except ValueError as error:
         raise ValueError(f"the allow-list {path} is not TOML: {error}") from None
     entries = data.get("allow", [])
     if set(data) - {"allow"} or not isinstance(entries, list):

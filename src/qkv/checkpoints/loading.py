@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from qkv._config import RECIPE_FILE
@@ -30,6 +31,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LAYERS = re.compile(r"layers?$|depth|blocks?$")
 SIZE = re.compile(r"dim|size|width|channels|hidden|embd|inner|^d_|heads?$|positions|experts|length|latents|queries")
 MAX_UNSTORED_SIZE = 10_000_000  # a size that no tensor need have, such as the longest text
+MAX_UNSTORED_PARAMETERS = 10_000_000  # of tied weights and of parts that a folder may leave out
 NETWORK_ERRORS = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError", "ReadTimeout", "NetworkError")
 HUB_FILES = [CONFIG, WEIGHTS, WEIGHTS_INDEX, "model-?????-of-?????.safetensors"]
 HUB_FILES += [
@@ -91,6 +93,8 @@ def _load_with_transformers(
     kind: Any = getattr(transformers, names[0], None) if named else transformers.AutoModel
     if not hasattr(kind, "from_pretrained"):
         raise ValueError(f"{refusal}; nor does transformers {transformers.__version__} know {names[0]!r}")
+    with _offline(), _quiet(transformers):
+        _check_parameters(transformers, kind, path)
     try:
         with _offline(), _quiet(transformers):
             model, report = kind.from_pretrained(
@@ -119,6 +123,25 @@ def _check_sizes(config: Any, path: Path) -> None:
             raise ValueError(f"{path / CONFIG}: {key} is {value}, but the folder has {len(tensors)} tensors in all")
         if SIZE.search(key) and value > max(num_numbers, MAX_UNSTORED_SIZE):
             raise ValueError(f"{path / CONFIG}: {key} is {value}, but the folder has {num_numbers} numbers in all")
+
+
+def _check_parameters(transformers: Any, kind: Any, path: Path) -> None:
+    """Raise a ValueError if the model has many more parameters than its folder: transformers would make the rest up.
+
+    Built on the meta device, which takes no memory: sizes may also come from defaults, or multiply.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    except Exception:  # whatever it is, from_pretrained says it
+        return
+    needed = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.numel() for tensor in read_weights(path).values())
+    if needed > 2 * stored + MAX_UNSTORED_PARAMETERS:
+        raise ValueError(
+            f"{path / CONFIG} describes a model of {needed:,} parameters, but the folder has {stored:,} numbers"
+        )
 
 
 def _integers(config: Any, key: str = "") -> Iterator[tuple[str, int]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from qkv._config import parse_toml
+from qkv._files import read_limited
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.grading.client import Limits
 from qkv.check.grading.exercises import EXERCISES
@@ -141,8 +142,8 @@ def load_rubric(name: str) -> Rubric:
 
 def _read_table(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        content = path.read_bytes()
-        return tomllib.loads(content.decode("utf-8")), hashlib.sha256(content).hexdigest()
+        content = read_limited(path)
+        return parse_toml(content.decode("utf-8")), hashlib.sha256(content).hexdigest()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
 
