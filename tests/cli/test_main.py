@@ -464,6 +464,16 @@ def test_a_wrong_argument_is_explained_by_its_own_name(command, said, capsys, tm
     assert said in capsys.readouterr().err
 
 
+def test_use_predicts_the_other_inputs_if_one_cannot_be_read(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("a.png", 0), ("b.png", 255)):
+        Image.new("L", (8, 8), value).save(name)
+    assert run(["use", "qkv:digits", "a.png", "nothing.png", "b.png", "--json"]) == 2
+    said = capsys.readouterr()
+    assert [row["input"] for row in json.loads(said.out)] == ["a.png", "b.png"]
+    assert "nothing.png" in said.err
+
+
 def test_an_error_that_quotes_a_file_is_short_and_has_no_control_characters(capsys):
     assert run(["train", "vit-digits", "--set", "a" * 100_000 + "\x1b[2J=1"]) == 2
     said = capsys.readouterr().err

@@ -107,14 +107,23 @@ def use(
     if foreign := sorted(set(options) - OPTIONS[predictor.task]):
         offered = ", ".join(_flag(name) for name in sorted(OPTIONS[predictor.task])) or "no options"
         raise ValueError(f"{_flag(foreign[0])} does not apply to the task {predictor.task}, which takes {offered}")
-    predictions = [predictor(text, **options) for text in inputs or _read_lines()]
+    predictions, errors = [], []
+    for text in inputs or _read_lines():
+        try:
+            predictions.append(predictor(text, **options))
+        except (ValueError, OSError) as error:
+            errors.append(error)
+    if errors and not predictions:
+        raise errors[0]
     if json:
         print_json([vars(prediction) for prediction in predictions])
-        return 0
-    _print_notes(predictions)
-    for prediction in predictions:
-        _print_prediction(prediction, single=len(predictions) == 1)
-    return 0
+    else:
+        _print_notes(predictions)
+        for prediction in predictions:
+            _print_prediction(prediction, single=len(predictions) + len(errors) == 1)
+    for error in errors:
+        err().print(f"qkv: {error}", markup=False, highlight=False)
+    return 2 if errors else 0
 
 
 def evaluate(run: str, /, *, json: bool = False) -> int:
