@@ -101,7 +101,7 @@ def verify(problem: Problem, answer: Mapping[str, Any], tolerance: float = TOLER
     >>> from qkv.byhand import make_problem
     >>> problem = make_problem({"q": "1 0", "k": "1 0; 0 1", "v": "4; 8"})
     >>> verify(problem, {"scores": "1 0", "scaled": "1 0"}).first.sentence
-    'scaled[1,1]: expected √2/2 ≈ 0.7071, got 1: forgotten 1/√d: the scores were not scaled'
+    'scaled[1,1]: expected √2/2 ≈ 0.7071, got 1: forgotten 1/√d: the scores were not scaled...'
     """
     solved = solve_problem(problem)
     solution, graph = solved.tables, solved.graph
