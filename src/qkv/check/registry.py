@@ -182,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "lengths agree",
         {"lengths agree": "symmetries of 12 tokens (when repeated or reordered) also hold at other lengths"},
-        lambda m: check_relations(m.impl, m.sweep, m.kind, same_kind=m.same_kind),
+        lambda m: check_relations(m.impl, m.sweep, m.kind, same_kind=m.same_kind, chosen=m.influence.chosen),
         "anything",
     ),
     Check(

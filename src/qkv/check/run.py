@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from qkv._onednn import avoid_broken_amx
 from qkv._threads import one_thread
 from qkv.check.calling import TargetLoader, make_implementation, target_name
 from qkv.check.calling.building import build, fewer_key_heads
+from qkv.check.calling.guard import raised_by_target, seeded
 from qkv.check.calling.hugging_face import family_contract
 from qkv.check.checks.basics import check_determinism, check_inputs_not_mutated
 from qkv.check.checks.causality import sample_maps
@@ -144,9 +146,8 @@ def check_implementation(
     with torch.random.fork_rng(), torch.no_grad():
         impl = limit_batch(impl)
     impl = log.watch(impl)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        with torch.no_grad():
+    with seeded(seed):
+        with torch.no_grad(), _errors_of_target(impl):
             mutation = _guarded("inputs not mutated", lambda: [check_inputs_not_mutated(impl)])[0]
             if mutation.verdict == "fail":  # the other checks use an input more than once
                 impl = _with_copied_inputs(impl)
@@ -179,6 +180,20 @@ def check_implementation(
             findings, cause = explain_findings(impl, contract, findings, readings)
     rows = tuple(tuple(row) for row in influence.effects.tolist())
     return Report(impl.name, impl.how, measured.kind, contract, tuple(findings), rows, cause)
+
+
+@contextmanager
+def _errors_of_target(impl: Implementation) -> Iterator[None]:
+    """An error that a call of the target raises, after calls that worked, in one sentence with the call."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) or not raised_by_target(error):
+            raise
+        raise ValueError(
+            f"{impl.how} works for some inputs, and raises {describe_error(error)} for others. "
+            "Declare the call with --call, or write it in an --adapter"
+        ) from error
 
 
 def _with_copied_inputs(impl: Implementation) -> Implementation:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from qkv.check.calling.building import build as build_target
 from qkv.check.calling.forms import find_dims, find_vocab_size
 from qkv.check.calling.functions import FunctionCall, function_implementation
-from qkv.check.calling.guard import call_target
+from qkv.check.calling.guard import call_target, seeded
 from qkv.check.calling.layouts import HEADS_SECOND
 from qkv.check.calling.loading import load_file, missing_device
 from qkv.check.calling.outputs import to_torch
@@ -119,8 +119,7 @@ def _build(found: Any, adapter: Adapter, arguments: dict[str, Any] | None) -> An
     if make is None:
         return build_target(found, arguments)[0] if inspect.isclass(found) else found
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        with seeded(0):
             return call_target(make, found) if inspect.signature(make).parameters else call_target(make)
     except Exception as error:
         needs = missing_device(error) or describe_error(error)

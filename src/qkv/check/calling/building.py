@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import sys
 import typing
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from qkv.check.calling.guard import call_target
+from qkv.check.calling.guard import call_target, seeded
 from qkv.check.calling.loading import missing_device
 from qkv.check.calling.names import KEY_HEAD_COUNTS, TOKENS, VECTORS, qkv_role, required_names
 
@@ -122,19 +124,40 @@ def build(found: Any, arguments: dict[str, Any] | None = None) -> tuple[Any, str
         return found, ""
     if inspect.isclass(found) and issubclass(found, torch.autograd.Function):
         return found.apply, ""
-    values = _constructor_values(found, dict(arguments or {}))
     name = getattr(found, "__name__", "the factory")
-    call = f"{name}({', '.join(f'{key}={_shorten(value)}' for key, value in values.items())})"
-    try:
-        built = _call_with_config(found, values)
-    except Exception as error:
-        if (needs := missing_device(error)) is not None:
-            raise ValueError(f"{name} could not be built: {needs}") from None
-        message = " ".join(str(error).split())[:300]
-        raise ValueError(f"{call} failed: {type(error).__name__}: {message}; set its arguments with --args") from error
-    if built is None:
-        raise ValueError(f"{call} returned nothing; a factory must return a module or a function")
-    return built, call
+    guessed = _constructor_values(found, dict(arguments or {}))
+    first: Exception | None = None
+    for values in _likely_values(found, guessed):
+        try:
+            built = _call_with_config(found, values)
+        except Exception as error:
+            first = first or error  # the error of the first try says most
+            continue
+        call = _show_call(name, values)
+        if built is None:
+            raise ValueError(f"{call} returned nothing; a factory must return a module or a function")
+        return built, call
+    assert first is not None
+    if (needs := missing_device(first)) is not None:
+        raise ValueError(f"{name} could not be built: {needs}") from None
+    message = f"{type(first).__name__}: {' '.join(str(first).split())[:300]}"
+    raise ValueError(f"{_show_call(name, guessed)} failed: {message}; set its arguments with --args") from first
+
+
+def _likely_values(found: Any, values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The values, and what to try if they do not fit: tuples for lists (JSON has none), another config."""
+    yield values
+    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    if tuples != values:
+        yield tuples
+    for config in _configs_beside(found):
+        configs = {key: _build_config(config) for key, value in values.items() if isinstance(value, GuessedConfig)}
+        if configs and None not in configs.values():
+            yield values | configs
+
+
+def _show_call(name: str, values: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={_shorten(value)}' for key, value in values.items())})"
 
 
 def _call_with_config(found: Any, values: dict[str, Any]) -> Any:
@@ -142,8 +165,7 @@ def _call_with_config(found: Any, values: dict[str, Any]) -> Any:
     configs = [value for value in values.values() if isinstance(value, GuessedConfig)]
     for _ in range(12):
         try:
-            with torch.random.fork_rng():
-                torch.manual_seed(0)
+            with seeded(0):
                 return call_target(found, **values)
         except (AttributeError, KeyError) as error:
             missed = error.name if isinstance(error, AttributeError) else error.args[0]
@@ -219,7 +241,7 @@ def _constructor_values(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
             continue
         if name in given:
             values[name] = given.pop(name)
-        elif (guess := _guess(name, parameter, hints)) is not None:
+        elif (guess := _guess(name, parameter, hints, _own_config(kind))) is not None:
             values[name] = guess
         elif parameter.default is parameter.empty:
             raise ValueError(
@@ -236,8 +258,8 @@ def _type_hints(kind: Any) -> dict[str, Any]:
         return {}
 
 
-def _guess(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Any:
-    """A small value for a parameter; None to leave it out."""
+def _guess(name: str, parameter: inspect.Parameter, hints: dict[str, Any], own: type | None = None) -> Any:
+    """A small value for a parameter; None to leave it out. `own`: the class of configs of the target."""
     kind = hints.get(name, parameter.annotation)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return build(kind, _smaller(kind))[0] if parameter.default is parameter.empty else None
@@ -246,9 +268,10 @@ def _guess(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> An
     if name in DROPOUT_NAMES:
         return 0.0
     if name.lower() in CONFIG_NAMES or (isinstance(kind, type) and kind.__name__.endswith(("Config", "Args"))):
-        config = kind if isinstance(kind, type) and kind not in (dict, SimpleNamespace, object) else None
-        if config is not None and config is not inspect.Parameter.empty and "Guessed" not in config.__name__:
-            return build(config)[0]
+        if isinstance(kind, type) and kind not in (dict, SimpleNamespace, object, inspect.Parameter.empty):
+            return build(kind)[0]
+        if own is not None and (config := _build_config(own)) is not None:
+            return config
         sizes = {field: size for field, size in SIZE_GUESSES.items() if field not in SETTINGS}
         return GuessedConfig(**sizes | dict.fromkeys(DROPOUT_NAMES, 0.0) | {"bias": True, "qkv_bias": True})
     if name in SIZE_GUESSES:
@@ -257,6 +280,34 @@ def _guess(name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> An
     if guess is None and _is_plain_class(kind):  # a config under another name
         return build(kind)[0]
     return guess
+
+
+def _configs_beside(found: Any) -> list[type]:
+    """The classes of configs in the module of a target."""
+    module = sys.modules.get(getattr(found, "__module__", ""))
+    return [
+        value
+        for name, value in ({} if module is None else vars(module)).items()
+        if isinstance(value, type) and name.endswith(CONFIG_CLASSES)
+    ]
+
+
+def _own_config(found: Any) -> type | None:
+    """The class of configs in the module of a target whose name begins like that of the target (Bert, BertConfig)."""
+    name = getattr(found, "__name__", "")
+    own = [kind for kind in _configs_beside(found) if name.startswith(kind.__name__.removesuffix("Config"))]
+    return max(own, key=lambda kind: len(kind.__name__), default=None)
+
+
+def _build_config(kind: type) -> Any:
+    """A small config; None if its values cannot be guessed."""
+    try:
+        return build(kind, _smaller(kind) if dataclasses.is_dataclass(kind) else None)[0]
+    except Exception:
+        return None
+
+
+CONFIG_CLASSES = ("Config", "ModelArgs", "Args", "Params", "Hyperparameters")
 
 
 def _is_plain_class(kind: Any) -> bool:

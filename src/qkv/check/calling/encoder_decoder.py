@@ -8,6 +8,7 @@ Axes: b batch · t targets · s sources · c features.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from qkv.check.calling.names import (
     Parameters,
     mask_names,
     parameters_of,
+    passes_by_position,
     qkv_names,
     required_names,
 )
@@ -66,7 +68,8 @@ class EncoderDecoderCall:
         if self.sequence_first:
             given = {name: x.transpose(0, 1) for name, x in given.items()}
         more = {name: value(target) for name, value in self.filled.items() if name not in named}
-        result = call_target(self.module, **given, **more, **named)
+        first = [given.pop(self.target)] if passes_by_position(parameters_of(self.module), self.target) else []
+        result = call_target(self.module, *first, **given, **more, **named)
         if self.sequence_first:
             result = result if isinstance(result, Tensor) else result[0]
             result = result.transpose(0, 1)
@@ -103,6 +106,24 @@ def encoder_decoder_implementation(
     if found is None:
         return None
     sources, target = found
+    pairs = [(sources, target)]
+    if len(sources) == 1 and {sources[0], target} <= set(required_names(parameters)):  # x and y may be either
+        pairs.append(((target,), sources[0]))
+    for call, words in itertools.chain.from_iterable(_calls(module, parameters, pair, dtype) for pair in pairs):
+        try:
+            if call(call.random_source(2, SOURCE_LENGTH, 1), call.random_target(2, 8, 2), {}) is not None:
+                return _make_implementation(call, name, words, _find_masking(call, parameters, contract))
+            tried.setdefault(words, "no output of shape (batch, targets, …)")
+        except Exception as error:
+            tried.setdefault(words, describe_error(error))
+    return None
+
+
+def _calls(
+    module: nn.Module, parameters: Parameters, pair: tuple[tuple[str, ...], str], dtype: torch.dtype
+) -> Iterator[tuple[EncoderDecoderCall, str]]:
+    """The ways to call a module with a source and a target, in words and as code."""
+    sources, target = pair
     vocab_size = find_vocab_size(module)
     ways = ((True, True), (True, False), (False, False)) if vocab_size is not None else ((False, False),)
     for tokens, source_tokens in ways:
@@ -113,14 +134,7 @@ def encoder_decoder_implementation(
                 call = EncoderDecoderCall(
                     module, sources, target, size, source_size, tokens, source_tokens, sequence_first, dtype, filled
                 )
-                words = _words(call, required)
-                try:
-                    if call(call.random_source(2, SOURCE_LENGTH, 1), call.random_target(2, 8, 2), {}) is not None:
-                        return _make_implementation(call, name, words, _find_masking(call, parameters, contract))
-                    tried.setdefault(words, "no output of shape (batch, targets, …)")
-                except Exception as error:
-                    tried.setdefault(words, describe_error(error))
-    return None
+                yield call, _words(call, required)
 
 
 def _batch_axes(module: nn.Module, *, tokens: bool) -> tuple[bool, ...]:

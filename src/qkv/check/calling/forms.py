@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from qkv.check.calling.building import DROPOUT_NAMES
+from qkv.check.calling.caches import find_returned_cache
 from qkv.check.calling.guard import call_target
 from qkv.check.calling.names import (
     CAUSAL_FLAGS,
@@ -40,6 +41,15 @@ from qkv.check.calling.names import (
 from qkv.check.calling.outputs import find_output, parts
 from qkv.check.implementation import random_tokens
 
+FormCall = Callable[[Tensor, dict[str, Any]], Any]  # (b, t, …) and further keyword arguments to whatever is returned
+
+
+@runtime_checkable
+class ArrangedCall(Protocol):
+    """The call of a module with its inputs in the layout that `arrange` gives them."""
+
+    def __call__(self, x: Tensor, named: dict[str, Any], arrange: Callable[[Tensor], Tensor] = ..., /) -> Any: ...
+
 
 @dataclass(frozen=True)
 class CallForm:
@@ -54,7 +64,7 @@ class CallForm:
     words: str
     reads: Literal["tokens", "vectors"]
     size: int
-    call: Callable[[Tensor, dict[str, Any]], Any]
+    call: FormCall
     lengths: tuple[int, ...] = ()
 
     def sample(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
@@ -96,7 +106,39 @@ def _token_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm
                     size,
                     lambda x, named, call=call, label=label: call(x, {label: x, **named}),
                 )
+        for axes, way in _codebook_layouts(module, call):
+            yield CallForm(f"tokens {axes}, the same in each codebook{words}", "tokens", size, way)
         yield CallForm(f"tokens (t, b){words}", "tokens", size, _transposed(call))
+
+
+CODEBOOKS = ("num_codebooks", "n_codebooks", "num_quantizers", "n_q")
+
+
+def _codebook_layouts(module: nn.Module, call: ArrangedCall) -> Iterator[tuple[str, FormCall]]:
+    """The same call with one token for each codebook of an audio codec, in the layouts that models take."""
+    holders = (getattr(module, "config", None), module)
+    counts = [getattr(holder, name, None) for holder in holders for name in CODEBOOKS]
+    n = next((count for count in counts if isinstance(count, int) and count > 1), None)
+    if n is None:
+        return
+
+    def rows(x: Tensor, named: dict[str, Any]) -> Any:
+        def restore(part: Tensor) -> Tensor:
+            fits = part.ndim > 1 and tuple(part.shape[:2]) == (n * x.shape[0], x.shape[1])
+            return part.unflatten(0, (-1, n)).transpose(1, 2) if fits else part
+
+        return _change_parts(call(x, named, lambda x: x.repeat_interleave(n, 0)), restore)
+
+    def second(x: Tensor, named: dict[str, Any]) -> Any:
+        def restore(part: Tensor) -> Tensor:
+            fits = part.ndim > 2 and tuple(part.shape[:3]) == (x.shape[0], n, x.shape[1])
+            return part.transpose(1, 2) if fits else part
+
+        return _change_parts(call(x, named, lambda x: x[:, None].expand(-1, n, -1)), restore)
+
+    yield f"(b·{n}, t)", rows
+    yield f"(b, {n}, t)", second
+    yield f"(b, t, {n})", lambda x, named: call(x, named, lambda x: x[..., None].expand(-1, -1, n))
 
 
 def _main_input(parameters: Parameters, known: tuple[str, ...]) -> str:
@@ -108,33 +150,43 @@ def _main_input(parameters: Parameters, known: tuple[str, ...]) -> str:
     return next((name for name in named if name in required), next(iter(required or parameters), ""))
 
 
-def _call_with(
-    module: nn.Module, parameters: Parameters, inputs: list[str], filled: Fill
-) -> Callable[[Tensor, dict[str, Any]], Any]:
-    """Calls the module with the sequence as each of `inputs`: by name, or by position where it has to be."""
+def _call_with(module: nn.Module, parameters: Parameters, inputs: list[str], filled: Fill) -> ArrangedCall:
+    """Calls the module with the sequence as each of `inputs`: by name, or by position where it has to be.
+
+    Other parameters are filled for a sequence (b, t, …), also if `arrange` brings the inputs into another layout.
+    """
     by_position = any(passes_by_position(parameters, name) for name in inputs)
 
-    def call(x: Tensor, named: dict[str, Any]) -> Any:
-        more = {key: value(x) for key, value in filled.items() if key not in named} | named
+    def call(x: Tensor, named: dict[str, Any], arrange: Callable[[Tensor], Tensor] = lambda x: x) -> Any:
+        shown = arrange(x)
+        values = {key: value(x) for key, value in filled.items() if key not in named}
+        more = {key: shown if value is x else value for key, value in values.items()} | named
         if by_position:
-            return call_target(module, *[x] * len(inputs), **more)
-        return call_target(module, **dict.fromkeys(inputs, x), **more)
+            return call_target(module, *[shown] * len(inputs), **more)
+        return call_target(module, **dict.fromkeys(inputs, shown), **more)
 
     return call
 
 
-def _transposed(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+def _transposed(call: ArrangedCall) -> FormCall:
     """The same call with the batch as the second axis of inputs and outputs."""
 
     def transposed(x: Tensor, named: dict[str, Any]) -> Any:
-        result = call(x.transpose(0, 1), named)
-        shape = (x.shape[1], x.shape[0])
-        return tuple(
-            part.transpose(0, 1) if part.ndim > 1 and tuple(part.shape[:2]) == shape else part
-            for _, part in parts(result)
-        )
+        def restore(part: Tensor) -> Tensor:
+            fits = part.ndim > 1 and tuple(part.shape[:2]) == (x.shape[1], x.shape[0])
+            return part.transpose(0, 1) if fits else part
+
+        return _change_parts(call(x, named, lambda x: x.transpose(0, 1)), restore)
 
     return transposed
+
+
+def _change_parts(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Every tensor of a result, changed; a KV cache that was returned beside them stays as it is."""
+    changed = tuple(change(part) for _, part in parts(result))
+    if isinstance(result, dict) and (cache := find_returned_cache(result)) is not None:
+        return {**{f"output {i}": part for i, part in enumerate(changed)}, "past_key_values": cache}
+    return changed
 
 
 def _vector_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallForm]:
@@ -162,51 +214,54 @@ def _vector_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallFor
         for dim in dims[:2]:
             yield CallForm(f"vectors (t, c){role}{words}, one sequence at a time", "vectors", dim, _one_by_one(call))
             yield CallForm(f"vectors (b, c, t){role}{words}", "vectors", dim, _channels_second(call))
-            for axes, axis in (("(b, c, y, x)", 1), ("(b, y, x, c)", 3)):
-                yield CallForm(f"maps {axes}{role}{words}", "vectors", dim, _as_map(call, axis), MAP_SIZES)
+            for axes in MAP_AXES:
+                yield CallForm(f"maps ({', '.join(axes)}){role}{words}", "vectors", dim, _as_map(call, axes), MAP_SIZES)
         break
 
 
-def _one_by_one(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+def _one_by_one(call: ArrangedCall) -> FormCall:
     """The same call for one sequence (t, c) after the other; each output is stacked."""
 
     def stacked(x: Tensor, named: dict[str, Any]) -> Any:
-        rows = [[part for _, part in parts(call(row, named))] for row in x]
+        rows = [[part for _, part in parts(call(row[None], named, lambda row: row[0]))] for row in x]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
     return stacked
 
 
-def _channels_second(call: Callable[[Tensor, dict[str, Any]], Any]) -> Callable[[Tensor, dict[str, Any]], Any]:
+def _channels_second(call: ArrangedCall) -> FormCall:
     """The same call on (b, c, t), as convolutions take it."""
 
     def swapped(x: Tensor, named: dict[str, Any]) -> Any:
-        result = call(x.transpose(1, 2), named)
-        return tuple(
-            part.transpose(1, 2) if part.ndim == 3 and part.shape[2] == x.shape[1] else part
-            for _, part in parts(result)
-        )
+        def restore(part: Tensor) -> Tensor:
+            return part.transpose(1, 2) if part.ndim == 3 and part.shape[2] == x.shape[1] else part
+
+        return _change_parts(call(x, named, lambda x: x.transpose(1, 2)), restore)
 
     return swapped
 
 
 MAP_SIZES = (64, 256, 196, 16, 1024)  # square maps: windows of 4, 7, 8 and 16 fit
+MAP_AXES = ("bcyx", "byxc", "yxbc")
 
 
-def _as_map(call: Callable[[Tensor, dict[str, Any]], Any], axis: int) -> Callable[[Tensor, dict[str, Any]], Any]:
-    """The same call on square maps, read row by row as sequences; axis: that of the channels."""
+def _as_map(call: ArrangedCall, axes: str) -> FormCall:
+    """The same call on square maps, read row by row as sequences."""
+    order = ["byxc".index(axis) for axis in axes]
+    back = [axes.index(axis) for axis in "byxc"]
 
     def mapped(x: Tensor, named: dict[str, Any]) -> Any:
         b, t, _ = x.shape
         side = math.isqrt(t)
         if side * side != t:
             raise ValueError(f"{t} tokens are no square map")
-        grid = x.unflatten(1, (side, side)).movedim(-1, axis)
-        found = [part for _, part in parts(call(grid.contiguous(), named))]
-        fits = [part.ndim == 4 and part.movedim(axis, -1).shape[:3] == (b, side, side) for part in found]
-        return tuple(
-            part.movedim(axis, -1).flatten(1, 2) if fit else part for part, fit in zip(found, fits, strict=True)
-        )
+
+        def restore(part: Tensor) -> Tensor:
+            fits = part.ndim == 4 and part.permute(back).shape[:3] == (b, side, side)
+            return part.permute(back).flatten(1, 2) if fits else part
+
+        result = call(x, named, lambda x: x.unflatten(1, (side, side)).permute(order).contiguous())
+        return _change_parts(result, restore)
 
     return mapped
 
@@ -219,12 +274,34 @@ def choose_batch_axis(form: CallForm, forms: list[CallForm], sample: Tensor) -> 
     pairs = {"(b, t": "(t, b", "(t, b": "(b, t"}
     start = form.words.partition(" ")[2][:5]
     if start not in pairs:
-        return form
+        return _choose_map(form, forms, sample)
     wanted = form.words.replace(start, pairs[start], 1)
     other = next((one for one in forms if one.words == wanted and one.size == form.size), None)
     if other is None or not _attends_over_rows(form, sample) or _attends_over_rows(other, sample):
         return form
     return form if _numbers_tokens(form, sample) else other
+
+
+def _choose_map(form: CallForm, forms: list[CallForm], sample: Tensor) -> CallForm:
+    """Another order of the axes of maps, if the rows of the batch see each other in this one and not in that."""
+    axes = form.words.partition("(")[2].partition(")")[0]
+    if not form.words.startswith("maps") or not _mixes_rows(form, sample):
+        return form
+    others = [one for one in forms if one.words.partition(")")[2] == form.words.partition(")")[2]]
+    others = [one for one in others if one.words.startswith("maps") and one.size == form.size and axes not in one.words]
+    return next((one for one in others if _mixes_rows(one, sample) is False), form)
+
+
+def _mixes_rows(form: CallForm, sample: Tensor) -> bool | None:
+    """Whether a change in one row changes another; None if it cannot be called so."""
+    changed = sample.clone()
+    changed[0] = sample[0].flip(0)
+    try:
+        with torch.no_grad():
+            a, b = (find_output(form.call(x, {}), *x.shape[:2]) for x in (sample, changed))
+    except Exception:
+        return None
+    return None if a is None or b is None else bool((a - b)[1:].abs().max() > 1e-9 * a.abs().max())
 
 
 def _attends_over_rows(form: CallForm, sample: Tensor) -> bool:
@@ -275,7 +352,7 @@ def fill_required(
         name
         for name in parameters
         if name not in (*required, *given, "attention_mask")
-        and (name in NEEDED or name in MASKS[:4] or name in POSITIONS)
+        and (name in NEEDED or name in MASKS[:4] or name in POSITIONS or name in ROTATIONS)
     ]
     if optional:
         yield from itertools.islice(_fill(parameters, [*required, *optional], module), 12)
@@ -283,20 +360,36 @@ def fill_required(
 
 def _fill(parameters: Parameters, required: list[str], module: nn.Module | None) -> Iterator[tuple[str, Fill]]:
     masks = [name for name in required if name in (*mask_names(required), *PADDING_MASKS, *SOURCE_MASKS)]
-    others = [name for name in required if name not in masks]
-    options = [_options(name, parameters[name].annotation, module) for name in others]
-    for values in itertools.islice(itertools.product(*options), 16):
-        chosen = {name: value for name, (_, value) in zip(others, values, strict=True)}
-        said = "".join(f", {name}={words}" for name, (words, _) in zip(others, values, strict=True) if words)
-        said += "".join(f", {name}=None" for name in masks)
+    choices = _choices([name for name in required if name not in masks], parameters, module)
+    for picked in itertools.islice(itertools.product(*choices), 16):
+        said = "".join(words for words, _ in picked) + "".join(f", {name}=None" for name in masks)
+        chosen: Fill = {name: value for _, values in picked for name, value in values.items()}
         yield said, chosen | {name: lambda x: None for name in masks}
         if masks:
             for words, full_mask in FULL_MASKS.items():
                 yield f", {', '.join(masks)}= {words}", chosen | dict.fromkeys(masks, full_mask)
 
 
+def _choices(names: list[str], parameters: Parameters, module: nn.Module | None) -> list[list[tuple[str, Fill]]]:
+    """What each parameter may take, in words and as code; two tables of RoPE are of one shape, and chosen as one."""
+    options = {name: _options(name, parameters[name].annotation, module) for name in names}
+    pair = ("cos", "sin")
+    choices: list[list[tuple[str, Fill]]] = [
+        [(f", {name}={words}" if words else "", {name: value}) for words, value in ways]
+        for name, ways in options.items()
+        if name not in pair or not options.keys() >= set(pair)
+    ]
+    if options.keys() >= set(pair):
+        tables = zip(*(options[name] for name in pair), strict=True)
+        choices.append(
+            [(f", cos and sin={words}", dict(zip(pair, (c, s), strict=True))) for (words, c), (_, s) in tables]
+        )
+    return choices
+
+
 TIMES = ("t", "timestep", "timesteps", "time", "temb_t", "noise_level", "sigma")
 CLASSES = ("class_labels", "y", "labels", "class_ids", "classes")
+MAP_SIDES = ("feat_size", "hw_shape", "hw", "spatial_shape", "grid_size", "x_size", "size", "resolution", "map_size")
 NEEDED = (*TIMES[1:4], *CLASSES[:1])
 
 
@@ -320,11 +413,17 @@ def _options(name: str, annotation: Any, module: nn.Module | None) -> list[tuple
         return [("the lengths", lambda x: torch.full((x.shape[0],), x.shape[1]))]
     if (low in ("h", "height", "w", "width") and module is not None and "int" in kind) or name in ("H", "W"):
         return [("a side of the map", lambda x: _sides(x.shape[1])[low in ("w", "width")])]
+    if low in MAP_SIDES:
+        return [
+            ("the sides of the map", lambda x: _sides(x.shape[1])),
+            ("the sides of the map after a class token", lambda x: _sides(x.shape[1] - 1)),
+            ("None", lambda x: None),
+        ]
     if name in CLASSES:
         return [("(b) classes", lambda x: torch.zeros(x.shape[0], dtype=torch.long)), ("None", lambda x: None)]
     if name in TIMES:
         return [("(b) numbers", lambda x: torch.full((x.shape[0],), 0.5, dtype=_float(x)))]
-    if low in ("cos", "sin", "freqs_cis", "freqs", "rope", "rotary", "position_embeddings", "freqs_complex", "cos_sin"):
+    if low in ROTATIONS:
         return _rotary_tables(low, module)
     if name in HEAD_COUNTS:
         return [("4", lambda x: 4)]
@@ -334,7 +433,15 @@ def _options(name: str, annotation: Any, module: nn.Module | None) -> list[tuple
         return [("1", lambda x: 1), ("4", lambda x: 4)]
     if annotation is float or kind == "float":
         return [("1.0", lambda x: 1.0)]
+    if re.search(r"pos|(^|_)pe(_|$)", low):  # positions do not change with the input
+        return [("None", lambda x: None), ("a fixed table", _fixed_table)]
     return [("None", lambda x: None), ("x", lambda x: x)]
+
+
+def _fixed_table(x: Tensor) -> Tensor:
+    """Numbers of the shape of vectors (b, t, c) that are the same for every row and every input."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(x.shape[1:], generator=generator, dtype=torch.float64).to(_float(x)).expand(x.shape)
 
 
 def _float(x: Tensor) -> torch.dtype:
@@ -343,14 +450,21 @@ def _float(x: Tensor) -> torch.dtype:
 
 def _sides(tokens: int) -> tuple[int, int]:
     """Two numbers near each other with this product."""
-    side = next(n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0)
+    side = next((n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0), 1)
     return side, tokens // side
 
 
+ROTATIONS = ("cos", "sin", "freqs_cis", "freqs", "rope", "rotary", "position_embeddings", "freqs_complex", "cos_sin")
+ROTATED_DIMS = (
+    "rope_n_elem", "rotary_dim", "rope_dim", "rotary_ndims", "qk_rope_head_dim", "head_dim", "d_head", "dim_head",
+    "d_k", "head_size", "hd",
+)  # fmt: skip
+
+
 def _rotary_tables(name: str, module: nn.Module | None) -> list[tuple[str, Callable[[Tensor], Any]]]:
-    """Tables of RoPE, for each head dim that the module may have."""
-    names = ("head_dim", "d_head", "dim_head", "d_k", "head_size", "hd")
-    dims = [value for known in names if isinstance(value := getattr(module, known, None), int)]
+    """Tables of RoPE, for each number of rotated dims that the module or its config may have."""
+    holders = (module, *(getattr(module, known, None) for known in ("config", "cfg", "args")))
+    dims = [getattr(holder, known, None) for known in ROTATED_DIMS for holder in holders]
 
     def angles(x: Tensor, d: int) -> Tensor:  # in float64: tables are rounded, angles are not
         return torch.arange(x.shape[1])[:, None] * 10_000 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
@@ -363,7 +477,7 @@ def _rotary_tables(name: str, module: nn.Module | None) -> list[tuple[str, Calla
         return torch.polar(torch.ones_like(wide), wide)
 
     found: list[tuple[str, Callable[[Tensor], Any]]] = []
-    for d in dict.fromkeys((*dims, 8)):
+    for d in dict.fromkeys((*(d for d in dims if type(d) is int and d > 0 and d % 2 == 0), 8)):
         full = lambda x, d=d: torch.cat((angles(x, d), angles(x, d)), -1)  # noqa: E731
         half = lambda x, d=d: angles(x, d)  # noqa: E731
         if name in ("cos", "sin"):
@@ -376,6 +490,10 @@ def _rotary_tables(name: str, module: nn.Module | None) -> list[tuple[str, Calla
             found += [
                 ("complex (t, d/2)", lambda x, f=half: polar(x, f(x))),
                 ("(cos, sin)", lambda x, f=full: (f(x).cos().to(_float(x)), f(x).sin().to(_float(x)))),
+                (
+                    "(cos, sin) (1, t, d)",
+                    lambda x, f=full: (f(x).cos().to(_float(x))[None], f(x).sin().to(_float(x))[None]),
+                ),
                 ("(cos, sin) of half the dims", lambda x, f=half: (f(x).cos().to(_float(x)), f(x).sin().to(_float(x)))),
                 ("angles (t, d/2)", lambda x, f=half: f(x).to(_float(x))),
                 ("None", lambda x: None),
@@ -434,7 +552,7 @@ def _measure_vocab_size(module: nn.Module, call: Callable[[Tensor, dict[str, Any
 
 DIM_NAMES = (
     "embed_dim", "d_model", "width", "dim", "hidden_size", "n_embd", "input_dim", "in_dim", "channels", "c",
-    "input_channels",
+    "input_channels", "num_variates", "n_vars", "enc_in",
 )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""Run code of a target: within a time limit, with its prints off stdout, and with sys.exit as an ordinary error."""
+"""Run code of a target: within a time limit, with its prints off stdout, with sys.exit as an ordinary error, and with
+random numbers of a known seed."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -13,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,6 +121,31 @@ def call_target(function: Callable[..., Any], *positional: Any, **named: Any) ->
         if (limit := _limit.get()) is not None:
             limit.seconds = min(limit.seconds, SECONDS_AFTER_ONE)
         raise
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random numbers from a seed, those of PyTorch, NumPy and Python; the caller's go on as they were afterwards."""
+    python, array = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(array)
+
+
+def raised_by_target(error: BaseException) -> bool:
+    """Whether an error came out of a call of the target."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is call_target.__code__:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class _FirstLines:

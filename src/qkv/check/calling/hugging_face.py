@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from qkv.check.calling.guard import seeded
 from qkv.check.calling.modules import form_implementation, module_implementation
 from qkv.check.calling.multimodal import conditioned_form
 from qkv.check.calling.names import parameters_of
@@ -80,10 +81,21 @@ UNUSED_BY_DESIGN = (
     "masked_spec",
     "patch_embed", "embed_positions_img", "talker", "mtp", "nextn", "qformer", "perceiver", "projector", "connector",
     "mask_token", "seq_relationship", "_global", "entity", "pronunciation_embed", "shape_embed", "eoi_embedding",
-    "mask_emb", "seg_embed", "r_s_bias", "cross_attention", "crossattention", "encoder_attn", "cross_attn",
+    "mask_emb", "seg_embed", "r_s_bias", "cross_attention", "crossattention", "encoder_attn", "cross_attn", "protein",
+    "contact_head", "view_sep",
 )  # fmt: skip
 # forward() parameters that show that a model reads more than text
-OTHER_INPUTS = ("pixel_values", "input_features", "input_values", "audio", "entity", "image", "video", "speech")
+OTHER_INPUTS = (
+    "pixel_values",
+    "input_features",
+    "input_values",
+    "audio",
+    "entity",
+    "protein",
+    "image",
+    "video",
+    "speech",
+)
 
 
 def hugging_face_implementation(
@@ -193,11 +205,11 @@ def build_small(name: str, arguments: dict[str, Any] | None = None) -> nn.Module
         )  # fmt: skip
         offered = f"; it has {', '.join(near)}, …"
         raise ValueError(f"transformers {transformers.__version__} has no architecture {name!r}{offered}")
-    decoder = {"is_decoder": True, "causal": True} if architectures().get(name) == "causal" else {}
-    config = small_config(kind.config_class, **decoder | (arguments or {}))
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    sides = {"is_decoder": True, "causal": True} if architectures().get(name) == "causal" else {}
+    sides |= {"is_encoder_decoder": False} if name.endswith("EncoderModel") else {}
+    config = small_config(kind.config_class, **sides | (arguments or {}))
+    with warnings.catch_warnings(), seeded(0):
         warnings.simplefilter("ignore")
-        torch.manual_seed(0)
         if (size := _count_parameters(kind, config)) > MAX_PARAMETERS:
             raise ValueError(
                 f"{name} has {size:,} parameters in its smallest known config, more than {MAX_PARAMETERS:,}"
@@ -250,7 +262,7 @@ CONFIG_SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
         "moe_shared_intermediate_size", "time_step_rank",
     )),
     (VOCAB_SIZE, ("vocab_size", "text_vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input",
-        "entity_vocab_size")),
+        "entity_vocab_size", "encoder_hash_byte_group_vocab")),
     (MAX_LENGTH, (
         "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx", "max_seq_len",
         "max_source_positions", "max_target_positions", "context_length", "max_length", "max_2d_position_embeddings",
@@ -262,7 +274,8 @@ CONFIG_SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
         "decoder_num_layers", "num_block_layers", "num_hidden_groups_layers", "num_experts_per_tok", "moe_topk",
         "moe_k", "num_experts_per_token",
         "num_selected_experts", "top_k_experts", "router_topk", "moe_top_k", "num_key_value_heads",
-        "multi_query_group_num", "num_kv_heads", "type_vocab_size", "depth", "experts_per_token", "topk",
+        "multi_query_group_num", "num_kv_heads", "swa_num_key_value_heads", "type_vocab_size", "depth",
+        "experts_per_token", "topk",
     )),
     (HEADS, (
         "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
@@ -270,17 +283,19 @@ CONFIG_SIZES: tuple[tuple[int, tuple[str, ...]], ...] = (
         "decoder_num_attention_heads", "encoder_num_attention_heads", "num_experts", "num_local_experts",
         "n_routed_experts", "moe_num_experts", "rotary_dim", "moe_num_routed_experts", "num_routed_experts",
         "num_global_key_value_heads", "linear_num_value_heads", "linear_num_key_heads", "swa_num_attention_heads",
-        "ffn_num_experts", "num_moe_experts", "index_n_heads", "compress_ratio_heads",
+        "ffn_num_experts", "num_moe_experts", "compress_ratio_heads",
+        "linear_num_heads",
     )),
     (8, (
         "head_dim", "attention_head_dim", "d_kv", "d_head", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim",
         "global_head_dim", "patch_size", "linear_key_head_dim", "linear_value_head_dim", "mamba_n_heads",
         "mamba_num_heads", "mamba_d_head", "mamba_head_dim", "mamba_d_state", "ssm_state_size", "state_size",
         "swa_head_dim", "key_size", "index_topk", "hidden_size_per_layer_input", "ngram",
-        "kv_channels", "qk_head_dim", "cross_head_dim", "lightning_head_dim",
+        "kv_channels", "qk_head_dim", "cross_head_dim", "lightning_head_dim", "linear_head_dim",
     )),
     (16, ("q_lora_rank", "kv_lora_rank", "index_head_dim", "o_lora_rank", "chunk_size", "mamba_chunk_size",
-        "bottleneck_size")),
+        "bottleneck_size", "index_n_heads")),  # few heads of an indexer tie: a ReLU makes all their scores 0
+
     (1, ("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "num_shared_experts", "mamba_n_groups",
         "n_groups", "num_nextn_predict_layers", "num_hidden_groups", "moe_num_shared_experts")),
     (3, ("num_channels", "in_channels", "in_chans")),
@@ -292,7 +307,7 @@ SMALL: dict[str, Any] = {name: size for size, names in CONFIG_SIZES for name in 
 
 # lists with one entry per stage of an image pyramid
 STAGES = {
-    "depths": 1, "hidden_sizes": (16, 32, 48, 64), "embed_dims": (16, 32, 48, 64), "num_heads": (2, 4, 4, 8),
+    "depths": 1, "hidden_sizes": (16, 32, 48, 64, 64), "embed_dims": (16, 32, 48, 64), "num_heads": (2, 4, 4, 8),
     "num_attention_heads": (2, 4, 4, 8), "layers": 1, "embed_dim": (16, 32, 48, 64),
 }  # fmt: skip
 
@@ -303,9 +318,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "deepseek_v2": {"topk_method": "greedy", "num_experts_per_tok": 2},
     "longcat_flash": {"qk_head_dim": 16, "zero_expert_num": 1},
-    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6},
-                    "index_n_heads": 16},
-    "deepseek_v32": {"index_n_heads": 16}, "glm_moe_dsa": {"index_n_heads": 16}, "axk2": {"index_n_heads": 16},
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 6}},
     "xmod": {"languages": ["en"], "default_language": "en"},
     "swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
     "donut-swin": {"patch_size": 4, "window_size": 2, "embed_dim": 16, "image_size": 64},
@@ -320,11 +333,27 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4},
     "llava_next": {"image_grid_pinpoints": [[32, 32]]}, "llava_next_video": {"image_grid_pinpoints": [[32, 32]]},
     "llava_onevision": {"image_grid_pinpoints": [[32, 32]]},
+    "pegasus_x": {"block_size": 8, "num_global_tokens": 4},
     "longformer": {"attention_window": 4}, "led": {"attention_window": 4},
     "prophetnet": {"ngram": 2},
     "convnext": {"image_size": 128}, "poolformer": {"image_size": 128}, "swiftformer": {"image_size": 128},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "dots1": {"layer_types": ["full_attention", "full_attention"]},
+    "dots1": {"layer_types": ["full_attention", "full_attention"], "n_routed_experts": 4,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 1},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}},
+    "neomme": {"head_dim": 16}, "mistral4": {"head_dim": 16},
+    "cvt": {"depth": [1, 2, 3]}, "textnet": {"stem_out_channels": 16},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
+        "attention_hidden_size": 64, "attention_head_dim": 16},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
+        "attention_hidden_size": 64, "attention_head_dim": 16},
+    "llama4_vision_model": {"intermediate_size": 128, "projector_input_dim": 32, "projector_output_dim": 32,
+        "vision_output_dim": 32},
+    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
     "siglip2_vision_model": {"num_patches": 16},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "falcon_h1": {"mamba_d_ssm": 64},
@@ -368,8 +397,9 @@ def small_fields(default: Any) -> dict[str, Any]:
         sizes["num_key_value_heads"] = HEADS
     sizes |= {name: _per_stage(name, value) for name, value in values.items() if isinstance(value, list | tuple)}
     sizes |= _per_layer(default, sizes)
-    sizes |= SPECIAL.get(getattr(default, "model_type", ""), {})
-    sizes |= _special_tokens(own, sizes) | _rotary_sections(default, own)
+    special = SPECIAL.get(getattr(default, "model_type", ""), {})
+    sizes |= special
+    sizes |= _special_tokens(own, sizes) | _rotary_sections(default, own) | special
     for name, part in own.items():
         if hasattr(part, "to_dict") and hasattr(part, "model_type"):
             decoder = {"is_decoder": True, "add_cross_attention": True} if name == "decoder" else {}
@@ -389,9 +419,11 @@ def _rotary_sections(default: Any, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _special_tokens(own: dict[str, Any], sizes: dict[str, Any]) -> dict[str, int]:
-    """Tokens beyond the small vocabulary, such as those that stand for an image, as its last ones."""
+    """Tokens beyond the small vocabulary, and those that stand for an image or a recording, as its last ones."""
+    stands = re.compile("image|img|video|audio|vision|media")
     names = [name for name, value in own.items() if name.endswith(("_token_id", "_token_index"))
-             and isinstance(value, int) and value >= VOCAB_SIZE and name not in sizes]  # fmt: skip
+             and isinstance(value, int) and name not in sizes
+             and (value >= VOCAB_SIZE or (value > 0 and stands.search(name)))]  # fmt: skip
     values = list(dict.fromkeys(own[name] for name in names))
     return {name: VOCAB_SIZE - 1 - values.index(own[name]) for name in names}
 

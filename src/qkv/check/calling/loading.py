@@ -200,6 +200,10 @@ def _explain_import_error(place: str, file: Path | None, error: Exception) -> st
             near = ", and a file needs its .py" if Path(f"{place.replace('.', '/')}.py").is_file() else ""
             found = f"there is no module {error.name}{near}"
             return f"{place} could not be imported: {found}; give file.py:Name, or install it"
+        if missing != error.name and _is_installed(missing):
+            return (
+                f"{place} imports {error.name!r}, which the installed {missing} does not have: it needs another version"
+            )
         return f"{place} imports {error.name!r}, which is neither beside it nor installed: pip install {missing}"
     if isinstance(error, SyntaxError):
         where = Path(error.filename or place).name
@@ -213,6 +217,13 @@ def _explain_import_error(place: str, file: Path | None, error: Exception) -> st
         return f"{place} asks for input when it is imported{line}; {MAIN_ONLY}"
     message = " ".join(str(error).split())[:300]
     return f"{place} raises {type(error).__name__}{line}{f': {message}' if message else ''}"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def missing_device(error: BaseException) -> str | None:

@@ -20,6 +20,8 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "(b, t, t)": lambda mask: mask,
     "(b, 1, t, t)": lambda mask: mask[:, None],
     "(1, t, t)": lambda mask: mask[:1],
+    "(t, t, 1)": lambda mask: mask[0, :, :, None],
+    "(t, t, b)": lambda mask: mask.permute(1, 2, 0),
 }
 KEY_SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "(b, t)": lambda token_mask: token_mask,
@@ -92,7 +94,7 @@ class MaskForm:
 
     @property
     def batched(self) -> bool:
-        return self.keys or self.shape.startswith("(b")
+        return self.keys or "b" in self.shape
 
     def __str__(self) -> str:
         return f"{self.parameter}= {self.shape}, {self.values}"
@@ -178,7 +180,7 @@ def find_pair_form(
     mask = torch.ones(2, t, t, dtype=torch.bool).tril()
     mask[:, hidden + 1 :, hidden] = False
     for parameter in parameters:
-        for shape in sorted(SHAPES, key=lambda shape: not shape.startswith("(b")):
+        for shape in sorted(SHAPES, key=lambda shape: "b" not in shape):
             values = VALUES if promised is None else POLARITIES[promised]
             forms = [MaskForm(parameter, shape, value) for value in values]
             found = choose_mask(_measure(forms, run, x, mask, hidden, 0, range(hidden + 1, t)))

@@ -6,6 +6,7 @@ Axes: b batch · n pieces · c the numbers of one piece.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -242,15 +243,16 @@ def image_sizes(module: nn.Module) -> Iterator[tuple[int, int]]:
     )
     usual = (128, 32, 224) if staged else (32, 28, 64, 224, 16, 256)  # a pyramid halves its map several times
     for side in dict.fromkeys(side for side in (*sides, *usual) if side % GRID == 0 and 0 < side <= 512):
-        for count in channels[:1] or (3, 1):
+        for count in dict.fromkeys((*channels[:1], 3, 1)):
             yield count, side
 
 
 def _numbers(module: nn.Module, names: tuple[str, ...]) -> list[int]:
     """Sizes that the module, its parts or its config have under these names."""
     config = getattr(module, "config", None)
+    settings = [value for value in vars(module).values() if dataclasses.is_dataclass(value)]
     found: list[int] = []
-    for holder in (config, getattr(config, "vision_config", None), module, *list(module.children())[:8]):
+    for holder in (config, getattr(config, "vision_config", None), module, *settings, *list(module.children())[:8]):
         for name in names:
             try:
                 size = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
@@ -325,6 +327,19 @@ def spectrograms(module: nn.Module) -> Iterator[Medium]:
             }
             for shape, join in ways.items():
                 yield Medium(f"spectrograms {shape}, {words}", STRETCHES, size, join)
+
+
+def signals() -> Iterator[Medium]:
+    """Signals of a few channels, (b, channels, samples)."""
+    for channels in (3, 1, 2):
+        for samples in (64, 128, 256, 512, 1024):
+            piece = samples // STRETCHES
+
+            def join(x: Tensor, channels: int = channels) -> Tensor:
+                return x.unflatten(-1, (channels, -1)).transpose(1, 2).flatten(2)
+
+            words = f"signals (b, {channels}, {samples}), changed in {STRETCHES} stretches of {piece}"
+            yield Medium(words, STRETCHES, channels * piece, join)
 
 
 MEDIA: dict[str, Callable[[nn.Module], Iterator[Medium]]] = {

@@ -5,8 +5,10 @@ Axes: b batch · t tokens · c features.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from qkv.check.calling.forms import CallForm, call_forms, choose_batch_axis
 from qkv.check.calling.lengths import LengthRule, candidate_lengths, find_length_rule
 from qkv.check.calling.loading import missing_device
 from qkv.check.calling.masking import Masking, find_masking, find_pad_id, find_row_padding, padded_by_id
-from qkv.check.calling.media import images, media_implementation, text_beside_medium, try_media
+from qkv.check.calling.media import images, media_implementation, signals, text_beside_medium, try_media
 from qkv.check.calling.names import Fill, Parameters, parameters_of, required_names
 from qkv.check.calling.outputs import differentiable_outputs, find_output, find_rows
 from qkv.check.contract import Contract
@@ -76,7 +78,8 @@ def _attempts(
     parameters = parameters_of(module)
     main = next(iter(required_names(parameters) or parameters), "")
     if dtype == torch.float32:
-        yield try_media(module, name, parameters, main, images(module, channels_last=True), dtype, tried)
+        media = itertools.chain(images(module, channels_last=True), signals())
+        yield try_media(module, name, parameters, main, media, dtype, tried)
 
 
 def _runs(impl: Implementation, tried: dict[str, str]) -> bool:
@@ -145,10 +148,21 @@ def _try_form(form: CallForm, length: int, dtype: torch.dtype, tried: dict[str, 
     except Exception as error:
         tried.setdefault(form.words, describe_error(error))
         return "failed"
-    if find_output(result, 2, length) is not None:
+    if _is_aligned(form, result, length, dtype):
         return "aligned"
     tried.setdefault(form.words, "no output of shape (batch, tokens, …)")
     return "rows" if find_rows(result, 2) is not None and "(b, t" in form.words else "failed"
+
+
+def _is_aligned(form: CallForm, result: Any, length: int, dtype: torch.dtype) -> bool:
+    """Whether an output has a row for each token of a batch of 2; two numbers for each input may look like that."""
+    out = find_output(result, 2, length)
+    if out is None or out.ndim > 2:
+        return out is not None
+    try:
+        return find_output(form.call(form.sample(3, length, dtype), {}), 3, length) is not None
+    except Exception:
+        return False
 
 
 def form_implementation(

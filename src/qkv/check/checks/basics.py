@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.check.calling.functions import random_qkv
-from qkv.check.calling.guard import watch_arguments
+from qkv.check.calling.guard import seeded, watch_arguments
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding, describe_error, judge
@@ -36,8 +36,8 @@ def _is_random(impl: Implementation, x: Tensor) -> bool:
     """Whether two calls with the same random numbers agree."""
     outs = []
     for _ in range(2):
-        torch.manual_seed(8)
-        outs.append(impl.run(x))
+        with seeded(8):
+            outs.append(impl.run(x))
     return relative_difference(*outs) <= 1e-9
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from qkv.check.calling.guard import seeded
 from qkv.check.checks.basics import check_batch_independence, check_finite, check_inputs_not_mutated
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_grad_modes
@@ -405,8 +406,8 @@ def _run_in_training(impl: Implementation, module: nn.Module, inputs: Sequence[T
         outs = []
         try:
             for x in inputs:
-                torch.manual_seed(51)
-                outs.append(impl.run(x))
+                with seeded(51):
+                    outs.append(impl.run(x))
         finally:
             module.eval()
     return outs

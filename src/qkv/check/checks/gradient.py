@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from qkv.check.checks.state import forward_as
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding
 from qkv.check.shapes import Sweep
 
+LONGER = (33, 65)  # tokens, for parameters that short sequences do not need
 MAX_GROUPS = 40  # of parameters, each with its own derivative
 
 # parameters that this call cannot reach: cross-attention without an encoder, and a pooler beside the outputs
@@ -379,41 +381,67 @@ def _rows_used(impl: Implementation, x: Tensor, tables: dict[tuple[str, int], in
 
 
 def check_parameters_reached(impl: Implementation) -> Finding:
-    """Every trainable parameter gets a nonzero gradient."""
+    """Every trainable parameter gets a nonzero gradient, in a short or a long sequence, whatever a flag returns."""
     if impl.module is None or not any(p.requires_grad for p in impl.module.parameters()):
         return Finding("parameters reached", "n/a", None, "it has no parameters")
+    count = sum(p.requires_grad for p in impl.module.parameters())
+    unreached = _unreached(impl, impl.length)
+    for length in {impl.nearest_length(n) for n in LONGER} - {impl.length}:  # some act on a second block, or beyond
+        unreached = _still_unreached(impl, length, unreached)
+    by_design = [name for name in unreached if any(word in name.lower() for word in impl.unused_by_design)]
+    lost = [name for name in unreached if name not in by_design]
+    evidence = f"{len(by_design)} of {count} parameters serve other inputs or other losses, first {(*by_design, '')[0]}"
+    for flag in _flags(impl.module) if lost else ():
+        with forward_as(impl.module, partial(impl.module.forward, **{flag: True})):
+            still = _still_unreached(impl, impl.length, lost)
+        if not still:
+            evidence = f"{len(lost)} of {count} parameters serve what is returned with {flag}=True, first {lost[0]}"
+            by_design, lost = lost, still
+            break
+    if by_design and not lost:
+        return Finding("parameters reached", "described", None, evidence)
+    if not lost:
+        return Finding("parameters reached", "pass", 0.0, f"all {count} parameters get a gradient")
+    evidence = f"{len(lost)} of {count} parameters get no gradient, first {lost[0]}"
+    hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
+    if any("sink" in name.lower() for name in lost):
+        hint, family = "the sink takes no part in the softmax on this path (zero initialization hides it)", "sink"
+    return Finding("parameters reached", "fail", len(lost) / count, evidence, hint, family)
+
+
+def _unreached(impl: Implementation, length: int) -> list[str]:
+    """The parameters that get no gradient, or a zero one, in sequences of this length."""
+    assert impl.module is not None
     generator = torch.Generator().manual_seed(13)
     parameters = {name: p for name, p in impl.module.named_parameters() if p.requires_grad}
-    x = impl.random_input(4, impl.length, generator)
+    x = impl.random_input(4, length, generator)
     outs = [impl.run(x)] if impl.all_outputs is None else impl.all_outputs(x)
     total = sum((out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)).sum() for out in outs)
     gradients = torch.autograd.grad(torch.as_tensor(total), list(parameters.values()), allow_unused=True)
     size = max((float(g.abs().max()) for g in gradients if g is not None), default=0.0)
     limit = 0.0 if impl.float32_inside else 1e-14 * size  # parts in float32 leave rounding instead of zeros
     unreached = []
-    for name, gradient in zip(parameters, gradients, strict=True):
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
         if gradient is None and not any(word in name.lower() for word in OTHER_INPUTS):
             unreached.append(name)
-        if (
-            gradient is not None
-            and float(gradient.abs().max()) <= limit
-            and not _softmax_cancels(name, parameters[name])
-        ):
+        if gradient is not None and float(gradient.abs().max()) <= limit and not _softmax_cancels(name, parameter):
             unreached.append(name)
-    by_design = [name for name in unreached if any(word in name.lower() for word in impl.unused_by_design)]
-    lost = [name for name in unreached if name not in by_design]
-    if by_design and not lost:
-        evidence = (
-            f"{len(by_design)} of {len(parameters)} parameters serve other inputs or other losses, first {by_design[0]}"
-        )
-        return Finding("parameters reached", "described", None, evidence)
-    if not lost:
-        return Finding("parameters reached", "pass", 0.0, f"all {len(parameters)} parameters get a gradient")
-    evidence = f"{len(lost)} of {len(parameters)} parameters get no gradient, first {lost[0]}"
-    hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
-    if any("sink" in name.lower() for name in lost):
-        hint, family = "the sink takes no part in the softmax on this path (zero initialization hides it)", "sink"
-    return Finding("parameters reached", "fail", len(lost) / len(parameters), evidence, hint, family)
+    return unreached
+
+
+def _still_unreached(impl: Implementation, length: int, unreached: list[str]) -> list[str]:
+    """Those of the unreached parameters that other calls do not reach either."""
+    try:
+        found = _unreached(impl, length) if unreached else []
+    except Exception:  # a length or a flag that it does not take
+        return unreached
+    return [name for name in unreached if name in found]
+
+
+def _flags(module: nn.Module) -> list[str]:
+    """The flags of a call that ask for more outputs and are off by default."""
+    parameters = inspect.signature(module.forward).parameters
+    return [name for name, p in parameters.items() if p.default is False and name.startswith(("return_", "need_"))]
 
 
 def _softmax_cancels(name: str, parameter: Tensor) -> bool:

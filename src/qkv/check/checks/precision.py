@@ -19,7 +19,7 @@ from qkv._operators import OperatorWatcher
 from qkv.check.implementation import Implementation
 from qkv.check.report import Finding, describe_error, judge
 from qkv.check.shapes import Options, Sweep
-from qkv.check.tracing.choices import makes_choices
+from qkv.check.tracing.choices import has_weights, makes_choices
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Three times what a naive implementation has, in units of the error of rounding weights and inputs alone. Measured on
@@ -43,6 +43,8 @@ def check_precision(impl: Implementation, sweep: Sweep, options: Options | None 
         return []
     if makes_choices(impl):
         return [Finding("dtype", "n/a", None, "it chooses by value (top-k, a router): rounding changes the choice")]
+    if not has_weights(impl):
+        return [Finding("dtype", "n/a", None, "it has no attention, for which the limits were measured")]
     cases = _cases(impl, sweep)
     worst, words, refused, where = 0.0, [], [], []
     hint = "part of the computation has lower precision than its inputs: positions, scores and softmax need float32"

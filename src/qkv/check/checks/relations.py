@@ -18,6 +18,7 @@ from torch import Tensor
 from qkv.check.implementation import Implementation, relative_difference
 from qkv.check.report import Finding
 from qkv.check.shapes import Sweep, describe_condition
+from qkv.check.tracing.readings import record_run
 
 HINT = "it computes something else at other lengths: look for blocks, padded keys, tables and paths for long inputs"
 NOT_ONE = (
@@ -35,6 +36,7 @@ class Relation:
         kinds: the kinds of attention that may keep it; any, and another one at each length, if empty.
         measure: from the implementation and an input to how far the outputs are from keeping it (relative).
         growth: how many times as long as the input the longest call is.
+        repeats: whether tokens are repeated: code that chooses by value then chooses among equals.
         hint: what is likely wrong where it does not hold.
     """
 
@@ -42,6 +44,7 @@ class Relation:
     kinds: tuple[str, ...]
     measure: Callable[[Implementation, Tensor], float]
     growth: int = 1
+    repeats: bool = False
     hint: str = HINT
 
 
@@ -71,32 +74,33 @@ def _one_token(impl: Implementation, x: Tensor) -> float:
 
 ANY_KIND = ()
 RELATIONS = (
-    Relation("the sequence twice gives the outputs of the sequence", ("bidirectional",), _repeat_sequence, 2),
-    Relation("every token twice gives the outputs of the sequence", ("causal",), _repeat_each, 2),
+    Relation("the sequence twice gives the outputs of the sequence", ("bidirectional",), _repeat_sequence, 2, True),
+    Relation("every token twice gives the outputs of the sequence", ("causal",), _repeat_each, 2, True),
     Relation("reordered tokens give the reordered outputs", ("bidirectional",), _reorder),
     Relation("reordered earlier tokens give the same last output", ("causal",), _reorder_past),
-    Relation("one repeated token gives one repeated output", ANY_KIND, _one_token, hint=NOT_ONE),
+    Relation("one repeated token gives one repeated output", ANY_KIND, _one_token, repeats=True, hint=NOT_ONE),
 )
 LENGTHS = (2, 3, 13, 16, 33, 65, 129)
 WHOLE_BLOCKS = (16, 64)  # blocks of up to 64 tokens are full at one of these
 
 
-def check_relations(impl: Implementation, sweep: Sweep, kind: str, same_kind: bool) -> list[Finding]:
+def check_relations(impl: Implementation, sweep: Sweep, kind: str, *, same_kind: bool, chosen: bool) -> list[Finding]:
     """Relations that hold on a short sequence hold on others.
 
     Args:
         kind: the kind of attention that the influence map of a short sequence shows.
         same_kind: whether longer sequences show the same kind; a window, for example, breaks relations by design.
+        chosen: whether it chooses by value, as top-k attention does.
     """
     if not impl.aligned:
         return []
     limit = 10 * impl.tolerance
     kept, worst, evidence, broken = [], 0.0, "", RELATIONS[0]
     for relation in RELATIONS:
-        if relation.kinds and (kind not in relation.kinds or not same_kind):
+        if (relation.kinds and (kind not in relation.kinds or not same_kind)) or (relation.repeats and chosen):
             continue
         first = _first_kept(impl, relation, sweep, limit)
-        if first is None:
+        if first is None or (relation.repeats and _reads_memory(impl, sweep.x[:, :1].expand_as(sweep.x[:, :first]))):
             continue
         kept.append(relation.words)
         for length in LENGTHS:
@@ -118,6 +122,19 @@ def check_relations(impl: Implementation, sweep: Sweep, kind: str, same_kind: bo
         condition = describe_condition(lambda length: _keeps(impl, broken, sweep, limit, length), sweep.longest())
         return [Finding("lengths agree", "fail", worst, f"{evidence} (relative)", broken.hint, family, "", condition)]
     return [Finding("lengths agree", "pass", worst, f"{'; '.join(kept)}: at every length")]
+
+
+def _reads_memory(impl: Implementation, x: Tensor) -> bool:
+    """Whether attention on one repeated token meets values that differ: a learned state, which longer inputs change."""
+    if impl.module is None:
+        return False
+    for attention in record_run(impl, x.contiguous()).attentions:
+        seen = (attention.weights > 1e-9).any(-2)[..., None] & (attention.values != 0)
+        high = attention.values.masked_fill(~seen, -torch.inf).amax(-2)
+        low = attention.values.masked_fill(~seen, torch.inf).amin(-2)
+        if bool(((high - low) > 1e-6 * attention.values.abs().max()).any()):
+            return True
+    return False
 
 
 def _first_kept(impl: Implementation, relation: Relation, sweep: Sweep, limit: float) -> int | None:

@@ -121,12 +121,20 @@ def other_instance(module: nn.Module | None, other: nn.Module | None = None) -> 
     """Another module, or a copy, that is called in the place of a module; None if it cannot be copied."""
     assert module is not None
     try:
-        other = other or copy.deepcopy(module)
+        other = other or _copy(module)
     except Exception:  # it holds something that cannot be copied
         yield None
         return
     with forward_as(module, other.forward):
         yield other
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """A deep copy with the same weights; some classes (Keras) round those of a copy to a dtype of their own."""
+    other = copy.deepcopy(module)
+    for ours, theirs in zip(module.parameters(), other.parameters(), strict=True):
+        theirs.data = ours.data.clone()
+    return other
 
 
 @contextmanager
