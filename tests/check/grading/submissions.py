@@ -171,6 +171,7 @@ PATCHES_WRONG = {
     "an activation": (("return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))", "return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p)).tanh()"), {"equals the formula"}),
     "no bias": (("return self.proj(patches.reshape(b, (h // p) * (w // p), c * p * p))", "return patches.reshape(b, (h // p) * (w // p), c * p * p) @ self.proj.weight.T"), {"equals the formula"}),
     "mean over the batch": (("return self.proj(", "return images.mean() + self.proj("), None),
+    "centered over the batch": (("        b, c, h, w = images.shape\n", "        images = images - images.mean(0, keepdim=True)\n        b, c, h, w = images.shape\n"), {"deterministic, independent images", "equals the formula"}),
 }  # fmt: skip
 
 SPANS = """

@@ -82,6 +82,27 @@ def test_a_missing_part_of_a_homework_costs_its_points_only(tmp_path):
     assert "defines no 'CausalSelfAttention'" in missing[0].evidence
 
 
+STEP_OF_A_BATCH = """
+def train_step(model, images, labels, optimizer, criterion):
+    optimizer.zero_grad()
+    loss = criterion(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "lost"),
+    [("", set()), ("    model.train()\n", set()), ("    model.eval()\n", {"training mode"})],
+    ids=["left to the caller", "train", "eval"],
+)
+def test_a_step_of_one_batch_may_leave_the_mode_to_its_caller_and_not_turn_it_off(first, lost, tmp_path):
+    source = STEP_OF_A_BATCH.replace("    optimizer.zero_grad()\n", f"{first}    optimizer.zero_grad()\n")
+    grade = grade_source("nyu-vit-training-step", source, tmp_path)
+    assert {part.name for part in grade.properties if part.points < part.possible} == lost, grade.mistakes
+
+
 def test_nn_multihead_attention_without_batch_first_is_named(tmp_path):
     _, right, cases = COURSES["nyu-vit-encoder-block"]
     grade = grade_source("nyu-vit-encoder-block", right.replace(*cases["batch_first forgotten"][0]), tmp_path)

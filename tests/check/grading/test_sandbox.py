@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from qkv.check.grading import Limits, bundled_rubrics, grade_files, load_rubric
 from qkv.check.grading.client import Call, Sandbox, SandboxUnavailableError, SubmissionError, clean, missing_features
 from qkv.check.grading.exercises.common import SecretDraws
 from qkv.check.grading.grade import sandbox_required
-from qkv.check.grading.sandbox import memory_group
+from qkv.check.grading.sandbox import fork_server, memory_group
 from qkv.cli.main import run as run_command
 
 ATTACKS = """
@@ -556,3 +557,30 @@ def test_sandbox_hides_the_packages_of_qkv_and_not_the_folder_that_they_are_in()
 
     assert {path.name for path in client.OWN_PACKAGES} == {"qkv", "qkv_pytest"}
     assert all((path / "__init__.py").is_file() for path in client.OWN_PACKAGES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd_open")
+def test_a_process_that_gets_little_of_a_processor_has_more_time_than_one_that_waits():
+    def ends_of(work, idle_seconds, wall_seconds):
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+            finally:
+                os._exit(7)
+        return fork_server._wait(child, idle_seconds, wall_seconds)
+
+    def compute(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def compute_slowly():  # as on a busy machine: three seconds by the clock, and half of a processor
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            compute(0.1)
+            time.sleep(0.1)
+
+    assert ends_of(compute_slowly, 2.0, 60.0) == {"ended": "exit", "code": 7}
+    assert ends_of(lambda: time.sleep(60), 1.0, 60.0) == {"ended": "time"}
+    assert ends_of(lambda: compute(60), 60.0, 1.0) == {"ended": "time"}

@@ -125,14 +125,17 @@ def _explain_shape(shape: tuple[int, ...], patches: GradedPatches) -> str | None
 
 
 def check_patch_effects(patches: GradedPatches) -> list[Finding]:
-    """Changing one patch changes one vector: the one at its position, counted row by row."""
-    x, count, p = patches.draw(41, 1), patches.per_side**2, patches.patch_size
+    """Changing one patch of the first image changes one of its vectors: the one at its position, counted row by row.
+
+    There are three images: what mixes the images of a batch is judged elsewhere.
+    """
+    x, count, p = patches.draw(41, 3), patches.per_side**2, patches.patch_size
     before = patches.run(x)
     columns = []
     for index in range(count):
         row, column = (p * part for part in divmod(index, patches.per_side))
         other = x.clone()
-        other[:, :, row : row + p, column : column + p] += 1.0
+        other[0, :, row : row + p, column : column + p] += 1.0
         columns.append((patches.run(other) - before)[0].abs().amax(-1))
     effects = torch.stack(columns, dim=1)  # outputs × patches
     independent = _check_independence(effects)
@@ -192,12 +195,12 @@ def _check_order(effects: Tensor, per_side: int) -> Finding:
 
 def check_every_pixel(patches: GradedPatches) -> list[Finding]:
     """Pixels of every channel, corners too, change the vector of their patch."""
-    x = patches.draw(42, 1)
+    x = patches.draw(42, 3)
     unread = []
     for channel in range(3):
         for row, column in ((0, 0), (patches.patch_size - 1, patches.patch_size - 1), (patches.image_size - 1, 0)):
             other = x.clone()
-            other[:, channel, row, column] += 1.0
+            other[0, channel, row, column] += 1.0
             if not float((patches.run(other) - patches.run(x)).abs().max()) > 1e-9:
                 unread.append((channel, row, column))
     if not unread:

@@ -213,10 +213,15 @@ def check_batches(trained: Trained) -> list[Finding]:
 
 
 def check_mode(trained: Trained) -> list[Finding]:
-    if not trained.values.get("takes loader"):
-        return [Finding("train mode", "pass", None, "a function of one batch may leave the mode to its caller")]
     if all(trained.modes):
         return [Finding("train mode", "pass", 0.0, "the model is in training mode")]
+    if not trained.values.get("takes loader"):
+        if trained.values.get("switched to eval") is True:
+            evidence = "the function itself puts the model into eval mode: dropout is off while training"
+            return [
+                Finding("train mode", "fail", None, evidence, "call model.train() before the step, not model.eval()")
+            ]
+        return [Finding("train mode", "pass", None, "a function of one batch may leave the mode to its caller")]
     evidence = "the model was handed over in eval mode and stays in it: dropout is off while training"
     return [Finding("train mode", "fail", None, evidence, "call model.train() before the loop")]
 

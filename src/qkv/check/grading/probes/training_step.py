@@ -14,7 +14,7 @@ class Model(nn.Module):
         super().__init__()
         self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
         self.register_buffer("kept", kept.clone())
-        self.modes, self.grads, self.inputs, self.stale = [], [], [], []
+        self.modes, self.grads, self.inputs, self.stale, self.switches = [], [], [], [], []
         self.weight.register_hook(self.note_gradient)
 
     def note_gradient(self, new):
@@ -25,6 +25,10 @@ class Model(nn.Module):
     def zero_grad(self, *args, **kwargs):
         Optimizer.num_cleared += 1
         return super().zero_grad(*args, **kwargs)
+
+    def train(self, mode=True):
+        self.switches.append(bool(mode))  # eval() calls it with False
+        return super().train(mode)
 
     def forward(self, x, *args, **kwargs):
         self.modes.append(self.training)
@@ -130,6 +134,7 @@ def without_clipping(target):
 def run(target, tensors, tools, one_hot):
     Optimizer.num_steps, Optimizer.num_cleared, Optimizer.events = 0, 0, ()
     model = Model(tensors["weight"], tensors["bias"], tensors["kept"]).eval()
+    model.switches.clear()
     batches = [(tensors[f"images{i}"].clone(), tensors[f"labels{i}"].clone()) for i in range(2)]
     if one_hot:
         batches = [(x, nn.functional.one_hot(y, len(tensors["bias"])).to(x.dtype)) for x, y in batches]
@@ -155,7 +160,12 @@ def run(target, tensors, tools, one_hot):
         result[f"state{number}"] = state
     names = list(inspect.signature(target).parameters)
     result |= {"returned": found, "num_steps": Optimizer.num_steps, "modes": model.modes, "grads": model.grads}
-    result |= {"num_cleared": Optimizer.num_cleared, "stale": model.stale, "events": list(Optimizer.events[:20])}
+    result |= {
+        "switched to eval": False in model.switches,
+        "num_cleared": Optimizer.num_cleared,
+        "stale": model.stale,
+        "events": list(Optimizer.events[:20]),
+    }
     given = [tensors[f"images{i}"] for i in range(2)]
     result["same images"] = all(
         any(x.shape == image.shape and torch.allclose(x.to(image), image) for image in given) for x in model.inputs
