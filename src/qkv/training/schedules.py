@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from qkv._config import variant
 
 ScheduleKind = Literal["cosine", "linear", "wsd", "wsd-sqrt", "constant", "inverse-sqrt", "token-cosine"]
+DECAYING = ("wsd", "wsd-sqrt")  # with a decay of `decay_steps` at the end
 
 
 @variant
@@ -91,10 +92,9 @@ class ScheduleConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"schedule.{name} must be at least 0, got {value}")
-        if self.decay_steps is not None and self.kind not in ("wsd", "wsd-sqrt"):
-            raise ValueError(
-                f"schedule.decay_steps={self.decay_steps} needs kind='wsd' or 'wsd-sqrt', but kind={self.kind!r}"
-            )
+        if self.decay_steps is not None and self.kind not in DECAYING:
+            kinds = " or ".join(map(repr, DECAYING))
+            raise ValueError(f"schedule.decay_steps={self.decay_steps} needs kind={kinds}, but kind={self.kind!r}")
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"schedule.min_lr_ratio must be in [0, 1], got {self.min_lr_ratio}")
 
@@ -143,7 +143,7 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
         return max(least, math.sqrt(max(warmup, 1) / (step + 1)))
     if schedule.kind == "constant":
         return 1.0
-    if schedule.kind in ("wsd", "wsd-sqrt"):
+    if schedule.kind in DECAYING:
         decay = schedule.decay_steps
         if decay is None:
             decay = min(steps // 5, steps - warmup)
