@@ -18,7 +18,9 @@ from qkv.check.hypotheses.conditions import find_condition
 from qkv.check.hypotheses.designs import find_clues, find_designs, rare_designs
 from qkv.check.hypotheses.formula import Design
 from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
-from qkv.check.hypotheses.observed import CONFIRM, RIGHT, SMALL, Identified, Observed, Work
+from qkv.check.hypotheses.observed import (
+    CONFIRM, FLOAT32_INSIDE, RIGHT, ROUNDING, SMALL, Identified, Observed, Work,
+)  # fmt: skip
 from qkv.check.hypotheses.search import MANY_ROWS, search
 from qkv.check.hypotheses.visibility import solve_visibility
 from qkv.check.implementation import Implementation
@@ -90,8 +92,10 @@ def find_design(observed: Observed, impl: Implementation, contract: Contract) ->
         return None
     clues = find_clues(impl, small[0][1])
     for design in chain(find_designs(contract, small[0][1], clues), rare_designs(contract, small[0][1], clues)):
-        formula = design.formula
-        if any(seen.fits(formula(seen)) for _, seen in small):
+        off = min(seen.off(design.formula(seen)) for _, seen in small)
+        if off <= small[0][1].tolerance:
+            if off > ROUNDING:  # rounding grows with the length
+                observed.loosen(FLOAT32_INSIDE)
             return design
     return None
 

@@ -141,11 +141,15 @@ def solve_mask(observed: Observed, formula: Formula, cases: Sequence[Case], work
         solved = _solve_at(observed, formula, few, head)
         if solved is None:
             continue
-        if any(not torch.allclose(factors, formula.mask(sizes).to(factors), atol=1e-3) for sizes, factors in solved):
+        if any(not _is_mask(factors, formula.mask(sizes)) for sizes, factors in solved):
             return SolvedMask(solved, head)
         if head is None:  # it is right
             return None
     return None
+
+
+def _is_mask(factors: Tensor, mask: Tensor) -> bool:
+    return factors.shape == mask.shape and torch.allclose(factors, mask.to(factors), atol=1e-3)
 
 
 def _is_solvable(case: Case) -> bool:
@@ -192,7 +196,8 @@ def describe_mask(design: Design, solved: SolvedMask | None, condition: str = ""
     """What was solved, in words."""
     if solved is None:
         return None
-    described = describe_visibility([(factors, design.formula.mask(sizes)) for sizes, factors in solved.factors])
+    allowed = [(factors, design.formula.mask(sizes)) for sizes, factors in solved.factors]
+    described = describe_visibility(allowed, design.window)
     if described is None:
         return None
     where = "" if solved.head is None else f"in head {solved.head}, "
