@@ -17,7 +17,7 @@ from qkv.check.checks.paths import check_grad_modes
 from qkv.check.checks.state import dropout_rates
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, sample_influence
+from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, name_prefix_bug, sample_influence
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep, describe_condition, run_lengths
 from qkv.check.tracing.readings import record_run
@@ -117,7 +117,7 @@ def _check_promised_kind(influence: InfluenceMap, found: str, contract: Contract
             needed = f"only sequences longer than {contract.window} tokens show the window, and none could be run"
             return Finding("kind", "inconclusive", None, f"{evidence}: {needed}")
     if not holds:
-        hint, family = _kind_hint(found, contract)
+        hint, family = _kind_hint(found, contract, influence)
         return Finding("kind", "fail", None, evidence, hint, family)
     return worst or Finding("kind", "pass", None, evidence)
 
@@ -303,7 +303,11 @@ def _leak_hint(influence: InfluenceMap) -> tuple[str, str]:
     return words, "leak"
 
 
-def _kind_hint(found: str, contract: Contract) -> tuple[str | None, str]:
+def _kind_hint(found: str, contract: Contract, influence: InfluenceMap) -> tuple[str | None, str]:
+    if contract.kind == "prefix" and influence.visible.shape[0] == influence.visible.shape[1]:
+        words = name_prefix_bug(influence.visible)
+        if words:
+            return words, "window" if "do not see" in words or "masked causally too" in words else "leak"
     if contract.kind == "window" and found.startswith("window of"):
         size = found.split()[-1]
         return f"the window has {size} tokens, required: {contract.window}: an inequality is off by one", "window"

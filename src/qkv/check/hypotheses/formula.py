@@ -219,6 +219,7 @@ class Design:
     cap: float | None = None
     rotary_dim: int | None = None
     norms: Norms | None = None
+    visible: Callable[[Sizes], Tensor] | None = None  # a mask that was measured, of a prefix or of chunks
 
     @property
     def formula(self) -> Formula:
@@ -228,6 +229,8 @@ class Design:
             steps["inputs"] = lambda q, k, v: (normed[0](q), normed[1](k), v)
         if self.causal:
             steps["mask"] = partial(causal_mask, window=self.window)
+        if self.visible is not None:
+            steps["mask"] = self.visible
         if self.rotary != "none":
             steps["rotate"] = partial(rotate, pairing=self.rotary, base=self.base, dims=self.rotary_dim)
         if self.alibi:

@@ -232,7 +232,8 @@ def read_projections(
     longer = _filled_length(made[layout.parts[1][0]].output, batch, length) if fills else length
     shape = (batch, longer, layout.sequence_first)
     q, k, v = (_features(made[index], how, layout, shape) for index, how in layout.parts)
-    merged = out if layout.reader is None else _sequence(made[layout.reader].given, *shape)
+    read = out if layout.reader is None else made[layout.reader].given
+    merged = _sequence(read, batch, _filled_length(read, batch, length) if fills else length, layout.sequence_first)
     fill: tuple[Tensor, Tensor] | None = None
     if longer > length and q is not None and k is not None and v is not None and merged is not None:
         fill = _alike(k[:, length:], v[:, length:])

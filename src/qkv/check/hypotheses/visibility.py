@@ -98,7 +98,7 @@ def describe_visibility(
     ('mask off by one', 'all queries see one key ahead')
     """
     filled = [factors[:, allowed.shape[1] :] for factors, allowed in solved]
-    solved = [(factors[:, : allowed.shape[1]], allowed) for factors, allowed in solved]
+    solved = [(_largest_one(factors[:, : allowed.shape[1]]), allowed) for factors, allowed in solved]
     seen = [(_sees(factors, allowed), allowed) for factors, allowed in solved]
     if window is not None and (wider := _other_window(seen)) is not None:
         return "window", f"queries see a window of {wider}, required: {window}"
@@ -127,6 +127,11 @@ def describe_visibility(
             return "truncated", f"{who} see{'s' if one else ''} nothing: the output is the mean of all values"
         return _describe_missing(missing, [allowed for _, allowed in seen])
     return _describe_bias(solved) if _biased(solved) else None
+
+
+def _largest_one(factors: Tensor) -> Tensor:
+    largest = factors.amax(1, keepdim=True)
+    return torch.where(largest > SMALL, factors / largest.clamp(min=1e-300), factors)
 
 
 def _biased(solved: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -168,7 +173,7 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
     if len(rows) == 1 and all(_at_end(part) for part, _ in used):
         count = rows.pop()
         first = "the first query sees" if count == 1 else f"the first {count} queries see"
-        return "leak", f"{first} keys at the end of the sequence: a roll, or a negative index, wraps around"
+        return "leak", f"{first} later keys, at the end of the sequence: a roll, or a negative index, wraps around"
     for size in range(2, 129):
         if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
             return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
