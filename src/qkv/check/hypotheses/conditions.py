@@ -115,7 +115,7 @@ def _explain_condition(
         min((case for case in wrong if case.length > 2), key=lambda case: case.length, default=probes[0])
     )
     for all_rows in (True, False) if seen.tokens is not None else (False,):
-        known = known_bugs(design, seen, blocks=blocks, shortest=shortest) if others_too else ()
+        known = known_bugs(design, seen, blocks=blocks, shortest=shortest, elsewhere=True) if others_too else ()
         for bug in chain(known_masks(design, solved, seen), known):
             if not fits_all(observed, bug.formula, probes, all_rows=all_rows):
                 continue

@@ -26,18 +26,21 @@ from qkv.check.hypotheses.formula import (
 )
 from qkv.check.hypotheses.hypothesis import BLOCKS, Hypothesis
 
+BASES = (100.0, 1000.0, 10_000.0, 100_000.0, 500_000.0, 1e6)
 Places = Callable[[Tensor, Role], Tensor]
 
 
-def position_bugs(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
-    """Every known bug of a design's positions; sizes: of tables."""
+def position_bugs(
+    design: Design, sizes: Sequence[int] = BLOCKS, *, elsewhere: bool = False
+) -> Iterator[Hypothesis]:
+    """Every known bug of a design's positions; sizes: of tables. elsewhere: the design is right in other calls."""
     if design.rotary != "none":
-        yield from _rotary_bugs(design, sizes)
+        yield from _rotary_bugs(design, sizes, elsewhere)
     if design.alibi:
         yield from _alibi_bugs(design, sizes)
 
 
-def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
+def _rotary_bugs(design: Design, sizes: Sequence[int], elsewhere: bool) -> Iterator[Hypothesis]:
     right, pairing, base = design.formula, design.rotary, design.base
     name = "rotary"
     whole = partial(rotate, pairing=pairing, base=base, dims=design.rotary_dim)
@@ -62,7 +65,16 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
 
     yield Hypothesis(name, "only queries are rotated", only("q"))
     yield Hypothesis(name, "only keys are rotated", only("k"))
+    yield Hypothesis(name, "neither queries nor keys are rotated", only(""))
     yield Hypothesis(name, "values are rotated too", only("qkv"))
+    if design.rotary_dim is not None:
+        words = f"all of the head dim is rotated, not only its first {design.rotary_dim} dims"
+        yield Hypothesis(name, words, right.but(rotate=partial(rotate, pairing=pairing, base=base)))
+    for other_base in BASES if elsewhere else ():  # alone, another base is a design
+        if other_base != base:
+            words = f"the base of the frequencies is {other_base:g}, elsewhere {base:g}"
+            turn = partial(rotate, pairing=pairing, base=other_base, dims=design.rotary_dim)
+            yield Hypothesis(name, words, right.but(rotate=turn))
     yield Hypothesis(name, "queries and keys are rotated twice", moved(lambda p, role: 2 * p))
     for role, what in (("k", "keys"), ("q", "queries")):
         one = partial(_move_one, role=role)
