@@ -40,6 +40,9 @@ def find_condition(
             continue
         fine = [case for case, right in judged if right]
         condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
+        if words == LONG_PADDED:
+            condition = describe_condition(lambda n, case=wrong[0]: is_right(replace(case, length=n)) if n > 8 else None)
+            condition = f"with padding, {condition or 'in long sequences'}"
         if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
             condition = f"for {least} rows, not for fewer"
         if wrong[0].dtype != torch.float64:
@@ -57,6 +60,7 @@ def _fits_top_left(observed: Observed, design: Design, cases: Sequence[Case]) ->
     return all(seen is not None and seen.fits(formula(seen)) for seen in map(observed, cases))
 
 
+LONG_PADDED = "with padding in long sequences"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -82,6 +86,7 @@ def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> It
     if impl.takes_padding and any("padding" in name or "padded" in name for name in failed):
         sides = ("holes", "left", "right")
         yield "with padding", [Case(length, padding=side) for length in (12, 13) for side in sides]
+        yield LONG_PADDED, [Case(length, padding=side) for length in (12, 33, 65, 129) for side in sides]
     if "mask in rows" in failed or "mask in rows (heads)" in failed:
         cases = [Case(length, batch=batch, padding="pairs") for length in (7, 12) for batch in (2, 3)]
         yield "with another mask in each row", cases
@@ -100,7 +105,7 @@ def _explain_condition(
     """The bug of the wrong cases; one that fits the others too needs no condition."""
     probes = _spread([case for case in wrong if case.length > 1] or wrong)
     if any(case.padding for case in wrong):
-        probes = wrong + fine
+        probes = wrong + [case for case in fine if case.length in {other.length for other in wrong}]
     if len(probes) < 2:
         probes = [*probes, *(replace(case, seed=case.seed + 1) for case in probes)]
     seen = observed(probes[-1])

@@ -208,8 +208,36 @@ def _alibi_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
             for most in (size - 1, size):
                 words = f"the bias stops growing: distances are clamped at {most}"
                 yield Hypothesis(name, words, right.but(bias=partial(_clamped_bias, most=most)))
+            for words, counted in _short_tables(size).items():
+                yield Hypothesis(name, words, right.but(bias=partial(_counted_bias, counted=counted)))
     shifted = lambda x: x - alibi_slopes(x.shape[1]).to(x)[:, None, None] * (distances(x) ** 2)  # noqa: E731
     yield Hypothesis(name, "the bias grows with the square of the distance", right.but(bias=shifted))
+
+
+def _short_tables(size: int) -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
+    """Biases that are made for a number of positions: from queries (t, 1), keys (1, s) and their number to distances."""
+    return {
+        f"the bias is made for {size} positions: keys that are {size} or more behind a query get no bias": (
+            lambda i, j, s: (i - j) * (i - j < size)
+        ),
+        f"the bias is made for {size} positions: keys before the last {size} of the sequence get no bias": (
+            lambda i, j, s: (s - 1 - j) * (s - 1 - j < size)
+        ),
+        f"the bias is made for {size} positions: keys after the first {size} all get the same bias": (
+            lambda i, j, s: -j.clamp(max=size - 1)
+        ),
+        f"the bias is made for {size} positions: keys after the first {size} get no bias": (
+            lambda i, j, s: (size - 1 - j) * (j < size)
+        ),
+        f"distances in the bias start again after {size}": lambda i, j, s: (i - j) % size,
+        f"positions in the bias start again after {size}": lambda i, j, s: i % size - j % size,
+    }
+
+
+def _counted_bias(scores: Tensor, counted: Callable[[Tensor, Tensor, int], Tensor]) -> Tensor:
+    t, s = scores.shape[-2:]
+    distance = counted(torch.arange(t)[:, None] + s - t, torch.arange(s)[None], s)
+    return scores - alibi_slopes(scores.shape[1]).to(scores)[:, None, None] * distance.to(scores)
 
 
 def _clamped_bias(scores: Tensor, most: int) -> Tensor:
