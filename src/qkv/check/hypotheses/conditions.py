@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 
 from qkv.check.contract import Contract
+from qkv.check.hypotheses.angles import search_angles
 from qkv.check.hypotheses.formula import Design
 from qkv.check.hypotheses.hypothesis import BLOCKS
 from qkv.check.hypotheses.known_bugs import known_bugs
@@ -140,7 +141,11 @@ def _explain_condition(
         return replace(added, condition=condition)
     if described is not None:
         return described
-    return _search_scales(observed, design, probes, condition, contract) or Identified(None, "", condition)
+    return (
+        _search_scales(observed, design, probes, condition, contract)
+        or search_angles(observed, design, wrong, condition)
+        or Identified(None, "", condition)
+    )
 
 
 def _search_scales(
