@@ -17,7 +17,14 @@ from qkv.check.checks.paths import check_grad_modes
 from qkv.check.checks.state import dropout_rates, find_kept_source
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, name_prefix_bug, sample_influence
+from qkv.check.influence import (
+    InfluenceMap,
+    columns_of,
+    measure_influence,
+    name_kind,
+    name_prefix_bug,
+    sample_influence,
+)
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep, describe_condition, run_lengths
 from qkv.check.tracing.readings import record_run
@@ -480,7 +487,9 @@ def _name_unread_source(impl: Implementation) -> tuple[str, str, str]:
         hint = f"keys and values of an earlier source are used again for another one: {place} keeps them"
         return hint, "state", condition
     if reads:
-        hint = "the source is not read by the path that runs without gradients: it uses what an earlier call left, or none"
+        hint = (
+            "the source is not read by the path that runs without gradients: it uses what an earlier call left, or none"
+        )
         return hint, "cross attention", condition
     return "the source is not read: cross-attention takes its keys and values from the target", "cross attention", ""
 

@@ -81,7 +81,7 @@ def _name_kept(impl: Implementation, x: Tensor, expected: Tensor) -> str:
 
 
 def find_kept_source(impl: Implementation, is_read: Callable[[], bool]) -> str:
-    """The place that keeps an earlier source of an encoder–decoder, so that another one is not read; "" if none does."""
+    """The place that keeps an earlier source, so that another one is not read; "" if none does."""
     return find_kept(impl, _fresh_copy(impl, same_buffers=False) if impl.fresh is not None else None, is_read)
 
 

@@ -1,4 +1,4 @@
-"""Rotary angles that depend on the length of the sequence: the base or the step of positions is fitted at each length."""
+"""Rotary angles that depend on the length of the sequence: the base, or the step of positions, fitted at each one."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _fit_base(seen: Observation, design: Design) -> float | None:
 def _fit_step(seen: Observation, design: Design) -> float | None:
     """The factor on positions that gives the outputs."""
     whole = partial(rotate, pairing=design.rotary, base=design.base, dims=design.rotary_dim)
-    return _fit(seen, design, lambda step: design.formula.but(rotate=lambda x, p, role: whole(x, p * step, role)), STEPS)
+    return _fit(
+        seen, design, lambda step: design.formula.but(rotate=lambda x, p, role: whole(x, p * step, role)), STEPS
+    )
 
 
-def _fit(
-    seen: Observation, design: Design, make: Callable[[float], Formula], grid: Sequence[float]
-) -> float | None:
+def _fit(seen: Observation, design: Design, make: Callable[[float], Formula], grid: Sequence[float]) -> float | None:
     """The number for which the formula gives the outputs; it is looked for in one row of the batch."""
     row = replace(seen, q=seen.q[:1], k=seen.k[:1], v=seen.v[:1], out=seen.out[:1], sizes=replace(seen.sizes, batch=1))
     number = fit_number(row, design.formula, make, grid)

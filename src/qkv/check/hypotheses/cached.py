@@ -184,10 +184,10 @@ def _search(seen: list[SeenPiece], design: Design) -> Identified | None:
         return None
     wrong.sort(key=lambda one: one.piece.end)
     lengths = _likely_lengths(wrong[0].piece)
-    rings = dict.fromkeys([*([] if design.window is None else [design.window, design.window - 1]), *lengths])
+    windows = [] if design.window is None else [design.window, design.window - 1]
+    rings = [size for size in dict.fromkeys((*windows, *lengths)) if size > 1]
     plans = [
-        (family, words, right_places, plan)
-        for family, words, plan in chain(cache_plans(lengths), ring_plans([size for size in rings if size > 1]))
+        (family, words, right_places, plan) for family, words, plan in chain(cache_plans(lengths), ring_plans(rings))
     ]
     if design.rotary != "none" or design.alibi:
         plans += [("positions with cache", words, places, right) for words, places in wrong_places(lengths)]

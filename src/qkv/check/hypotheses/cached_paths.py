@@ -59,9 +59,7 @@ def wrong_paths(design: Design, pieces: Sequence[Piece], first: Observation) -> 
             yield bug.family, f"{words}: {bug.words}", Path(takes, bug.formula)
 
 
-def observe_piece(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, sizes: Sizes, tolerance: float
-) -> Observation:
+def observe_piece(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sizes: Sizes, tolerance: float) -> Observation:
     """A piece (b, h, t, d) that reads keys and values (b, s, g·d) as one call with more keys than queries."""
     whole = Sizes(sizes.batch, sizes.heads, sizes.kv_heads, q.shape[1], k.shape[1], sizes.head_dim)
     return Observation(q, k, v, out.transpose(1, 2).flatten(2), whole, tolerance=tolerance)

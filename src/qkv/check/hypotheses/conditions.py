@@ -42,7 +42,9 @@ def find_condition(
         fine = [case for case, right in judged if right]
         condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
         if words == LONG_PADDED:
-            condition = describe_condition(lambda n, case=wrong[0]: is_right(replace(case, length=n)) if n > 8 else None)
+            condition = describe_condition(
+                lambda n, case=wrong[0]: is_right(replace(case, length=n)) if n > 8 else None
+            )
             condition = f"with padding, {condition or 'in long sequences'}"
         if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
             condition = f"for {least} rows, not for fewer"

@@ -19,7 +19,14 @@ from qkv.check.hypotheses.designs import Clues, find_clues, find_designs, measur
 from qkv.check.hypotheses.formula import Design, Observation
 from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
 from qkv.check.hypotheses.observed import (
-    CONFIRM, FLOAT32_INSIDE, RIGHT, ROUNDING, SMALL, Identified, Observed, Work,
+    CONFIRM,
+    FLOAT32_INSIDE,
+    RIGHT,
+    ROUNDING,
+    SMALL,
+    Identified,
+    Observed,
+    Work,
 )  # fmt: skip
 from qkv.check.hypotheses.search import MANY_ROWS, search
 from qkv.check.hypotheses.visibility import solve_visibility

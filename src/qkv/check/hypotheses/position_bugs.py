@@ -30,9 +30,7 @@ BASES = (100.0, 1000.0, 10_000.0, 100_000.0, 500_000.0, 1e6)
 Places = Callable[[Tensor, Role], Tensor]
 
 
-def position_bugs(
-    design: Design, sizes: Sequence[int] = BLOCKS, *, elsewhere: bool = False
-) -> Iterator[Hypothesis]:
+def position_bugs(design: Design, sizes: Sequence[int] = BLOCKS, *, elsewhere: bool = False) -> Iterator[Hypothesis]:
     """Every known bug of a design's positions; sizes: of tables. elsewhere: the design is right in other calls."""
     if design.rotary != "none":
         yield from _rotary_bugs(design, sizes, elsewhere)
@@ -215,7 +213,7 @@ def _alibi_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
 
 
 def _short_tables(size: int) -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
-    """Biases that are made for a number of positions: from queries (t, 1), keys (1, s) and their number to distances."""
+    """Biases made for a number of positions: from the places of queries (t, 1) and keys (1, s) to distances."""
     return {
         f"the bias is made for {size} positions: keys that are {size} or more behind a query get no bias": (
             lambda i, j, s: (i - j) * (i - j < size)

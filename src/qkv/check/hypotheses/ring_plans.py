@@ -1,4 +1,4 @@
-"""Plans of a KV cache that is a ring of slots: the newest tokens overwrite the oldest ones, in the wrong order if read so.
+"""Plans of a KV cache that is a ring of slots, in which the newest tokens overwrite the oldest, read in a wrong order.
 
 The order matters where positions or the mask are counted by the place in which a key is read.
 """
@@ -26,8 +26,10 @@ def ring_plans(lengths: Sequence[int]) -> Iterator[tuple[str, str, CachePlan]]:
         for words, order in ORDERS.items():
             what = f"once the ring of {size} slots has wrapped, cached keys and values are read {words}"
             for beside in (True, False):
-                yield "cache order", what, CachePlan(
-                    reads=lambda p, held, n=size, o=order, b=beside: _read(p, n, o, beside=b), by_index=True
+                yield (
+                    "cache order",
+                    what,
+                    CachePlan(reads=lambda p, held, n=size, o=order, b=beside: _read(p, n, o, beside=b), by_index=True),
                 )
 
 

@@ -82,9 +82,7 @@ def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
     return None if float(factors.min()) < -1e-4 else factors.clamp(min=0)
 
 
-def describe_visibility(
-    solved: Sequence[tuple[Tensor, Tensor]], window: int | None = None
-) -> tuple[str, str] | None:
+def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]], window: int | None = None) -> tuple[str, str] | None:
     """The bug family and the words for what queries see, at several lengths.
 
     Args:
