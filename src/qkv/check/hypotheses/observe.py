@@ -236,7 +236,7 @@ def read_projections(
     merged = _sequence(read, batch, _filled_length(read, batch, length) if fills else length, layout.sequence_first)
     fill: tuple[Tensor, Tensor] | None = None
     if longer > length and q is not None and k is not None and v is not None and merged is not None:
-        fill = _alike(k[:, length:], v[:, length:])
+        fill = k[:, length:], v[:, length:]
         q, k, v, merged = (x[:, :length] for x in (q, k, v, merged))
     if q is None or k is None or v is None or merged is None or merged.shape != q.shape:
         return None
@@ -253,12 +253,6 @@ def _filled_length(x: Tensor, batch: int, length: int) -> int:
     """How many tokens a projection got, if it is a few more than there are."""
     count, rest = divmod(x.numel(), batch * x.shape[-1])
     return count if not rest and length < count <= length + LONGEST_FILL else length
-
-
-def _alike(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that fill a length; one stands for all if they cannot be told apart."""
-    same = all(float((x - x[:, :1]).abs().max()) == 0 for x in (k, v))
-    return (k[:, :1], v[:, :1]) if same and k.shape[1] > 1 and not bool(k.any()) else (k, v)
 
 
 def record_pieces(impl: Implementation, pieces: Sequence[Tensor]) -> list[tuple[tuple[ProjectionRecord, ...], Tensor]]:

@@ -47,9 +47,15 @@ def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = 
     out = seen.out.unflatten(-1, (scores.shape[1], -1)).transpose(1, 2)
     if head is not None:
         scores, v, out = (x[:, head : head + 1] for x in (scores, v, out))
-    factors = solve_factors(scores, v, out)
     own = seen.sizes.keys
+    if scores.shape[-1] > own + 1 and _same_fill(scores[..., own:].mT, v[:, :, own:]):
+        scores, v = scores[..., : own + 1], v[:, :, : own + 1]  # one stands for all: they cannot be told apart
+    factors = solve_factors(scores, v, out)
     return factors if factors is None or bool((factors[:, own:] > SMALL).any()) else factors[:, :own]
+
+
+def _same_fill(*parts: Tensor) -> bool:
+    return all(float((x - x[:, :, :1]).abs().max()) <= 1e-12 * float(x.abs().max()) for x in parts)
 
 
 def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
