@@ -1,4 +1,4 @@
-"""The name of a bug that shows under one condition says what is wrong and when: lengths, pieces of a cache, a source."""
+"""The name of a bug that shows under a condition says what is wrong and when: lengths, pieces of a cache, modes."""
 
 import math
 
@@ -307,7 +307,8 @@ class Ring(nn.Module):
 
     def rotate(self, x, first):
         d = x.shape[-1]
-        angles = torch.arange(first, first + x.shape[2]).double()[:, None] * 1e4 ** (-torch.arange(0, d, 2).double() / d)
+        places = torch.arange(first, first + x.shape[2]).double()
+        angles = places[:, None] * 1e4 ** (-torch.arange(0, d, 2).double() / d)
         a, b = x.chunk(2, -1)
         return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1).to(x)
 

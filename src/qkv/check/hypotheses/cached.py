@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.cache_plans import MORE, CachePlan, Piece, Places, cache_plans, right_places, wrong_places
-from qkv.check.hypotheses.cached_paths import Path, observe_piece, wrong_paths
+from qkv.check.hypotheses.cached_paths import Path, describe_pieces, observe_piece, wrong_paths
 from qkv.check.hypotheses.formula import Design, Formula, Observation, Sizes, alibi_slopes, average, causal_mask
 from qkv.check.hypotheses.identify import find_design
 from qkv.check.hypotheses.input_positions import find_place
@@ -139,8 +139,10 @@ def identify_cache_bug(impl: Implementation, contract: Contract, ways: Sequence[
     first: Layout | None = None
     for group in observe_module(impl):
         for layout, observer in group:
-            design = find_design(Observed(observer), impl, contract)
-            seen = [] if design is None else [one for sizes in ways for one in _read_pieces(impl, layout, sizes)]
+            observed = Observed(observer)
+            design = find_design(observed, impl, contract)
+            limit = max(TOLERANCES[impl.dtype], observed.least)
+            seen = [] if design is None else [one for sizes in ways for one in _read_pieces(impl, layout, sizes, limit)]
             if not seen or design is None or not design.causal:
                 continue
             found = _search(seen, design)
@@ -151,9 +153,9 @@ def identify_cache_bug(impl: Implementation, contract: Contract, ways: Sequence[
     return None if first is None else _find_input_positions(impl, first, ways)
 
 
-def _read_pieces(impl: Implementation, layout: Layout, sizes: Sequence[int]) -> list[SeenPiece]:
+def _read_pieces(impl: Implementation, layout: Layout, sizes: Sequence[int], tolerance: float) -> list[SeenPiece]:
     """The pieces of a sequence, after a longer one ran through the cache at once; [] if they cannot be read."""
-    tolerance, longer = TOLERANCES[impl.dtype], sum(sizes) + MORE
+    longer = sum(sizes) + MORE
     for rows in BATCHES:
         generator = torch.Generator().manual_seed(81)
         runs: list[list[Observation]] = []
@@ -196,6 +198,9 @@ def _search(seen: list[SeenPiece], design: Design) -> Identified | None:
         if all(one.fits(simulate(one, design, places, plan, dirty=dirty)) for one in order):
             return Identified(family, words, cases=len(seen))
     found = _search_paths(order, design)
+    when = describe_pieces([one.piece for one in wrong], [one.piece for one in seen if one not in wrong])
+    if found is None and when:
+        found = _search_some(wrong, design, plans, when)
     if found is not None:
         return found
     rotates = design.rotary != "none" or design.alibi
@@ -209,6 +214,25 @@ def _search(seen: list[SeenPiece], design: Design) -> Identified | None:
                 family, words = "positions with cache", f"{words}; and {seen_words}"
             return Identified(family, words or seen_words, cases=len(wrong))
     return Identified(None, "")
+
+
+def _search_some(
+    wrong: Sequence[SeenPiece], design: Design, plans: Sequence[tuple[str, str, Places, CachePlan]], when: str
+) -> Identified | None:
+    """The bug of the wrong pieces alone; the others are right. when: which pieces are wrong, in words."""
+    for family, words, places, plan in plans:
+        if all(one.fits(simulate(one, design, places, plan)) for one in wrong):
+            return Identified(family, f"{when}: {words}", cases=len(wrong))
+    one, members = wrong[0], {(other.piece.number, other.piece.sizes) for other in wrong}
+    first = observe_piece(one.q, one.k, one.v, one.out, one.sizes, one.tolerance)
+    for family, words, path in wrong_paths(design, [one.piece for one in wrong], first):
+        some = replace(path, takes=lambda p: (p.number, p.sizes) in members)
+        try:
+            if all(other.fits(simulate_path(other, design, some)) for other in wrong):
+                return Identified(family, f"{when}: {words.partition(': ')[2]}", cases=len(wrong))
+        except (RuntimeError, ValueError, IndexError):  # a step that these sizes do not allow
+            continue
+    return None
 
 
 def _search_paths(seen: Sequence[SeenPiece], design: Design) -> Identified | None:
@@ -254,12 +278,13 @@ def _solve(wrong: Sequence[SeenPiece], design: Design, places: Places) -> tuple[
                 break
             solved.append((seen.piece, factors))
         else:
-            if solved:
-                return describe(solved, design)
+            found = describe(solved, design) if solved else None
+            if found is not None:
+                return found
     return None
 
 
-def _describe(solved: Solved, design: Design) -> tuple[str, str]:
+def _describe(solved: Solved, design: Design) -> tuple[str, str] | None:
     """The bug family and the words for what the queries of some pieces see."""
     piece, factors = solved[0]
     after, end = f"after {piece.end} tokens", piece.end
@@ -304,13 +329,15 @@ def _describe(solved: Solved, design: Design) -> tuple[str, str]:
             if words == "does not see" and bool(wrong[row, :count].all()):
                 return family, f"the oldest tokens are dropped: {after}, the cache has no {_tokens(wrong[row])}"
             return family, f"{after}, token {piece.start + row} {words} {_tokens(wrong[row])}"
-    return "cache order", f"{after}, the cache holds other tokens than before"
+    return None
 
 
-def _describe_pairs(solved: Solved, design: Design) -> tuple[str, str]:
+def _describe_pairs(solved: Solved, design: Design) -> tuple[str, str] | None:
     piece, factors = solved[0]
     pairs = (factors[-1].unflatten(-1, (piece.end, piece.end)) > SMALL).nonzero().tolist()
     mixed = ", ".join(f"key {key} with value {value}" for key, value in pairs[:4] if key != value)
+    if not mixed:
+        return None
     return "cache order", f"after {piece.end} tokens, keys meet the values of other tokens: {mixed}"
 
 

@@ -63,3 +63,32 @@ def observe_piece(q: Tensor, k: Tensor, v: Tensor, out: Tensor, sizes: Sizes, to
     """A piece (b, h, t, d) that reads keys and values (b, s, g·d) as one call with more keys than queries."""
     whole = Sizes(sizes.batch, sizes.heads, sizes.kv_heads, q.shape[1], k.shape[1], sizes.head_dim)
     return Observation(q, k, v, out.transpose(1, 2).flatten(2), whole, tolerance=tolerance)
+
+
+def describe_pieces(wrong: Sequence[Piece], right: Sequence[Piece]) -> str:
+    """Which pieces are wrong, in words; empty if all are that come after the first.
+
+    >>> steps = [Piece(number, (1,) * 6) for number in range(6)]
+    >>> describe_pieces(steps[4:], steps[:4])
+    'once 4 tokens are cached'
+    """
+    later = [piece for piece in right if piece.number]
+    if not later:
+        return ""
+    start, end, size = (min(getattr(piece, name) for piece in wrong) for name in ("start", "end", "size"))
+    single = all(piece.size == 1 for piece in wrong)
+    alone = single and any(piece.size > 1 and piece.end >= end for piece in later)
+    same = [piece for piece in later if piece.size == 1] if alone else later
+    with_one = "with one new token and a cache" if alone else ""
+    if not same:
+        return with_one
+    before = max(piece.start for piece in same)
+    if before < start:
+        words = f"once {start} tokens are cached" + (f" (not with {before})" if before < start - 1 else "")
+        return f"{with_one}, {words}" if with_one else words
+    if max(piece.size for piece in same) < size:
+        return f"in pieces of {size} tokens (not of {max(piece.size for piece in same)})"
+    if max(piece.end for piece in same) < end:
+        return f"once there are {end} tokens with those of the piece"
+    first = min(wrong, key=lambda piece: piece.end)
+    return f"in some pieces, such as {first.size} token{'' if first.size == 1 else 's'} after {first.start}"

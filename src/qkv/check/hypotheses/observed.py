@@ -76,6 +76,11 @@ class Observed:
                 self._seen[case] = None
         return self._seen[case]
 
+    @property
+    def least(self) -> float:
+        """The tolerance that is allowed at least."""
+        return self._least
+
     def loosen(self, tolerance: float) -> None:
         """Allow this much at least between outputs and a formula."""
         self._least = tolerance
