@@ -26,6 +26,7 @@ from qkv.check.hypotheses.input_positions import find_place
 from qkv.check.hypotheses.observe import TOLERANCES, Layout, observe_module, read_projections, record_pieces
 from qkv.check.hypotheses.observed import Identified, Observed
 from qkv.check.hypotheses.ring_plans import ring_plans
+from qkv.check.hypotheses.search import EXACT, FAINT
 from qkv.check.hypotheses.visibility import SMALL, solve_factors
 from qkv.check.implementation import Implementation
 from qkv.check.tracing.readings import record_run
@@ -276,6 +277,8 @@ def _solve(wrong: Sequence[SeenPiece], design: Design, places: Places) -> tuple[
             factors = solve_factors(scores, v, seen.out)
             if factors is None:
                 break
+            if seen.tolerance > EXACT:
+                factors = factors.masked_fill(factors < FAINT, 0.0)
             solved.append((seen.piece, factors))
         else:
             found = describe(solved, design) if solved else None

@@ -236,7 +236,7 @@ def _describe_missing(missing: Sequence[Tensor], allowed: Sequence[Tensor]) -> t
     widths = {width for part, may in used for width in _window(may & ~part, part)}
     if len(widths) == 1:
         width = widths.pop()
-        return "window", f"{who} see a window of {width} keys only"
+        return "window", f"{who} see{'s' if who.endswith('query') else ''} a window of {width} keys only"
     do = "does" if who.endswith("query") else "do"
     return "truncated", f"{who} {do} not see {_common(missing, _keys)}"
 
@@ -283,8 +283,18 @@ def _describe_bias(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str]:
     odd = [shift.abs() > 1e-3 for shift in shifts]
     rows = max(int(part.any(1).sum()) for part in odd)
     largest = max((float(shift.flatten()[shift.abs().argmax()]) for shift in shifts), key=abs)
-    words = f"a bias is added to the scores of {rows} queries (up to {largest:.3g}, at {_common(odd, _keys)})"
+    where = _distance(odd) or _common(odd, _keys)
+    words = f"a bias is added to the scores of {rows} queries (up to {largest:.3g}, at {where})"
     return "scores changed", words
+
+
+def _distance(parts: Sequence[Tensor]) -> str:
+    """The distance of keys from their queries in words, if it is the same for all; else ""."""
+    found = {int(i) + part.shape[1] - part.shape[0] - int(j) for part in parts for i, j in part.nonzero()}
+    if len(found) != 1:
+        return ""
+    distance = found.pop()
+    return "their own keys" if distance == 0 else f"the keys {distance} before them"
 
 
 def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
@@ -294,7 +304,7 @@ def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
     middle = bias.masked_fill(~seen, torch.nan).nanmedian(1, keepdim=True).values
     last = (seen * torch.arange(1, seen.shape[1] + 1)).argmax(1, keepdim=True)
     found = [(bias - usual).masked_fill(~seen, 0.0) for usual in (middle, bias.gather(1, last))]
-    return min(found, key=lambda shift: int((shift.abs() > 1e-3).any(0).sum()))
+    return min(found, key=lambda shift: int((shift.abs() > 1e-3).sum()))
 
 
 # -- sets of queries and keys in words -----------------------------------------------------------------------------
