@@ -503,6 +503,12 @@ class Written(torch.autograd.Function):
         if ctx.wrong == "sum over queries":
             total = (by_weights * p).sum(-2, keepdim=True)
         scores = p * (by_weights - total) * q.shape[-1] ** -0.5
+        if ctx.wrong == "no mask again":
+            all_scores = q @ k.mT * q.shape[-1] ** -0.5
+            p = (all_scores - all_scores.masked_fill(p == 0, -math.inf).logsumexp(-1, keepdim=True)).exp()
+            scores = p * (by_weights - total) * q.shape[-1] ** -0.5
+        if ctx.wrong == "by values":
+            scores = p * (by_weights - (g * v).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
         rows = slice(12, None) if ctx.wrong == "last block" else slice(None)
         k_gradient = scores[..., rows, :].mT @ q[..., rows, :]
         v_gradient = p @ g if ctx.wrong == "not transposed" else p.mT @ g
@@ -517,6 +523,9 @@ class Written(torch.autograd.Function):
         ("no row sum", 1, "row-sum term is missing"),
         ("sum over queries", 1, "summed over queries"),
         ("last block", 1, "only the last block of queries, from 12 on, contributes"),
+        ("no mask again", 0, "the mask is not applied where the weights are computed again"),
+        ("no mask again", 2, "the mask is not applied where the weights are computed again"),
+        ("by values", 1, "rowsum(g ⊙ v), not rowsum(g ⊙ out)"),
         ("not transposed", 2, "the weights are not transposed"),
     ],
 )

@@ -9,7 +9,7 @@ Axes: b batch · h heads · t queries · s keys · d head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,16 @@ class Attention:
     v: Tensor
     scale: float
     weights: Tensor
+
+    @property
+    def unmasked(self) -> dict[str, Tensor]:
+        """The weights as a backward pass has them that computes them again without the mask."""
+        scores = self.q @ self.k.mT * self.scale
+        hidden = self.weights == 0
+        total = scores.masked_fill(hidden, float("-inf")).logsumexp(-1, keepdim=True)
+        return (
+            {"": (scores - total).exp(), ", nor is it in their sum": scores.softmax(-1)} if bool(hidden.any()) else {}
+        )
 
 
 def name_term(apply: Callable[..., Any], arguments: list[Any], place: int) -> str:
@@ -110,7 +120,7 @@ def _match(found: Attention, gradient: Tensor, g: Tensor, place: int) -> str:
         return ""
     run = tokens == list(range(tokens[0], tokens[-1] + 1))
     where = f"{tokens[0]} to {tokens[-1]}" if run and len(tokens) > 1 else ", ".join(map(str, tokens[:8]))
-    return f"right for tokens {where} only, of {len(off)}"
+    return f"right for {'token' if len(tokens) == 1 else 'tokens'} {where} only, of {len(off)}"
 
 
 def _shared(x: Tensor, heads: int) -> Iterator[Tensor]:
@@ -125,11 +135,16 @@ def _shared(x: Tensor, heads: int) -> Iterator[Tensor]:
 
 
 def _gradient(
-    found: Attention, g: Tensor, place: int, rows: slice = slice(None), columns: slice = slice(None)
+    found: Attention,
+    g: Tensor,
+    place: int,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+    summed: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of q, k or v, from some queries and keys only."""
+    """The gradient of q, k or v, from some queries and keys only; summed: another row-sum term."""
     p, d = found.weights, g @ found.v.mT
-    ds = p * (d - (p * d).sum(-1, keepdim=True)) * found.scale
+    ds = p * (d - ((p * d).sum(-1, keepdim=True) if summed is None else summed)) * found.scale
     kept = torch.zeros(p.shape[-2:], dtype=p.dtype)
     kept[rows, columns] = 1.0
     if place == 2:
@@ -155,6 +170,9 @@ def _formulas(found: Attention, g: Tensor, place: int) -> Iterator[tuple[str, Te
             * seen,
             "only the diagonal of the softmax's derivative is used: dS is P ⊙ (1 − P) ⊙ dP": p * (1 - p) * d,
         }
+        if g.shape == found.v.shape:
+            other = (g * found.v).sum(-1, keepdim=True)
+            scores["the softmax's row-sum term is rowsum(g ⊙ v), not rowsum(g ⊙ out)"] = p * (d - other)
         for words, ds in scores.items():
             yield words, (ds @ found.k if place == 0 else ds.mT @ found.q) * found.scale
         if p.shape[-1] == p.shape[-2]:
@@ -162,6 +180,11 @@ def _formulas(found: Attention, g: Tensor, place: int) -> Iterator[tuple[str, Te
             yield "dS is transposed, or is not where it should be", ds.mT @ found.k if place == 0 else ds @ found.q
     elif p.shape[-1] == p.shape[-2]:
         yield "the weights are not transposed: it is P·g instead of Pᵀ·g", p @ g
+    for more, again in found.unmasked.items():
+        forgotten = f"the mask is not applied where the weights are computed again{more}"
+        yield forgotten, _gradient(replace(found, weights=again), g, place, summed=(p * d).sum(-1, keepdim=True))
+        if more:
+            yield forgotten, _gradient(replace(found, weights=again), g, place)
     size = p.shape[-1 if place == 0 else -2]
     what = "keys" if place == 0 else "queries"
     parts: dict[tuple[int, int], str] = {}
