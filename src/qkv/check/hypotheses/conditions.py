@@ -46,6 +46,10 @@ def find_condition(
                 lambda n, case=wrong[0]: is_right(replace(case, length=n)) if n > 8 else None
             )
             condition = f"with padding, {condition or 'in long sequences'}"
+        if words in MODES and all(case.length > 12 for case in wrong):
+            when = describe_condition(lambda n, case=wrong[0]: is_right(replace(case, length=n)))
+            condition = f"{words}, {when or 'in long sequences'}"
+            wrong = [wrong[0], replace(wrong[0], length=wrong[0].length + 5)]
         if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
             condition = f"for {least} rows, not for fewer"
         if wrong[0].dtype != torch.float64:
@@ -64,6 +68,7 @@ def _fits_top_left(observed: Observed, design: Design, cases: Sequence[Case]) ->
 
 
 LONG_PADDED = "with padding in long sequences"
+MODES = ("in training", "without gradients", "with gradients")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -96,10 +101,10 @@ def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> It
     for dtype in DTYPES:
         yield _in_dtypes([dtype]), [Case(length, dtype=dtype) for length in (7, 12, 33)]
     if impl.attention is not None:
-        yield "with gradients", [Case(length, gradients=True) for length in (7, 12)]
+        yield "with gradients", [Case(length, gradients=True) for length in (7, 12, 65)]
     else:
-        yield "in training", [Case(length, training=True) for length in (7, 12)]
-        yield "without gradients", [Case(length, no_grad=True) for length in (7, 12)]
+        yield "in training", [Case(length, training=True) for length in (7, 12, 65)]
+        yield "without gradients", [Case(length, no_grad=True) for length in (7, 12, 65)]
 
 
 def _explain_condition(
