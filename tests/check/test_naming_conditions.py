@@ -227,7 +227,7 @@ class WrappedAlibi(ShortAlibi):
 @pytest.mark.parametrize(
     ("target", "words"),
     [(ShortAlibi, "keys that are 24 or more behind a query get no bias"),
-     (WrappedAlibi, "distances in the bias start again after 24")],
+     (WrappedAlibi, "distances wrap: in the bias they start again after 24")],
 )  # fmt: skip
 def test_an_alibi_table_that_is_too_short_is_named(target, words):
     cause = run(target, kind="causal", scale="head", position="alibi").diagnosis

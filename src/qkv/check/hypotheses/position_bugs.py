@@ -227,8 +227,8 @@ def _short_tables(size: int) -> dict[str, Callable[[Tensor, Tensor, int], Tensor
         f"the bias is made for {size} positions: keys after the first {size} get no bias": (
             lambda i, j, s: (size - 1 - j) * (j < size)
         ),
-        f"distances in the bias start again after {size}": lambda i, j, s: (i - j) % size,
-        f"positions in the bias start again after {size}": lambda i, j, s: i % size - j % size,
+        f"distances wrap: in the bias they start again after {size}": lambda i, j, s: (i - j) % size,
+        f"positions wrap: in the bias they start again after {size}": lambda i, j, s: i % size - j % size,
     }
 
 
