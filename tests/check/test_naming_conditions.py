@@ -292,6 +292,18 @@ def test_a_bug_of_the_path_for_one_new_token_is_named(target, words):
     assert words in cause.words
 
 
+class ScalesLongTwice(Cached):
+    def one(self, q, k, v, places):
+        q, k, v = super().one(q, k, v, places)
+        return (q * q.shape[-1] ** -0.5 if int(places[0]) >= 30 else q), k, v
+
+
+def test_a_bug_from_some_number_of_cached_tokens_on_is_named():
+    cause = run(ScalesLongTwice, kind="causal", cache=True).diagnosis
+    assert cause.exact
+    assert cause.words.startswith("with one new token and a cache, once 30 tokens are cached: the scale is 1/d")
+
+
 RING = """
 import torch
 from torch import nn
