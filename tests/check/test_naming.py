@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qkv.check import Contract, run
-from qkv.check.checks.gradient import compare_backward
+from qkv.check.checks.backward import compare_backward
 from qkv.check.hypotheses.formula import Design, Observation, Sizes
 from qkv.check.hypotheses.visibility import describe_visibility, solve_visibility
 from qkv.check.report import BUG_FAMILIES

@@ -88,7 +88,7 @@ def alibi(self, t, change=lambda distance: distance):
     [
         (lambda distance: distance.clamp(max=48), "clamped at 48", ""),
         (lambda distance: distance.clamp(max=101), "clamped at 101", ""),
-        (lambda distance: distance % 128, "distances wrap", "from 129 tokens on"),
+        (lambda distance: distance % 128, "distances wrap: in the bias they start again after 128", ""),
         (lambda distance: distance.to(torch.int8), "distances wrap", "from 129 tokens on"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 
 from qkv.check.checks.cache import WAYS, failing_pieces, piece_sizes
 from qkv.check.checks.padding import find_padding_bug
+from qkv.check.checks.paths import find_leaking_mode
 from qkv.check.checks.state import HINT as KEPT
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.cached import identify_cache_bug
@@ -52,6 +53,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "rotary": (*POSITIONS, "truncation"),
 }
 FEW_FORMULAS = 1500  # are tried where an operation outside the attention leaks: few of them can explain that
+MODES = ("no mask", "leak", "mask off by one", "mask transposed", "mask not −∞")  # may be of one mode
 BACKWARD = "in the backward pass of "  # how a gradient that is wrong by a known factor is named
 INSIDE = ("softmax", "scale", "heads", "grouped heads", "rotary")  # read off what is recorded
 FIRST = ("deterministic in eval", "inputs not mutated", "state", "strides")  # they explain the others
@@ -124,6 +126,8 @@ def explain_findings(
             break
     findings = [_locate_leak(finding, names) for finding in findings]
     cause = _most_likely(findings, best)
+    if cause.family in MODES and not cause.condition and {"causal", "paths agree"} <= set(names) and impl.aligned:
+        cause = replace(cause, condition=find_leaking_mode(impl))
     more = identified is not None and ("token" in identified.condition or not cause.condition)
     if identified is not None and more and not cause.exact and cause.family != "state":
         cause = replace(cause, condition=identified.condition)

@@ -195,6 +195,35 @@ def _name_prefix(visible: Tensor, i: Tensor, j: Tensor) -> str | None:
     return None
 
 
+def name_prefix_bug(visible: Bool[Tensor, "t s"]) -> str:
+    """What is wrong with a map that should be that of a prefix and causal after it; "" if it is nothing known.
+
+    >>> name_prefix_bug(torch.ones(5, 5).tril().bool())
+    'the prefix is masked causally too: its tokens do not see the later ones of the prefix'
+    """
+    n = visible.shape[0]
+    i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
+    if bool(visible.all()):
+        return "every token sees every other one: what follows the prefix is not masked causally"
+    if torch.equal(visible, j <= i):
+        return "the prefix is masked causally too: its tokens do not see the later ones of the prefix"
+    for p in range(1, n):
+        bugs = {
+            f"the first {p} tokens (the prefix) see every token, also those after the prefix: rows and columns of the "
+            "prefix mask are swapped": (j <= i) | (i < p),
+            f"tokens after the prefix of {p} do not see it": ((j <= i) & (j >= p)) | ((i < p) & (j < p)),
+            f"after the prefix of {p}, a token sees one token ahead": (j <= i + 1) & ((i >= p) | (j < p)) | (j < p),
+            f"after the prefix of {p}, a token does not see itself": (j < i) | (j < p),
+            f"tokens after the prefix of {p} see each other in both directions, the prefix sees itself only": (
+                (i >= p) | (j < p)
+            ),
+        }
+        for words, pattern in bugs.items():
+            if torch.equal(visible, pattern):
+                return words
+    return ""
+
+
 def _name_chunks(visible: Tensor, i: Tensor, j: Tensor) -> str | None:
     n = visible.shape[0]
     for size in range(2, n):

@@ -14,10 +14,17 @@ from qkv.check.calling.guard import seeded
 from qkv.check.checks.basics import check_batch_independence, check_finite, check_inputs_not_mutated
 from qkv.check.checks.padding import check_padding
 from qkv.check.checks.paths import check_grad_modes
-from qkv.check.checks.state import dropout_rates
+from qkv.check.checks.state import dropout_rates, find_kept_source
 from qkv.check.contract import NO_PROMISES, Contract
 from qkv.check.implementation import Implementation, relative_difference
-from qkv.check.influence import InfluenceMap, columns_of, measure_influence, name_kind, sample_influence
+from qkv.check.influence import (
+    InfluenceMap,
+    columns_of,
+    measure_influence,
+    name_kind,
+    name_prefix_bug,
+    sample_influence,
+)
 from qkv.check.report import Finding, judge
 from qkv.check.shapes import Sweep, describe_condition, run_lengths
 from qkv.check.tracing.readings import record_run
@@ -117,7 +124,7 @@ def _check_promised_kind(influence: InfluenceMap, found: str, contract: Contract
             needed = f"only sequences longer than {contract.window} tokens show the window, and none could be run"
             return Finding("kind", "inconclusive", None, f"{evidence}: {needed}")
     if not holds:
-        hint, family = _kind_hint(found, contract)
+        hint, family = _kind_hint(found, contract, influence)
         return Finding("kind", "fail", None, evidence, hint, family)
     return worst or Finding("kind", "pass", None, evidence)
 
@@ -303,7 +310,11 @@ def _leak_hint(influence: InfluenceMap) -> tuple[str, str]:
     return words, "leak"
 
 
-def _kind_hint(found: str, contract: Contract) -> tuple[str | None, str]:
+def _kind_hint(found: str, contract: Contract, influence: InfluenceMap) -> tuple[str | None, str]:
+    if contract.kind == "prefix" and influence.visible.shape[0] == influence.visible.shape[1]:
+        words = name_prefix_bug(influence.visible)
+        if words:
+            return words, "window" if "do not see" in words or "masked causally too" in words else "leak"
     if contract.kind == "window" and found.startswith("window of"):
         size = found.split()[-1]
         return f"the window has {size} tokens, required: {contract.window}: an inequality is off by one", "window"
@@ -426,7 +437,7 @@ def check_source(impl: Implementation, contract: Contract) -> list[Finding]:
         *check_padding(source, replace(contract, position=None), sweep),
     ]
     renamed = [replace(finding, check=f"source: {finding.check}") for finding in findings]
-    return [_check_cross_attention(source, contract), *renamed]
+    return [_check_cross_attention(impl, contract), *renamed]
 
 
 def _unseen_in_layer(source: Implementation, targets: int) -> tuple[str, Tensor]:
@@ -458,14 +469,41 @@ def _find_unseen_far(source: Implementation) -> tuple[int, int, int] | None:
     return None
 
 
-def _check_cross_attention(source: Implementation, contract: Contract) -> Finding:
+def _name_unread_source(impl: Implementation) -> tuple[str, str, str]:
+    """Why the source has no effect, as far as it can be seen: the hint, the family and the condition.
+
+    Keys and values of an earlier source may be used again, or only calls with gradients may read the source.
+    """
+    source = impl.source
+    assert source is not None
+    generator = torch.Generator().manual_seed(93)
+    first, second = (source.random_input(2, source.length, generator) for _ in range(2))
+    old = source.run(first)
+    place = find_kept_source(impl, lambda: relative_difference(old, source.run(second)) > source.tolerance)
+    with torch.enable_grad():
+        reads = not measure_influence(source, draws=1).empty
+    condition = "without gradients" if reads else ""
+    if place:
+        hint = f"keys and values of an earlier source are used again for another one: {place} keeps them"
+        return hint, "state", condition
+    if reads:
+        hint = (
+            "the source is not read by the path that runs without gradients: it uses what an earlier call left, or none"
+        )
+        return hint, "cross attention", condition
+    return "the source is not read: cross-attention takes its keys and values from the target", "cross attention", ""
+
+
+def _check_cross_attention(impl: Implementation, contract: Contract) -> Finding:
     """Every output changes with every source token: there is no order between source and target."""
+    source = impl.source
+    assert source is not None
     influence = measure_influence(source)
     if influence.empty:
         verdict = "inconclusive" if contract.kind is None else "fail"
-        hint = "the source is not read: cross-attention takes its keys and values from the target"
         evidence = "no output changes when any source token changes"
-        return Finding("cross attention", verdict, None, evidence, hint, "cross attention")
+        hint, family, condition = _name_unread_source(impl)
+        return Finding("cross attention", verdict, None, evidence, hint, family, "", condition)
     outputs, inputs = influence.effects.shape
     unseen = ~influence.visible
     where, what = "", "output {} does not change when source token {} changes"

@@ -41,6 +41,27 @@ def check_grad_modes(impl: Implementation, sweep: Sweep) -> Finding:
     return judge("paths agree", worst, 10 * impl.tolerance, evidence, hint, "paths differ")
 
 
+def find_leaking_mode(impl: Implementation) -> str:
+    """In which mode the last token changes earlier outputs, if there is another in which it does not; else ""."""
+    generator = torch.Generator().manual_seed(94)
+    x = impl.random_input(2, impl.length, generator)
+    inputs = x, impl.change_token(x, impl.length - 1, generator)
+
+    def leaks(*, gradients: bool, training: bool = False) -> bool:
+        with (
+            torch.set_grad_enabled(gradients),
+            _training_mode(impl.module) if training and impl.module is not None else nullcontext(),
+        ):
+            before, after = (impl.run(y).detach()[:, :-1] for y in inputs)
+        return relative_difference(before, after) > impl.tolerance
+
+    if not leaks(gradients=False):
+        return ""
+    if not leaks(gradients=True):
+        return "without gradients"
+    return "in eval mode" if impl.module is not None and not leaks(gradients=True, training=True) else ""
+
+
 def _tracked(impl: Implementation, x: Tensor) -> Tensor:
     """The input with gradients, as a layer in the middle of a model gets it: not a leaf."""
     return x.clone().requires_grad_() * 1 if x.is_floating_point() and impl.differentiable else x

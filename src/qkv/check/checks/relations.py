@@ -100,7 +100,7 @@ def check_relations(impl: Implementation, sweep: Sweep, kind: str, *, same_kind:
         if (relation.kinds and (kind not in relation.kinds or not same_kind)) or (relation.repeats and chosen):
             continue
         first = _first_kept(impl, relation, sweep, limit)
-        if first is None or (relation.repeats and _reads_memory(impl, sweep.x[:, :1].expand_as(sweep.x[:, :first]))):
+        if first is None:
             continue
         kept.append(relation.words)
         for length in LENGTHS:
@@ -138,9 +138,14 @@ def _reads_memory(impl: Implementation, x: Tensor) -> bool:
 
 
 def _first_kept(impl: Implementation, relation: Relation, sweep: Sweep, limit: float) -> int | None:
-    """The first length at which a relation holds: an even one, an odd one, and those of whole blocks."""
+    """The first length at which a relation holds, and not by chance: an even one, an odd one, those of whole blocks."""
     half = impl.length // 2
-    return next((n for n in (half, half + 1, *WHOLE_BLOCKS) if _keeps(impl, relation, sweep, limit, n)), None)
+    for n in (half, half + 1, *WHOLE_BLOCKS):
+        if _keeps(impl, relation, sweep, limit, n):
+            repeated = sweep.x[:, :1].expand_as(sweep.x[:, :n])
+            if not relation.repeats or not _reads_memory(impl, repeated):
+                return n
+    return None
 
 
 def _keeps(impl: Implementation, relation: Relation, sweep: Sweep, limit: float, length: int) -> bool | None:

@@ -80,6 +80,11 @@ def _name_kept(impl: Implementation, x: Tensor, expected: Tensor) -> str:
     return HINT
 
 
+def find_kept_source(impl: Implementation, is_read: Callable[[], bool]) -> str:
+    """The place that keeps an earlier source, so that another one is not read; "" if none does."""
+    return find_kept(impl, _fresh_copy(impl, same_buffers=False) if impl.fresh is not None else None, is_read)
+
+
 def _limit(impl: Implementation) -> float:
     return 1e-9 if impl.dtype == torch.float64 else 1e-4
 

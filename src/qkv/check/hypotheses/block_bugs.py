@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qkv.check.hypotheses.formula import Formula, Observation, Sizes, average, uniform_average
 from qkv.check.hypotheses.hypothesis import BLOCKS, Bugs, Hypothesis
+from qkv.check.hypotheses.visibility import FILL_SEEN
 
 PARTS = (2, 3, 4, 8)
 Cut = Callable[[int], int]  # from the number of keys to the size of a block
@@ -31,6 +32,8 @@ ONLINE = {
 
 def block_bugs(right: Formula, seen: Observation, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
     bugs, name = Bugs(right, seen), "block"
+    if seen.fill is not None:
+        yield bugs.but(name, FILL_SEEN, fills=True)
     for size in sizes:
         zeros = f"the zeros that fill the last block of {size} keys take part in the softmax"
         yield bugs.but(name, zeros, core=partial(_zero_filled, size=size))

@@ -108,11 +108,15 @@ Masks = Callable[[Piece, int], Tensor]  # (t, s): which of s slots each query se
 
 @dataclass(frozen=True)
 class CachePlan:
-    """How a cache is written, read and masked; the defaults are right."""
+    """How a cache is written, read and masked; the defaults are right.
+
+    by_index: positions are counted by the places in which keys are read, the last being that of the newest token.
+    """
 
     writes: Writes = lambda p: range(p.start, p.end)
     reads: Reads = lambda p, held: range(p.end)
     masks: Masks | None = None
+    by_index: bool = False
 
     def __call__(self, piece: Piece, window: int | None, *, dirty: bool = False) -> tuple[list[int], Tensor]:
         """The tokens in the slots that a piece reads, as numbered by `candidates`, and which its queries see (t, s).
@@ -133,6 +137,11 @@ class CachePlan:
 
 def all_slots(piece: Piece, held: dict[int, int]) -> Sequence[int]:
     return sorted(held)
+
+
+def allocated(size: int, piece: Piece, held: dict[int, int]) -> Sequence[int]:
+    """The slots of the pages that were ever written to."""
+    return range(min(piece.end, (max(held) // size + 1) * size))
 
 
 def by_slot(piece: Piece, count: int) -> Tensor:
@@ -211,6 +220,7 @@ def cache_plans(lengths: Sequence[int]) -> Iterator[tuple[str, str, CachePlan]]:
     for n in PAGES:
         words = f"a piece that goes on in the next page of {n} is written there from the slot of the first, not from 0"
         writes[words] = partial(_paged, size=n)
+        yield cache, words, CachePlan(writes[words], partial(allocated, n))
         words = f"a piece that reaches the end of a page of {n} begins again at the start of that page"
         writes[words] = lambda p, n=n: [p.start // n * n + slot % n for slot in range(p.start, p.end)]
     for words, write in writes.items():

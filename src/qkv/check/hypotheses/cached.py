@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 import torch
 from torch import Tensor
 
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.cache_plans import MORE, CachePlan, Piece, Places, cache_plans, right_places, wrong_places
-from qkv.check.hypotheses.formula import Design, Observation, Sizes, alibi_slopes, average, causal_mask
+from qkv.check.hypotheses.cached_paths import Path, describe_pieces, observe_piece, wrong_paths
+from qkv.check.hypotheses.formula import Design, Formula, Observation, Sizes, alibi_slopes, average, causal_mask
 from qkv.check.hypotheses.identify import find_design
 from qkv.check.hypotheses.input_positions import find_place
 from qkv.check.hypotheses.observe import TOLERANCES, Layout, observe_module, read_projections, record_pieces
 from qkv.check.hypotheses.observed import Identified, Observed
+from qkv.check.hypotheses.ring_plans import ring_plans
+from qkv.check.hypotheses.search import EXACT, FAINT
 from qkv.check.hypotheses.visibility import SMALL, solve_factors
 from qkv.check.implementation import Implementation
 from qkv.check.tracing.readings import record_run
@@ -64,15 +67,9 @@ def candidates(seen: SeenPiece, design: Design, places: Places) -> tuple[Tensor,
     """
     formula, sizes = design.formula, seen.sizes
     q_places, k_places = places(seen.piece)
-
-    def split(k: Tensor, v: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = formula.split(k, sizes.kv_heads, "k"), formula.split(v, sizes.kv_heads, "v")
-        return formula.rotate(formula.inputs(k, k, v)[1], at, "k"), v
-
-    q = formula.split(seen.q, sizes.heads, "q")
-    q = formula.rotate(formula.inputs(q, q, q)[0], q_places, "q")
-    k, v = split(seen.k, seen.v, k_places)
-    old_k, old_v = split(*seen.earlier, torch.arange(seen.earlier[0].shape[1]))
+    q = _queries(formula, seen, q_places)
+    k, v = _keys(formula, seen.k, seen.v, sizes, k_places)
+    old_k, old_v = _keys(formula, *seen.earlier, sizes, torch.arange(seen.earlier[0].shape[1]))
     k, v = torch.cat((k, 0 * k[:, :, :1], old_k, v), 2), torch.cat((v, 0 * v[:, :, :1], old_v, k), 2)
     k, v = formula.share(k, sizes.heads, "k"), formula.share(v, sizes.heads, "v")
     scores = formula.scores(q, k, formula.scale(sizes))
@@ -83,8 +80,47 @@ def candidates(seen: SeenPiece, design: Design, places: Places) -> tuple[Tensor,
     return scores, v
 
 
+def _queries(formula: Formula, seen: SeenPiece, at: Tensor) -> Tensor:
+    q = formula.split(seen.q, seen.sizes.heads, "q")
+    return formula.rotate(formula.inputs(q, q, q)[0], at, "q")
+
+
+def _keys(formula: Formula, k: Tensor, v: Tensor, sizes: Sizes, at: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = formula.split(k, sizes.kv_heads, "k"), formula.split(v, sizes.kv_heads, "v")
+    _, k, v = formula.inputs(k, k, v)
+    return formula.rotate(k, at, "k"), formula.rotate(v, at, "v")
+
+
+def simulate_path(seen: SeenPiece, design: Design, path: Path) -> Tensor:
+    """The output of a piece if some pieces take a path of their own."""
+    piece, sizes, places = seen.piece, seen.sizes, torch.arange(seen.piece.end)
+    formula = path.formula if path.takes(piece) else design.formula
+    q = _queries(formula, seen, piece.queries)
+    usual, other = (_keys(one, seen.k, seen.v, sizes, places) for one in (design.formula, path.formula))
+    chosen = path.of_tokens(piece)[:, None]
+    k, v = (torch.where(chosen, theirs, ours) for ours, theirs in zip(usual, other, strict=True))
+    k, v = formula.share(k, sizes.heads, "k"), formula.share(v, sizes.heads, "v")
+    whole = Sizes(sizes.batch, sizes.heads, sizes.kv_heads, piece.size, piece.end, sizes.head_dim)
+    scores = formula.bias(formula.scores(q, k, formula.scale(whole)))
+    return formula.core(scores, causal_mask(whole, design.window), v)
+
+
+def _simulate_by_index(seen: SeenPiece, design: Design, plan: CachePlan) -> Tensor:
+    """The output of a piece whose keys have the positions of the places in which they are read."""
+    tokens, mask = plan(seen.piece, design.window)
+    start = seen.piece.end - len(tokens)
+    q = _queries(design.formula, seen, seen.piece.queries)
+    k, v = seen.k[:, tokens], seen.v[:, tokens]
+    k, v = _keys(design.formula, k, v, seen.sizes, torch.arange(start, seen.piece.end))
+    k, v = design.formula.share(k, seen.sizes.heads, "k"), design.formula.share(v, seen.sizes.heads, "v")
+    scores = design.formula.bias(design.formula.scores(q, k, design.formula.scale(seen.sizes)))
+    return average(scores, mask, v)
+
+
 def simulate(seen: SeenPiece, design: Design, places: Places, plan: CachePlan, *, dirty: bool = False) -> Tensor:
     """The output of a piece under a hypothesis."""
+    if plan.by_index:
+        return _simulate_by_index(seen, design, plan)
     scores, v = candidates(seen, design, places)
     tokens, mask = plan(seen.piece, design.window, dirty=dirty)
     return average(scores[..., tokens], mask, v[:, :, tokens])
@@ -104,8 +140,10 @@ def identify_cache_bug(impl: Implementation, contract: Contract, ways: Sequence[
     first: Layout | None = None
     for group in observe_module(impl):
         for layout, observer in group:
-            design = find_design(Observed(observer), impl, contract)
-            seen = [] if design is None else [one for sizes in ways for one in _read_pieces(impl, layout, sizes)]
+            observed = Observed(observer)
+            design = find_design(observed, impl, contract)
+            limit = max(TOLERANCES[impl.dtype], observed.least)
+            seen = [] if design is None else [one for sizes in ways for one in _read_pieces(impl, layout, sizes, limit)]
             if not seen or design is None or not design.causal:
                 continue
             found = _search(seen, design)
@@ -116,9 +154,9 @@ def identify_cache_bug(impl: Implementation, contract: Contract, ways: Sequence[
     return None if first is None else _find_input_positions(impl, first, ways)
 
 
-def _read_pieces(impl: Implementation, layout: Layout, sizes: Sequence[int]) -> list[SeenPiece]:
+def _read_pieces(impl: Implementation, layout: Layout, sizes: Sequence[int], tolerance: float) -> list[SeenPiece]:
     """The pieces of a sequence, after a longer one ran through the cache at once; [] if they cannot be read."""
-    tolerance, longer = TOLERANCES[impl.dtype], sum(sizes) + MORE
+    longer = sum(sizes) + MORE
     for rows in BATCHES:
         generator = torch.Generator().manual_seed(81)
         runs: list[list[Observation]] = []
@@ -149,13 +187,23 @@ def _search(seen: list[SeenPiece], design: Design) -> Identified | None:
         return None
     wrong.sort(key=lambda one: one.piece.end)
     lengths = _likely_lengths(wrong[0].piece)
-    plans = [(family, words, right_places, plan) for family, words, plan in cache_plans(lengths)]
+    windows = [] if design.window is None else [design.window, design.window - 1]
+    rings = [size for size in dict.fromkeys((*windows, *lengths)) if size > 1]
+    plans = [
+        (family, words, right_places, plan) for family, words, plan in chain(cache_plans(lengths), ring_plans(rings))
+    ]
     if design.rotary != "none" or design.alibi:
         plans += [("positions with cache", words, places, right) for words, places in wrong_places(lengths)]
     order = [*wrong, *(one for one in seen if one not in wrong)]
     for (family, words, places, plan), dirty in product(plans, (False, True)):
         if all(one.fits(simulate(one, design, places, plan, dirty=dirty)) for one in order):
             return Identified(family, words, cases=len(seen))
+    found = _search_paths(order, design)
+    when = describe_pieces([one.piece for one in wrong], [one.piece for one in seen if one not in wrong])
+    if found is None and when:
+        found = _search_some(wrong, design, plans, when)
+    if found is not None:
+        return found
     rotates = design.rotary != "none" or design.alibi
     for words, places in [("", right_places), *(wrong_places(lengths) if rotates else ())]:
         found = _solve([*wrong[:2], wrong[-1]], design, places)
@@ -167,6 +215,38 @@ def _search(seen: list[SeenPiece], design: Design) -> Identified | None:
                 family, words = "positions with cache", f"{words}; and {seen_words}"
             return Identified(family, words or seen_words, cases=len(wrong))
     return Identified(None, "")
+
+
+def _search_some(
+    wrong: Sequence[SeenPiece], design: Design, plans: Sequence[tuple[str, str, Places, CachePlan]], when: str
+) -> Identified | None:
+    """The bug of the wrong pieces alone; the others are right. when: which pieces are wrong, in words."""
+    for family, words, places, plan in plans:
+        if all(one.fits(simulate(one, design, places, plan)) for one in wrong):
+            return Identified(family, f"{when}: {words}", cases=len(wrong))
+    one, members = wrong[0], {(other.piece.number, other.piece.sizes) for other in wrong}
+    first = observe_piece(one.q, one.k, one.v, one.out, one.sizes, one.tolerance)
+    for family, words, path in wrong_paths(design, [one.piece for one in wrong], first):
+        some = replace(path, takes=lambda p: (p.number, p.sizes) in members)
+        try:
+            if all(other.fits(simulate_path(other, design, some)) for other in wrong):
+                return Identified(family, f"{when}: {words.partition(': ')[2]}", cases=len(wrong))
+        except (RuntimeError, ValueError, IndexError):  # a step that these sizes do not allow
+            continue
+    return None
+
+
+def _search_paths(seen: Sequence[SeenPiece], design: Design) -> Identified | None:
+    """The bug of a path that only some pieces take; the first piece is wrong."""
+    one = seen[0]
+    first = observe_piece(one.q, one.k, one.v, one.out, one.sizes, one.tolerance)
+    for family, words, path in wrong_paths(design, [other.piece for other in seen], first):
+        try:
+            if all(other.fits(simulate_path(other, design, path)) for other in seen):
+                return Identified(family, words, cases=len(seen))
+        except (RuntimeError, ValueError, IndexError):  # a step that these sizes do not allow
+            continue
+    return None
 
 
 def _likely_lengths(first: Piece) -> list[int]:
@@ -197,14 +277,17 @@ def _solve(wrong: Sequence[SeenPiece], design: Design, places: Places) -> tuple[
             factors = solve_factors(scores, v, seen.out)
             if factors is None:
                 break
+            if seen.tolerance > EXACT:
+                factors = factors.masked_fill(factors < FAINT, 0.0)
             solved.append((seen.piece, factors))
         else:
-            if solved:
-                return describe(solved, design)
+            found = describe(solved, design) if solved else None
+            if found is not None:
+                return found
     return None
 
 
-def _describe(solved: Solved, design: Design) -> tuple[str, str]:
+def _describe(solved: Solved, design: Design) -> tuple[str, str] | None:
     """The bug family and the words for what the queries of some pieces see."""
     piece, factors = solved[0]
     after, end = f"after {piece.end} tokens", piece.end
@@ -249,13 +332,15 @@ def _describe(solved: Solved, design: Design) -> tuple[str, str]:
             if words == "does not see" and bool(wrong[row, :count].all()):
                 return family, f"the oldest tokens are dropped: {after}, the cache has no {_tokens(wrong[row])}"
             return family, f"{after}, token {piece.start + row} {words} {_tokens(wrong[row])}"
-    return "cache order", f"{after}, the cache holds other tokens than before"
+    return None
 
 
-def _describe_pairs(solved: Solved, design: Design) -> tuple[str, str]:
+def _describe_pairs(solved: Solved, design: Design) -> tuple[str, str] | None:
     piece, factors = solved[0]
     pairs = (factors[-1].unflatten(-1, (piece.end, piece.end)) > SMALL).nonzero().tolist()
     mixed = ", ".join(f"key {key} with value {value}" for key, value in pairs[:4] if key != value)
+    if not mixed:
+        return None
     return "cache order", f"after {piece.end} tokens, keys meet the values of other tokens: {mixed}"
 
 

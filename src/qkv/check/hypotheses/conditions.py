@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 
 from qkv.check.contract import Contract
+from qkv.check.hypotheses.angles import search_angles
 from qkv.check.hypotheses.formula import Design
 from qkv.check.hypotheses.hypothesis import BLOCKS
 from qkv.check.hypotheses.known_bugs import known_bugs
@@ -40,6 +41,15 @@ def find_condition(
             continue
         fine = [case for case, right in judged if right]
         condition = describe_condition(lambda length: is_right(Case(length))) if words == "length" else words
+        if words == LONG_PADDED:
+            condition = describe_condition(
+                lambda n, case=wrong[0]: is_right(replace(case, length=n)) if n > 8 else None
+            )
+            condition = f"with padding, {condition or 'in long sequences'}"
+        if words in MODES and all(case.length > 12 for case in wrong):
+            when = describe_condition(lambda n, case=wrong[0]: is_right(replace(case, length=n)))
+            condition = f"{words}, {when or 'in long sequences'}"
+            wrong = [wrong[0], replace(wrong[0], length=wrong[0].length + 5)]
         if words == "for more than one row" and (least := min(case.batch for case in wrong)) > 2:
             condition = f"for {least} rows, not for fewer"
         if wrong[0].dtype != torch.float64:
@@ -57,6 +67,8 @@ def _fits_top_left(observed: Observed, design: Design, cases: Sequence[Case]) ->
     return all(seen is not None and seen.fits(formula(seen)) for seen in map(observed, cases))
 
 
+LONG_PADDED = "with padding in long sequences"
+MODES = ("in training", "without gradients", "with gradients")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -82,16 +94,17 @@ def _axes(impl: Implementation, contract: Contract, failed: Sequence[str]) -> It
     if impl.takes_padding and any("padding" in name or "padded" in name for name in failed):
         sides = ("holes", "left", "right")
         yield "with padding", [Case(length, padding=side) for length in (12, 13) for side in sides]
+        yield LONG_PADDED, [Case(length, padding=side) for length in (12, 33, 65, 129) for side in sides]
     if "mask in rows" in failed or "mask in rows (heads)" in failed:
         cases = [Case(length, batch=batch, padding="pairs") for length in (7, 12) for batch in (2, 3)]
         yield "with another mask in each row", cases
     for dtype in DTYPES:
         yield _in_dtypes([dtype]), [Case(length, dtype=dtype) for length in (7, 12, 33)]
     if impl.attention is not None:
-        yield "with gradients", [Case(length, gradients=True) for length in (7, 12)]
+        yield "with gradients", [Case(length, gradients=True) for length in (7, 12, 65)]
     else:
-        yield "in training", [Case(length, training=True) for length in (7, 12)]
-        yield "without gradients", [Case(length, no_grad=True) for length in (7, 12)]
+        yield "in training", [Case(length, training=True) for length in (7, 12, 65)]
+        yield "without gradients", [Case(length, no_grad=True) for length in (7, 12, 65)]
 
 
 def _explain_condition(
@@ -100,7 +113,7 @@ def _explain_condition(
     """The bug of the wrong cases; one that fits the others too needs no condition."""
     probes = _spread([case for case in wrong if case.length > 1] or wrong)
     if any(case.padding for case in wrong):
-        probes = wrong + fine
+        probes = wrong + [case for case in fine if case.length in {other.length for other in wrong}]
     if len(probes) < 2:
         probes = [*probes, *(replace(case, seed=case.seed + 1) for case in probes)]
     seen = observed(probes[-1])
@@ -115,7 +128,7 @@ def _explain_condition(
         min((case for case in wrong if case.length > 2), key=lambda case: case.length, default=probes[0])
     )
     for all_rows in (True, False) if seen.tokens is not None else (False,):
-        known = known_bugs(design, seen, blocks=blocks, shortest=shortest) if others_too else ()
+        known = known_bugs(design, seen, blocks=blocks, shortest=shortest, elsewhere=True) if others_too else ()
         for bug in chain(known_masks(design, solved, seen), known):
             if not fits_all(observed, bug.formula, probes, all_rows=all_rows):
                 continue
@@ -135,7 +148,11 @@ def _explain_condition(
         return replace(added, condition=condition)
     if described is not None:
         return described
-    return _search_scales(observed, design, probes, condition, contract) or Identified(None, "", condition)
+    return (
+        _search_scales(observed, design, probes, condition, contract)
+        or search_angles(observed, design, wrong, condition)
+        or Identified(None, "", condition)
+    )
 
 
 def _search_scales(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from qkv.check.calling.names import parameters_of
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.formula import Design, Norms, Observation, merge_heads, split_heads
+from qkv.check.hypotheses.formula import Design, Norms, Observation, Sizes, merge_heads, split_heads
 from qkv.check.implementation import Implementation
+from qkv.check.influence import measure_influence, name_kind
 from qkv.check.tracing.readings import read_attentions
 
 
@@ -24,6 +26,7 @@ class Clues:
     Args:
         bases: of RoPE, beside 10,000. caps: of the scores. rotary_dims: how many dims of a head are rotated.
         norms: of queries and keys. rotates: whether they may be rotated.
+        visible: the mask that was measured, if a prefix or chunks are promised.
     """
 
     bases: Sequence[float] = (500_000.0, 1e6)
@@ -31,11 +34,33 @@ class Clues:
     rotary_dims: Sequence[int] = ()
     norms: Norms | None = None
     rotates: bool = True
+    visible: Callable[[Sizes], Tensor] | None = None
 
 
 def find_clues(impl: Implementation, seen: Observation) -> Clues:
     dims = rotary_dims(impl, seen.sizes.head_dim)
     return Clues(rotary_bases(impl), softcaps(impl), dims, find_norms(impl, seen), not is_unrotated(impl))
+
+
+def measure_mask(impl: Implementation) -> Callable[[Sizes], Tensor] | None:
+    """The mask of a prefix or of chunks, measured at a length that shows most of them; None if it is neither."""
+    kind = name_kind(measure_influence(replace(impl, length=impl.nearest_length(40)), draws=1))
+    prefix = re.fullmatch(r"prefix of (\d+)", kind)
+    chunks = re.fullmatch(r"chunks of (\d+)(?:, (\d+) before)?(, causal)?", kind)
+    if prefix is not None:
+        return partial(_prefix_mask, size=int(prefix[1]))
+    return None if chunks is None else partial(_chunk_mask, int(chunks[1]), int(chunks[2] or 0), bool(chunks[3]))
+
+
+def _prefix_mask(sizes: Sizes, size: int) -> Tensor:
+    i, j = torch.arange(sizes.queries)[:, None] + sizes.offset, torch.arange(sizes.keys)
+    return (j <= i) | (j < size)
+
+
+def _chunk_mask(size: int, before: int, causal: bool, sizes: Sizes) -> Tensor:
+    i, j = torch.arange(sizes.queries)[:, None] + sizes.offset, torch.arange(sizes.keys)
+    back = i // size - j // size
+    return (back >= 0) & (back <= before) & ((j <= i) if causal else True)
 
 
 def is_unrotated(impl: Implementation) -> bool:
@@ -162,4 +187,6 @@ def find_designs(
             for scale in scales:
                 for causal in causals:
                     window = contract.window if causal else None
-                    yield replace(position, tiled=tiled, scale=scale, causal=causal, window=window)
+                    yield replace(
+                        position, tiled=tiled, scale=scale, causal=causal, window=window, visible=clues.visible
+                    )

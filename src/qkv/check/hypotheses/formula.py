@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Role = Literal["q", "k", "v"]
@@ -44,6 +45,7 @@ class Observation:
         given: (b, t, s), the mask that was passed, True = may attend; None without one.
         tokens: (b, s), True for real tokens, if the mask was one of padding.
         tolerance: how far an output may be from the formula, relative to the largest.
+        fill: (b, e, g·d), keys and values of tokens that the code itself put after the last, to fill a length.
     """
 
     q: Tensor
@@ -54,16 +56,21 @@ class Observation:
     given: Tensor | None = None
     tokens: Tensor | None = None
     tolerance: float = 1e-7
+    fill: tuple[Tensor, Tensor] | None = None
 
     def fits(self, found: Tensor, *, all_rows: bool = False) -> bool:
         """Whether a formula gives this output; without all_rows, the outputs of padding may be anything."""
+        return self.off(found, all_rows=all_rows) <= self.tolerance
+
+    def off(self, found: Tensor, *, all_rows: bool = False) -> float:
+        """The largest difference from what a formula gives, relative to the largest output."""
         if found.shape != self.out.shape:
-            return False
+            return float("inf")
         difference = (found - self.out).abs()
         if self.tokens is not None and self.tokens.shape[1] == difference.shape[1] and not all_rows:
             difference = difference[self.tokens]
         size = float(self.out.abs().max()) or 1.0
-        return bool(difference.isfinite().all()) and float(difference.max()) <= self.tolerance * size
+        return float(difference.max()) / size if bool(difference.isfinite().all()) else float("inf")
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -168,23 +175,29 @@ class Formula:
     core: Callable[[Tensor, Tensor, Tensor], Tensor] = average
     given_core: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # with a mask that was given, apart
     merge: Callable[[Tensor], Tensor] = merge_heads
+    fills: bool = False  # whether tokens that fill a length are seen by all
 
     def __call__(self, seen: Observation) -> Tensor:
         """The merged heads (b, t, h·d)."""
         sizes = seen.sizes
         q = self.split(seen.q, sizes.heads, "q")
-        k, v = self.split(seen.k, sizes.kv_heads, "k"), self.split(seen.v, sizes.kv_heads, "v")
+        fill = seen.fill if self.fills else None
+        k, v = (seen.k, seen.v) if fill is None else (torch.cat((seen.k, fill[0]), 1), torch.cat((seen.v, fill[1]), 1))
+        k, v = self.split(k, sizes.kv_heads, "k"), self.split(v, sizes.kv_heads, "v")
         q, k, v = self.inputs(q, k, v)
-        places = torch.arange(sizes.keys)
-        q = self.rotate(q, places[sizes.offset :], "q")
+        places, more = torch.arange(k.shape[2]), k.shape[2] - sizes.keys
+        q = self.rotate(q, places[sizes.offset : sizes.keys], "q")
         k, v = self.rotate(k, places, "k"), self.rotate(v, places, "v")
         k, v = self.share(k, q.shape[1], "k"), self.share(v, q.shape[1], "v")
-        scores = self.bias(self.scores(q, k, self.scale(sizes)))
+        scores = self.scores(q, k, self.scale(sizes))
+        own = self.bias(scores[..., : sizes.keys]) if more else self.bias(scores)
+        scores = torch.cat((own, scores[..., sizes.keys :]), -1) if more else own
         mask = self.mask(sizes)
         if seen.given is not None and self.given_core is not None:
             return self.merge(self.given_core(scores, mask, v, seen.given))
         if seen.given is not None:
             mask = mask & self.given(seen.given)
+        mask = F.pad(mask, (0, more), value=True) if more else mask
         return self.merge(self.core(scores, mask, v))
 
     def but(self, **steps: Any) -> Formula:
@@ -206,6 +219,7 @@ class Design:
     cap: float | None = None
     rotary_dim: int | None = None
     norms: Norms | None = None
+    visible: Callable[[Sizes], Tensor] | None = None  # a mask that was measured, of a prefix or of chunks
 
     @property
     def formula(self) -> Formula:
@@ -215,6 +229,8 @@ class Design:
             steps["inputs"] = lambda q, k, v: (normed[0](q), normed[1](k), v)
         if self.causal:
             steps["mask"] = partial(causal_mask, window=self.window)
+        if self.visible is not None:
+            steps["mask"] = self.visible
         if self.rotary != "none":
             steps["rotate"] = partial(rotate, pairing=self.rotary, base=self.base, dims=self.rotary_dim)
         if self.alibi:

@@ -44,6 +44,8 @@ def given_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
         (off, "the padding mask is off by one: the first padded token is visible", lambda x: x | x.roll(1, -1)),
         (off, "the padding mask is shifted by one key", lambda x: x.roll(1, -1)),
         (off, "the padding mask is shifted by one key", lambda x: x.roll(-1, -1)),
+        (off, "the padding mask is shifted by one key", lambda x: torch.cat((x[..., 1:], x[..., -1:]), -1)),
+        (off, "the padding mask is shifted by one key", lambda x: torch.cat((x[..., :1], x[..., :-1]), -1)),
     ]  # fmt: skip
     for family, words, mask in masks:
         yield bugs.but(*named(words, family), given=lambda x, mask=mask: mask(x)[:, None])
@@ -51,6 +53,9 @@ def given_bugs(right: Formula, seen: Observation) -> Iterator[Hypothesis]:
         for words, place in (("right: real tokens are counted from the start", 1), ("left: real tokens are last", -1)):
             counted = partial(_counted_padding, from_start=place == 1)
             yield bugs.but("padding", f"padding is taken to be on the {words}", given=counted)
+        for words, most in (("shortest", False), ("longest", True)):
+            words = f"every row is cut to the length of the {words} row: keys after it are hidden, no others"
+            yield bugs.but("padding", words, given=partial(_one_length, longest=most))
     words = "the padding mask is repeated over heads and rows in another order than the scores: rows get each other's"
     for order in (False, True):
         yield bugs.but(*named(words, rows), given=partial(_tiled_mask, heads=heads, by_row=order))
@@ -79,6 +84,12 @@ def _counted_padding(given: Tensor, from_start: bool) -> Tensor:
     """Padding on the right, or on the left, with as many real tokens as there are."""
     count, places = given.sum(-1, keepdim=True), torch.arange(given.shape[-1])
     return ((places < count) if from_start else (places >= given.shape[-1] - count))[:, None]
+
+
+def _one_length(given: Tensor, longest: bool) -> Tensor:
+    """As many keys from the start as the row with the most, or the fewest, real tokens has."""
+    counts, places = given.sum(-1), torch.arange(given.shape[-1])
+    return (places < (counts.max() if longest else counts.min())).expand_as(given)[:, None]
 
 
 def _tiled_mask(given: Tensor, heads: int, by_row: bool) -> Tensor:

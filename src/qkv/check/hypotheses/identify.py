@@ -15,10 +15,19 @@ import torch
 
 from qkv.check.contract import Contract
 from qkv.check.hypotheses.conditions import find_condition
-from qkv.check.hypotheses.designs import find_clues, find_designs, rare_designs
-from qkv.check.hypotheses.formula import Design
+from qkv.check.hypotheses.designs import Clues, find_clues, find_designs, measure_mask, rare_designs
+from qkv.check.hypotheses.formula import Design, Observation
 from qkv.check.hypotheses.observe import Case, Observer, observe_function, observe_module
-from qkv.check.hypotheses.observed import CONFIRM, RIGHT, SMALL, Identified, Observed, Work
+from qkv.check.hypotheses.observed import (
+    CONFIRM,
+    FLOAT32_INSIDE,
+    RIGHT,
+    ROUNDING,
+    SMALL,
+    Identified,
+    Observed,
+    Work,
+)  # fmt: skip
 from qkv.check.hypotheses.search import MANY_ROWS, search
 from qkv.check.hypotheses.visibility import solve_visibility
 from qkv.check.implementation import Implementation
@@ -88,12 +97,25 @@ def find_design(observed: Observed, impl: Implementation, contract: Contract) ->
     small = observed.all(SMALL)
     if not small:
         return None
-    clues = find_clues(impl, small[0][1])
+    clues = _find_clues(impl, contract, small[0][1])
+    if clues is None:
+        return None
     for design in chain(find_designs(contract, small[0][1], clues), rare_designs(contract, small[0][1], clues)):
-        formula = design.formula
-        if any(seen.fits(formula(seen)) for _, seen in small):
+        off = min(seen.off(design.formula(seen)) for _, seen in small)
+        if off <= small[0][1].tolerance:
+            if off > ROUNDING:  # rounding grows with the length
+                observed.loosen(FLOAT32_INSIDE)
             return design
     return None
+
+
+def _find_clues(impl: Implementation, contract: Contract, seen: Observation) -> Clues | None:
+    """The clues, with the measured mask where the promise does not say which keys are seen; None if none is found."""
+    clues = find_clues(impl, seen)
+    if contract.kind not in ("prefix", "chunked"):
+        return clues
+    mask = measure_mask(impl)
+    return None if mask is None else replace(clues, visible=mask)
 
 
 def _search_bug(
@@ -103,7 +125,10 @@ def _search_bug(
     small = observed.all(SMALL)
     if len(small) < 2:
         return None
-    designs = list(find_designs(contract, small[0][1], find_clues(impl, small[0][1])))
+    clues = _find_clues(impl, contract, small[0][1])
+    if clues is None:
+        return None
+    designs = list(find_designs(contract, small[0][1], clues))
     with_padding = impl.takes_padding and any("padding" in name or "padded" in name for name in failed)
     padded = [Case(n, padding=side) for n in (12, 13) for side in impl.padding_sides] if with_padding else []
     return search(observed, designs, CONFIRM, work, contract, padded)

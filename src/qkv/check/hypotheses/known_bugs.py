@@ -17,13 +17,19 @@ from qkv.check.hypotheses.score_bugs import precision_bugs, scale_bugs, score_bu
 
 
 def known_bugs(
-    design: Design, seen: Observation, *, blocks: Sequence[int] = BLOCKS, shortest: Observation | None = None
+    design: Design,
+    seen: Observation,
+    *,
+    blocks: Sequence[int] = BLOCKS,
+    shortest: Observation | None = None,
+    elsewhere: bool = False,
 ) -> Iterator[Hypothesis]:
     """The hypotheses for what was observed.
 
     Args:
         blocks: their sizes; without any, neither blocks nor positions are tried.
         shortest: a shorter observation of the same bug, to which numbers are fitted.
+        elsewhere: the design is right in other calls.
     """
     right, long = design.formula, seen
     seen = shortest or seen
@@ -44,4 +50,4 @@ def known_bugs(
     yield from precision_bugs(right, seen)
     if blocks:
         yield from block_bugs(right, long, blocks)
-        yield from position_bugs(design, blocks)
+        yield from position_bugs(design, blocks, elsewhere=elsewhere)

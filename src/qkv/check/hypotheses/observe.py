@@ -206,28 +206,53 @@ def _observe(impl: Implementation, layout: Layout, case: Case) -> Observation | 
     if recording is None or out is None:
         return None
     tolerance = max(TOLERANCES[case.dtype], TOLERANCES[impl.dtype])
-    seen = read_projections(layout, recording.projections, out, case.batch, case.length, tolerance)
+    seen = read_projections(layout, recording.projections, out, case.batch, case.length, tolerance, fills=True)
     tokens, pairs = padding_tokens(case), passed_mask(case)
     given = tokens[:, None].expand(-1, case.length, -1) if tokens is not None else pairs
     return None if seen is None else replace(seen, given=given, tokens=tokens)
 
 
 def read_projections(
-    layout: Layout, made: Sequence[ProjectionRecord], out: Tensor, batch: int, length: int, tolerance: float
+    layout: Layout,
+    made: Sequence[ProjectionRecord],
+    out: Tensor,
+    batch: int,
+    length: int,
+    tolerance: float,
+    *,
+    fills: bool = False,
 ) -> Observation | None:
-    """What went into an attention and what came out of it, from the projections of one call and its output."""
+    """What went into an attention and what came out of it, from the projections of one call and its output.
+
+    fills: the code may put tokens of its own after the last, to fill a length.
+    """
     needed = [index for index, _ in layout.parts] + ([] if layout.reader is None else [layout.reader])
     if max(needed) >= len(made):
         return None
-    shape = (batch, length, layout.sequence_first)
+    longer = _filled_length(made[layout.parts[1][0]].output, batch, length) if fills else length
+    shape = (batch, longer, layout.sequence_first)
     q, k, v = (_features(made[index], how, layout, shape) for index, how in layout.parts)
-    merged = out if layout.reader is None else _sequence(made[layout.reader].given, *shape)
+    read = out if layout.reader is None else made[layout.reader].given
+    merged = _sequence(read, batch, _filled_length(read, batch, length) if fills else length, layout.sequence_first)
+    fill: tuple[Tensor, Tensor] | None = None
+    if longer > length and q is not None and k is not None and v is not None and merged is not None:
+        fill = k[:, length:], v[:, length:]
+        q, k, v, merged = (x[:, :length] for x in (q, k, v, merged))
     if q is None or k is None or v is None or merged is None or merged.shape != q.shape:
         return None
     if layout.heads_last:
         merged = merged.unflatten(-1, (layout.head_dim, layout.heads)).transpose(-1, -2).flatten(2)
     sizes = Sizes(batch, layout.heads, layout.kv_heads, q.shape[1], k.shape[1], layout.head_dim)
-    return Observation(q, k, v, merged, sizes, tolerance=tolerance)
+    return Observation(q, k, v, merged, sizes, tolerance=tolerance, fill=fill)
+
+
+LONGEST_FILL = 256
+
+
+def _filled_length(x: Tensor, batch: int, length: int) -> int:
+    """How many tokens a projection got, if it is a few more than there are."""
+    count, rest = divmod(x.numel(), batch * x.shape[-1])
+    return count if not rest and length < count <= length + LONGEST_FILL else length
 
 
 def record_pieces(impl: Implementation, pieces: Sequence[Tensor]) -> list[tuple[tuple[ProjectionRecord, ...], Tensor]]:
@@ -338,7 +363,7 @@ def _row_orders(given: Tensor, batch: int, length: int) -> list[bool]:
     """Whether tokens come before rows: read so, equal rows of the batch are equal."""
     orders = []
     for sequence_first in (False, True):
-        x = _sequence(given, batch, length, sequence_first)
+        x = _sequence(given, batch, _filled_length(given, batch, length), sequence_first)
         if x is not None and float((x - x[:1]).abs().max()) <= 1e-9 * float(x.abs().max()):
             orders.append(sequence_first)
     return orders or [False, True]

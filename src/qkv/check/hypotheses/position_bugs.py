@@ -26,18 +26,19 @@ from qkv.check.hypotheses.formula import (
 )
 from qkv.check.hypotheses.hypothesis import BLOCKS, Hypothesis
 
+BASES = (100.0, 1000.0, 10_000.0, 100_000.0, 500_000.0, 1e6)
 Places = Callable[[Tensor, Role], Tensor]
 
 
-def position_bugs(design: Design, sizes: Sequence[int] = BLOCKS) -> Iterator[Hypothesis]:
-    """Every known bug of a design's positions; sizes: of tables."""
+def position_bugs(design: Design, sizes: Sequence[int] = BLOCKS, *, elsewhere: bool = False) -> Iterator[Hypothesis]:
+    """Every known bug of a design's positions; sizes: of tables. elsewhere: the design is right in other calls."""
     if design.rotary != "none":
-        yield from _rotary_bugs(design, sizes)
+        yield from _rotary_bugs(design, sizes, elsewhere)
     if design.alibi:
         yield from _alibi_bugs(design, sizes)
 
 
-def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
+def _rotary_bugs(design: Design, sizes: Sequence[int], elsewhere: bool) -> Iterator[Hypothesis]:
     right, pairing, base = design.formula, design.rotary, design.base
     name = "rotary"
     whole = partial(rotate, pairing=pairing, base=base, dims=design.rotary_dim)
@@ -62,7 +63,16 @@ def _rotary_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
 
     yield Hypothesis(name, "only queries are rotated", only("q"))
     yield Hypothesis(name, "only keys are rotated", only("k"))
+    yield Hypothesis(name, "neither queries nor keys are rotated", only(""))
     yield Hypothesis(name, "values are rotated too", only("qkv"))
+    if design.rotary_dim is not None:
+        words = f"all of the head dim is rotated, not only its first {design.rotary_dim} dims"
+        yield Hypothesis(name, words, right.but(rotate=partial(rotate, pairing=pairing, base=base)))
+    for other_base in BASES if elsewhere else ():  # alone, another base is a design
+        if other_base != base:
+            words = f"the base of the frequencies is {other_base:g}, elsewhere {base:g}"
+            turn = partial(rotate, pairing=pairing, base=other_base, dims=design.rotary_dim)
+            yield Hypothesis(name, words, right.but(rotate=turn))
     yield Hypothesis(name, "queries and keys are rotated twice", moved(lambda p, role: 2 * p))
     for role, what in (("k", "keys"), ("q", "queries")):
         one = partial(_move_one, role=role)
@@ -196,8 +206,36 @@ def _alibi_bugs(design: Design, sizes: Sequence[int]) -> Iterator[Hypothesis]:
             for most in (size - 1, size):
                 words = f"the bias stops growing: distances are clamped at {most}"
                 yield Hypothesis(name, words, right.but(bias=partial(_clamped_bias, most=most)))
+            for words, counted in _short_tables(size).items():
+                yield Hypothesis(name, words, right.but(bias=partial(_counted_bias, counted=counted)))
     shifted = lambda x: x - alibi_slopes(x.shape[1]).to(x)[:, None, None] * (distances(x) ** 2)  # noqa: E731
     yield Hypothesis(name, "the bias grows with the square of the distance", right.but(bias=shifted))
+
+
+def _short_tables(size: int) -> dict[str, Callable[[Tensor, Tensor, int], Tensor]]:
+    """Biases made for a number of positions: from the places of queries (t, 1) and keys (1, s) to distances."""
+    return {
+        f"the bias is made for {size} positions: keys that are {size} or more behind a query get no bias": (
+            lambda i, j, s: (i - j) * (i - j < size)
+        ),
+        f"the bias is made for {size} positions: keys before the last {size} of the sequence get no bias": (
+            lambda i, j, s: (s - 1 - j) * (s - 1 - j < size)
+        ),
+        f"the bias is made for {size} positions: keys after the first {size} all get the same bias": (
+            lambda i, j, s: -j.clamp(max=size - 1)
+        ),
+        f"the bias is made for {size} positions: keys after the first {size} get no bias": (
+            lambda i, j, s: (size - 1 - j) * (j < size)
+        ),
+        f"distances wrap: in the bias they start again after {size}": lambda i, j, s: (i - j) % size,
+        f"positions wrap: in the bias they start again after {size}": lambda i, j, s: i % size - j % size,
+    }
+
+
+def _counted_bias(scores: Tensor, counted: Callable[[Tensor, Tensor, int], Tensor]) -> Tensor:
+    t, s = scores.shape[-2:]
+    distance = counted(torch.arange(t)[:, None] + s - t, torch.arange(s)[None], s)
+    return scores - alibi_slopes(scores.shape[1]).to(scores)[:, None, None] * distance.to(scores)
 
 
 def _clamped_bias(scores: Tensor, most: int) -> Tensor:

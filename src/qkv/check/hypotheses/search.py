@@ -22,6 +22,7 @@ from qkv.check.hypotheses.score_bugs import scale_bugs
 from qkv.check.hypotheses.visibility import SMALL, describe_visibility, solve_visibility
 
 LONGEST_SOLVED = 140
+FAINT = 1e-4  # a factor below it may be rounding, where parts are computed in float32
 EXACT = 1e-6  # a tolerance above it is too coarse to solve for a mask
 NAMED_MASKS = ("causal", "window", "bidirectional")  # kinds that say which keys a query may see
 MANY_ROWS = 8  # of a batch: enough equations to solve for a mask
@@ -131,7 +132,8 @@ def solve_mask(observed: Observed, formula: Formula, cases: Sequence[Case], work
     """What queries see under a formula; None if no mask gives the outputs, or the formula's own does."""
     few = [replace(case, batch=max(case.batch, MANY_ROWS)) for case in cases if _is_solvable(case)]
     few = list(dict.fromkeys(few))
-    few = [case for case in few if (case.keys or case.length) <= 70] or few[:2]  # long ones take seconds
+    short = [case for case in few if (case.keys or case.length) <= 70]  # long ones take seconds
+    few = short if len(short) > 1 else few[:2]
     few = [few[0], few[len(few) // 2], few[-1]] if len(few) > 3 else few
     seen = observed(few[0]) if few else None
     heads = 0 if seen is None else seen.sizes.heads
@@ -141,11 +143,15 @@ def solve_mask(observed: Observed, formula: Formula, cases: Sequence[Case], work
         solved = _solve_at(observed, formula, few, head)
         if solved is None:
             continue
-        if any(not torch.allclose(factors, formula.mask(sizes).to(factors), atol=1e-3) for sizes, factors in solved):
+        if any(not _is_mask(factors, formula.mask(sizes)) for sizes, factors in solved):
             return SolvedMask(solved, head)
         if head is None:  # it is right
             return None
     return None
+
+
+def _is_mask(factors: Tensor, mask: Tensor) -> bool:
+    return factors.shape == mask.shape and torch.allclose(factors, mask.to(factors), atol=1e-3)
 
 
 def _is_solvable(case: Case) -> bool:
@@ -166,6 +172,8 @@ def _solve_at(
             return None
         if factors is None:
             return None
+        if seen.tolerance > EXACT:  # what float32 inside leaves of hidden keys
+            factors = factors.masked_fill(factors < FAINT, 0.0)
         solved.append((seen.sizes, factors))
     return tuple(solved) if len(solved) >= 2 or (solved and len(cases) == 1) else None
 
@@ -192,7 +200,8 @@ def describe_mask(design: Design, solved: SolvedMask | None, condition: str = ""
     """What was solved, in words."""
     if solved is None:
         return None
-    described = describe_visibility([(factors, design.formula.mask(sizes)) for sizes, factors in solved.factors])
+    allowed = [(factors, design.formula.mask(sizes)) for sizes, factors in solved.factors]
+    described = describe_visibility(allowed, design.window)
     if described is None:
         return None
     where = "" if solved.head is None else f"in head {solved.head}, "

@@ -19,6 +19,9 @@ from qkv.check.hypotheses.formula import Formula, Observation, average, full_mas
 
 SMALL = 1e-6  # the factor of a key that is not seen
 MEASURED = 1e-10  # factors above it are no rounding errors: a large bias, if no smaller one is among them
+FILL_SEEN = (
+    "tokens that are added to fill the length are not masked: their keys take part in the softmax, beside the real ones"
+)
 MEAN = 1e-9  # the factors of a query that sees nothing and gives the mean of all values
 
 
@@ -28,6 +31,8 @@ def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = 
     Args:
         formula: how scores are made; its mask is not used.
         head: solve for one head alone; by default one mask serves all heads.
+
+    Tokens that fill a length have columns after those of the keys, if any of them is seen.
     """
     kept: dict[str, Tensor] = {}
 
@@ -37,12 +42,20 @@ def solve_visibility(seen: Observation, formula: Formula, *, head: int | None = 
 
     if seen.given is not None:
         return None
-    formula.but(core=remember, mask=full_mask)(seen)
+    formula.but(core=remember, mask=full_mask, fills=True)(seen)
     scores, v = kept["scores"], kept["v"]
     out = seen.out.unflatten(-1, (scores.shape[1], -1)).transpose(1, 2)
     if head is not None:
         scores, v, out = (x[:, head : head + 1] for x in (scores, v, out))
-    return solve_factors(scores, v, out)
+    own = seen.sizes.keys
+    if scores.shape[-1] > own + 1 and _same_fill(scores[..., own:].mT, v[:, :, own:]):
+        scores, v = scores[..., : own + 1], v[:, :, : own + 1]  # one stands for all: they cannot be told apart
+    factors = solve_factors(scores, v, out)
+    return factors if factors is None or bool((factors[:, own:] > SMALL).any()) else factors[:, :own]
+
+
+def _same_fill(*parts: Tensor) -> bool:
+    return all(float((x - x[:, :, :1]).abs().max()) <= 1e-12 * float(x.abs().max()) for x in parts)
 
 
 def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
@@ -75,18 +88,24 @@ def solve_factors(scores: Tensor, v: Tensor, out: Tensor) -> Tensor | None:
     return None if float(factors.min()) < -1e-4 else factors.clamp(min=0)
 
 
-def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str] | None:
+def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]], window: int | None = None) -> tuple[str, str] | None:
     """The bug family and the words for what queries see, at several lengths.
 
     Args:
-        solved: for each length the factors (t, s) and what each query may see (t, s).
+        solved: for each length the factors (t, s) and what each query may see (t, s); columns of factors after the s
+            keys are tokens that fill a length.
+        window: how many keys a query may see at most.
 
     >>> causal = torch.ones(6, 6).tril()
     >>> ahead = torch.ones(6, 6).tril(1)
     >>> describe_visibility([(ahead, causal.bool())])
     ('mask off by one', 'all queries see one key ahead')
     """
+    filled = [factors[:, allowed.shape[1] :] for factors, allowed in solved]
+    solved = [(_largest_one(factors[:, : allowed.shape[1]]), allowed) for factors, allowed in solved]
     seen = [(_sees(factors, allowed), allowed) for factors, allowed in solved]
+    if window is not None and (wider := _other_window(seen)) is not None:
+        return "window", f"queries see a window of {wider}, required: {window}"
     extra = [found & ~allowed for found, allowed in seen]
     missing = [allowed & ~found for found, allowed in seen]
     if any(bool(part.any()) for part in extra):
@@ -97,6 +116,8 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
         if any(bool(part.any()) for part in missing):
             words = f"{words}, and {_describe_missing(missing, [allowed for _, allowed in seen])[1]}"
         return family, words
+    if any(bool((part > SMALL).any()) for part in filled):
+        return "block", FILL_SEEN
     if any(bool(part.any()) for part in missing):
         blind = [~found.any(1) & allowed.any(1) for found, allowed in seen]
         if all(not bool(part[~rows].any()) for part, rows in zip(missing, blind, strict=True)):
@@ -110,6 +131,11 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, s
             return "truncated", f"{who} see{'s' if one else ''} nothing: the output is the mean of all values"
         return _describe_missing(missing, [allowed for _, allowed in seen])
     return _describe_bias(solved) if _biased(solved) else None
+
+
+def _largest_one(factors: Tensor) -> Tensor:
+    largest = factors.amax(1, keepdim=True)
+    return torch.where(largest > SMALL, factors / largest.clamp(min=1e-300), factors)
 
 
 def _biased(solved: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -147,10 +173,34 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
         whole = all(bool((part | may).all()) for part, may in used)
         words = "there is no causal mask on this path" if whole else f"{who} see every key: they are not masked"
         return ("no mask" if whole else "leak"), words
+    rows = {int(part.any(1).sum()) for part, _ in used}
+    if len(rows) == 1 and all(_at_end(part) for part, _ in used):
+        count = rows.pop()
+        first = "the first query sees" if count == 1 else f"the first {count} queries see"
+        return "leak", f"{first} later keys, at the end of the sequence: a roll, or a negative index, wraps around"
     for size in range(2, 129):
         if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
             return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
     return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+
+
+def _at_end(part: Tensor) -> bool:
+    """Whether the first queries, and only they, see too much: all keys after some one, which is behind them."""
+    rows, keys = part.any(1).nonzero()[:, 0].tolist(), part.any(0).nonzero()[:, 0].tolist()
+    apart = rows == list(range(len(rows))) and keys == list(range(keys[0], part.shape[1])) and keys[0] >= len(rows)
+    return apart and len(rows) < part.shape[0] and bool(part[: len(rows), keys[0] :].all())
+
+
+def _other_window(seen: Sequence[tuple[Tensor, Tensor]]) -> int | None:
+    """The width of the window that queries see at all lengths, if it is not the one that they may see."""
+    longest = max((own for own, _ in seen), key=lambda own: own.shape[1])
+    width = int(longest[-1].sum())
+    for own, _ in seen:
+        t, s = own.shape
+        distance = torch.arange(t)[:, None] + s - t - torch.arange(s)
+        if not torch.equal(own, (distance >= 0) & (distance < width)):
+            return None
+    return width if width < longest.shape[1] and any(not torch.equal(*pair) for pair in seen) else None
 
 
 def _same_block(allowed: Tensor, size: int) -> Tensor:
@@ -186,7 +236,7 @@ def _describe_missing(missing: Sequence[Tensor], allowed: Sequence[Tensor]) -> t
     widths = {width for part, may in used for width in _window(may & ~part, part)}
     if len(widths) == 1:
         width = widths.pop()
-        return "window", f"{who} see a window of {width} keys only"
+        return "window", f"{who} see{'s' if who.endswith('query') else ''} a window of {width} keys only"
     do = "does" if who.endswith("query") else "do"
     return "truncated", f"{who} {do} not see {_common(missing, _keys)}"
 
@@ -233,8 +283,18 @@ def _describe_bias(solved: Sequence[tuple[Tensor, Tensor]]) -> tuple[str, str]:
     odd = [shift.abs() > 1e-3 for shift in shifts]
     rows = max(int(part.any(1).sum()) for part in odd)
     largest = max((float(shift.flatten()[shift.abs().argmax()]) for shift in shifts), key=abs)
-    words = f"a bias is added to the scores of {rows} queries (up to {largest:.3g}, at {_common(odd, _keys)})"
+    where = _distance(odd) or _common(odd, _keys)
+    words = f"a bias is added to the scores of {rows} queries (up to {largest:.3g}, at {where})"
     return "scores changed", words
+
+
+def _distance(parts: Sequence[Tensor]) -> str:
+    """The distance of keys from their queries in words, if it is the same for all; else ""."""
+    found = {int(i) + part.shape[1] - part.shape[0] - int(j) for part in parts for i, j in part.nonzero()}
+    if len(found) != 1:
+        return ""
+    distance = found.pop()
+    return "their own keys" if distance == 0 else f"the keys {distance} before them"
 
 
 def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
@@ -244,7 +304,7 @@ def _shifts(factors: Tensor, allowed: Tensor) -> Tensor:
     middle = bias.masked_fill(~seen, torch.nan).nanmedian(1, keepdim=True).values
     last = (seen * torch.arange(1, seen.shape[1] + 1)).argmax(1, keepdim=True)
     found = [(bias - usual).masked_fill(~seen, 0.0) for usual in (middle, bias.gather(1, last))]
-    return min(found, key=lambda shift: int((shift.abs() > 1e-3).any(0).sum()))
+    return min(found, key=lambda shift: int((shift.abs() > 1e-3).sum()))
 
 
 # -- sets of queries and keys in words -----------------------------------------------------------------------------
