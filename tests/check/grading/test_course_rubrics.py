@@ -1,5 +1,6 @@
 """The rubrics of courses: full marks for right solutions in any style, the right points lost for usual mistakes."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -120,6 +121,18 @@ def test_a_required_argument_is_bound_by_a_part_of_its_name(tmp_path):
     )
     grade = grade_source("nyu-vit-encoder-block", source, tmp_path)
     assert (grade.total, grade.remark) == (10, None)
+
+
+@pytest.mark.parametrize(("name", "total"), [("n_head", 10), ("num_heads", 10), ("mixed", 0)])
+def test_a_config_may_be_read_by_other_names_but_not_by_two_at_once(name, total, tmp_path):
+    right = EXERCISES["causal-self-attention"][0]
+    source = re.sub(r"config\.n_head\b", f"config.{name}", right)
+    if name == "mixed":  # the course's own config has no n_heads: this file would not run with it
+        source = right.replace("super().__init__()\n", "super().__init__()\n        print(config.n_heads)\n")
+    assert name == "n_head" or source != right
+    grade = grade_source("causal-self-attention", source, tmp_path)
+    assert grade.total == total
+    assert name != "mixed" or "'n_heads' and 'n_head' are read from the config" in str(grade.remark)
 
 
 def test_an_argument_that_no_interface_names_is_an_error_that_names_it(tmp_path):

@@ -161,13 +161,30 @@ def _is_own(value: Any, module: ModuleType) -> bool:
 
 
 class Config(dict):
-    """A config with attributes and items."""
+    """A config with attributes and items. A setting may be read by another of its names, but not beside its own.
+
+    roles: the setting that each name stands for.
+    """
+
+    def __init__(self, values: dict[str, Any], roles: dict[str, str] | None = None) -> None:
+        super().__init__(values)
+        self.__dict__.update(roles=roles or {}, read={})
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        role = self.roles.get(name, name)
+        first = self.read.setdefault(role, name)
+        if first != name and role in (first, name):
+            raise KeyError(f"{first!r} and {name!r} are read from the config: it has one of them")
+        return value
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self:
+            raise AttributeError(f"the config has no {name!r}; it has {', '.join(self)}")
         try:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"the config has no {name!r}; it has {', '.join(self)}") from None
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
 
     __setattr__ = dict.__setitem__  # type: ignore[assignment]
 
@@ -196,7 +213,8 @@ def call_with(target: Any, values: dict[str, Any], synonyms: list[list[str]]) ->
     for name, value in values.items():
         flat |= value if isinstance(value, dict) else {name: value}
     every_name = _under_every_name(flat, synonyms)
-    built = {n: Config({**every_name, **v}) if isinstance(v, dict) else v for n, v in values.items()}
+    roles_of_names = every_name.roles
+    built = {n: Config({**every_name, **v}, roles_of_names) if isinstance(v, dict) else v for n, v in values.items()}
     try:
         parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
@@ -212,7 +230,7 @@ def call_with(target: Any, values: dict[str, Any], synonyms: list[list[str]]) ->
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if _takes_config(parameter, parameters, values, roles):
-            value = Config({**every_name, **flat})
+            value = Config({**every_name, **flat}, roles_of_names)
         elif parameter.name in roles:
             value = flat[roles[parameter.name]]
         elif parameter.default is not parameter.empty:
@@ -255,15 +273,18 @@ def _call_with_sizes(target: Any, args: list[Any], kwargs: dict[str, Any], roles
 def _under_every_name(values: dict[str, Any], synonyms: list[list[str]]) -> Config:
     """A config with each value under all of its names. hidden_dim is the MLP's if another name is the model's."""
     found: dict[str, Any] = {}
+    roles: dict[str, str] = {}
     for role in sorted(values, key=lambda role: role not in ("mlp_dim", "mlp_ratio")):
         found |= dict.fromkeys(_group(role, synonyms), values[role])
+        roles |= dict.fromkeys(_group(role, synonyms), role)
     text = "".join(line for name in load_submission.labels for line in linecache.getlines(name))
     names_dim = re.search(
         r"\.(embed_dim|emb_dim|embedding_dim|d_model|n_embd|dim)\b|[\"'](embed_dim|emb_dim|dim)[\"']", text
     )
     if "mlp_dim" in values and names_dim:
         found |= dict.fromkeys(("hidden", "hidden_dim", "hidden_size", "dim_hidden"), values["mlp_dim"])
-    return Config(found)
+        roles |= dict.fromkeys(("hidden", "hidden_dim", "hidden_size", "dim_hidden"), "mlp_dim")
+    return Config(found, roles)
 
 
 def _roles(parameters: Any, values: dict[str, Any], synonyms: list[list[str]]) -> dict[str, str]:
