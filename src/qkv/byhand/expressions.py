@@ -254,6 +254,10 @@ def _total(values: Array, param: tuple[str, int | None]) -> Array:
             return values.mean(-1, keepdims=True)
         case "one more":
             return values.sum(-1, keepdims=True) + 1
+        case "first":
+            return values[..., :1]
+        case "running":
+            return values.cumsum(-1)
         case "others":
             return values.sum(-1, keepdims=True) - values
         case _:

@@ -25,6 +25,7 @@ from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
 from qkv.byhand.head_slips import SIDE_BY_SIDE
 from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Hypothesis
+from qkv.byhand.mask_slips import other_mask_slips
 from qkv.byhand.multistep_slips import multistep_slips
 from qkv.byhand.offset_slips import offset_slips, scale_slips
 from qkv.byhand.patches import Patcher
@@ -32,7 +33,6 @@ from qkv.byhand.regions import find_regions
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slip_rules import formula_slips
 from qkv.byhand.slips import Context, Slip
-from qkv.byhand.softmax_slips import other_mask_slips
 from qkv.byhand.worlds import MIXED
 
 BEAM = 5

@@ -22,7 +22,9 @@ from qkv.byhand.head_slips import (
     head_product_changes,
     head_result_changes,
 )
+from qkv.byhand.jacobian_slips import jacobian_changes
 from qkv.byhand.loss_slips import loss_changes, mean_changes
+from qkv.byhand.mask_slips import mask_changes
 from qkv.byhand.slips import (
     Change,
     Context,
@@ -36,7 +38,7 @@ from qkv.byhand.slips import (
     substitute,
     was,
 )
-from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_changes, scale_changes, total_changes
+from qkv.byhand.softmax_slips import divide_changes, function_changes, scale_changes, total_changes
 
 SCORES = ("scores", "scaled", "dA", "dZ", "dS")
 ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
@@ -320,6 +322,7 @@ def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
         name = "set to 0 where the scaled score is not positive: that is the derivative of a ReLU"
         yield Change(ex.times(part, ex.apply("x > 0", ex.ref("scaled"))), name, 6, scope="rows")
         yield Change(ex.times(gradient, ex.apply("x > 0", ex.ref("scaled"))), f"dA {name}", 6.5, scope="rows")
+        yield from jacobian_changes(left, gradient, right.args[1])
         yield from _masked_gradients(part, context)
         name = "the mean of dA was subtracted instead of the row sums r"
         yield Change(ex.times(left, ex.subtract(gradient, ex.total(gradient, "mean"))), name, 6.5, scope="rows")
