@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place
+from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place, misreadings
 from qkv.byhand.chance import Trials
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.formulas import GIVEN, Formulas, symbol
@@ -150,6 +150,8 @@ class _Entry:
         """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
         old, problem = self.old, self.predictor.problem
         candidates = [(-old, SIGN), *((neighbor, 5.5) for neighbor in self.neighbors())]
+        misread = {read: (note, cost) for read, note, cost in misreadings(old) if read and note}
+        candidates += [(read, cost) for read, (_, cost) in misread.items()]
         short = short_number(value, slack)
         if short is not None:
             near = abs(abs(short - old) - 1) < 1e-9 or not short
@@ -173,7 +175,8 @@ class _Entry:
             text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} {place}"
         else:
             verb = "taken" if hidden else "read"
-            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}"
+            note = misread[value][0] if value in misread else ""
+            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}{note}"
             if not value:
                 text = f"{cell} was left out: it was {verb} as 0{where}"
         return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})

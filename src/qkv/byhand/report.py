@@ -199,7 +199,8 @@ class Report:
     ) -> list[Remark]:
         """A remark for each slip, and one for all numbers that no slip explains.
 
-        A slip that leaves as many numbers of its step unexplained as it explains is only a guess.
+        A slip that leaves as many numbers of its step unexplained as it explains is only a guess, and so is a slip in a
+        single number that leaves any.
         """
         unknown = [found for found in findings if found.slip.name == NOT_IDENTIFIED]
         named = [found for found in findings if found.slip.name != NOT_IDENTIFIED]
@@ -209,7 +210,10 @@ class Report:
             few = [found for found in formulas if len(unknown) > 1 and len(found.cells) <= len(unknown)]
             guesses = formulas if len(formulas) > 1 else few
         remarks = [self.finding_remark(sheet, found, status) for found in named if found not in guesses]
-        if unknown:
+        if unknown:  # slips in single numbers may be parts of a cause of all
+            single = [found.slip.single for found in named if found not in guesses]
+            pairs = zip(remarks, single, strict=True)
+            remarks = [replace(r, mistake=f"perhaps {r.mistake}") if guess else r for r, guess in pairs]
             first = min(unknown, key=lambda found: self.place(sheet, min(found.cells)))
             more = sum(kind == "slip" for kind in status.values())
             more -= sum(len(found.cells) for found in named if found not in guesses)

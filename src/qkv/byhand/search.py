@@ -225,6 +225,8 @@ class Search(Patcher):
             wrong = int((hypothesis.matches[step] == WRONG).sum())
             tried += math.log2(wrong / int(solved.sum()))  # other numbers may have fitted instead
             missing = self.missing_bits(hypothesis, new, step, tried)
+            if missing > 0 and step not in slip.changes:
+                missing -= self.confirmed_elsewhere(hypothesis, new, step)
             if missing <= 0:
                 yield new
             elif missing <= POSSIBLE and slip.cost <= POSSIBLE_COST and not several and not _unexplained(new, step):
@@ -238,12 +240,32 @@ class Search(Patcher):
         solved = self.solved(old, new, step)
         if not solved.any():
             return 0.0
+        return tried + CONFIDENCE - self.told_bits(old, new, step)
+
+    def told_bits(self, old: Hypothesis, new: Hypothesis, step: str) -> float:
+        """The bits that the numbers of a step tell which new slips explain."""
+        solved = self.solved(old, new, step)
         tolerance = np.where(solved, 0.0, self.tolerance)
         before, after = (self.cell_costs(step, h.matches[step], h.predictions[step], tolerance) for h in (old, new))
         closer = np.where(old.matches[step] == WRONG, 0.0, np.maximum(before - after, 0.0)).sum()
         after += new.matches[step] > CORRECTED  # a little more or less than predicted
-        told = evidence(self.written[step], solved, self.information[step] - after) + float(closer)
-        return tried + CONFIDENCE - told
+        return evidence(self.written[step], solved, self.information[step] - after) + float(closer)
+
+    def confirmed_elsewhere(self, old: Hypothesis, new: Hypothesis, step: str) -> float:
+        """The bits told by other steps that the last slip explains as well, as one entry does that several steps read.
+
+        A step counts only if its numbers did not follow from those written before it, and all do with the slip.
+        """
+        finished = self.finish(new.copy())
+        if finished is None:
+            return 0.0
+        bits = 0.0
+        for name in self.written:
+            if name == step or not _unexplained(old, name):
+                continue
+            if not _unexplained(finished, name):
+                bits += self.told_bits(old, finished, name)
+        return bits
 
     def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
         """Two common slips together."""
