@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
+from qkv.byhand.fraction_slips import wrong_sums
 from qkv.byhand.numbers import format_digits
 
 MAX_NAMES = 4  # of slips that give the same number
@@ -148,6 +149,7 @@ def cell_slips(
         for quotient in (a / b, b / a):
             if fits(right - product + quotient) and abs(quotient) != abs(product):
                 yield CellSlip("divided", f"divided instead of multiplied: {text}", 7 + bits, value)
+    yield from (CellSlip("fractions", name, 5.5, total) for name, total in wrong_sums(terms) if fits(total))
     yield from _addends(context, place, fits)
     yield from _pairings(terms, fits)
     positive = sum(abs(a * b) for a, b in terms)

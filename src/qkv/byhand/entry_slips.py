@@ -150,7 +150,8 @@ class _Entry:
         """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
         old, problem = self.old, self.predictor.problem
         candidates = [(-old, SIGN), *((neighbor, 5.5) for neighbor in self.neighbors())]
-        misread = {read: (note, cost) for read, note, cost in misreadings(old) if read and note}
+        known = sorted(misreadings(old), key=lambda misreading: -misreading[2])
+        misread = {read: (note, cost) for read, note, cost in known if read and note}
         candidates += [(read, cost) for read, (_, cost) in misread.items()]
         short = short_number(value, slack)
         if short is not None:
@@ -175,8 +176,8 @@ class _Entry:
             text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} {place}"
         else:
             verb = "taken" if hidden else "read"
-            note = misread[value][0] if value in misread else ""
-            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}{note}"
+            note = f" ({misread[value][0].removeprefix(': ')})" if value in misread else ""
+            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{note}{where}"
             if not value:
                 text = f"{cell} was left out: it was {verb} as 0{where}"
         return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qkv.byhand import expressions as ex
+from qkv.byhand.dot_product_slips import arithmetic_changes, product_changes
 from qkv.byhand.expressions import Expression
 from qkv.byhand.formulas import GIVEN, symbol
 from qkv.byhand.head_slips import (
@@ -52,6 +53,7 @@ ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
     ("clipped to 2", "{0} were clipped to −2 … 2", 7.0),
     ("sign of x", "only the sign of {1} is left: 1, 0 or −1", 7.0),
     ("whole part of x", "the digits after the point of {1} were cut off", 6.8),
+    ("1 − x", "{1} was subtracted from 1", 7.0),
     ("nearest whole number", "{1} was rounded to a whole number", 6.4),
 )
 RESIDUALS = (
@@ -152,9 +154,7 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
     by_number = "multiplied number by number instead of as matrices"
     yield Change(ex.times(left, right), f"{product} were {by_number}", 6, scope="heads")
     yield Change(ex.times(left, ex.transpose(right)), f"{product} were {by_number}", 6, scope="heads")
-    yield Change(
-        part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
-    )
+    yield from arithmetic_changes(part, context)
     size = context.shape(left)[-1]
     if size > 1 and not context.step.startswith("d"):
         sums = ex.total(left), ex.transpose(ex.total(ex.transpose(right)))
@@ -164,16 +164,7 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
     if size > 1 and context.step in context.problem.steps:
         name = f"divided by {size}: the mean of the {size} products instead of their sum"
         yield Change(ex.scale(part, 1 / size), name, 6.5, scope="rows")
-    for k in range(size if size > 1 else 0):
-        for factor, what in ((0.0, "was left out"), (2.0, "was counted twice"), (-1.0, "has the wrong sign")):
-            inner = [1.0] * size
-            inner[k] = factor
-            name = f"the product number {k + 1} of each dot product {what}"
-            yield Change(part.with_param(inner), name, 7 + math.log2(size), scope="rows")
-        if size > 2:
-            alone = [float(other == k) for other in range(size)]
-            name = f"not added up: only the product number {k + 1} of each dot product was used"
-            yield Change(part.with_param(alone), name, 5.5 + math.log2(size), scope="rows")
+    yield from product_changes(part, size)
 
 
 def _score_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -235,6 +226,8 @@ def _sum_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(left, f"forgotten {names[1]}: {pronoun} not {part.op.removesuffix('e')}ed", 4)
         yield Change(right, f"forgotten {names[0]}", 4.5)
     if part.op == "add":
+        if context.step == "inputs":
+            yield Change(ex.times(left, right), f"{names[1]} was multiplied instead of added", 6.5, scope="rows")
         yield Change(ex.subtract(left, right), f"{names[1]} was subtracted instead of added", 6)
         yield Change(ex.add(left, ex.scale(right, 2.0)), f"{names[1]} was added twice", 6.5)
     else:

@@ -55,6 +55,7 @@ def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
     for value, name, cost, same in distinct_factors(factor, named):
         yield Change(arg if value == 1.0 else ex.scale(arg, value), name, cost, alternatives=same)
     seen = [factor, *(value for value, _, _ in named)]
+    yield from _partly_scaled(part, context)
     for difference in (factor, -factor, 1 / factor if factor else 0.0, -1 / factor if factor else 0.0):
         what = "added" if difference > 0 else "subtracted"
         yield Change(ex.shift(arg, difference), f"the scale was {what} instead of multiplied", 7.5)
@@ -67,6 +68,20 @@ def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
                 seen.append(value)
                 name = f"early rounding: {usual} was rounded to {DIGITS[places]}"
                 yield Change(ex.scale(arg, value), name, 6.5, rounding=True)
+
+
+def _partly_scaled(part: Expression, context: Context) -> Iterator[Change]:
+    """a·b + c·d/√d: only the last product, or only the first one, was scaled."""
+    (arg,), factor = part.args, part.param
+    product = context.formulas.get(arg.param) if arg.op == "ref" else arg
+    if product is None or product.op != "matmul" or product.param is not None:
+        return
+    size = context.shape(product.args[0])[-1]
+    usual = "1/√d" if context.problem.problem.default_scale else "β"
+    for index, which in ((size - 1, "last"), (0, "first")) if size > 1 else ():
+        factors = [factor if k == index else 1.0 for k in range(size)]
+        name = f"{usual} was applied only to the {which} product of each dot product: parentheses are missing"
+        yield Change(product.with_param(factors), name, 6, scope="rows")
 
 
 def function_changes(part: Expression, context: Context) -> Iterator[Change]:
