@@ -43,6 +43,7 @@ def entry_slips(
                         if moved is None:
                             break
                         trials.entries += 2.0 ** -(SIGN + math.log2(math.prod(shape))) / len(worlds)
+                        trials.places += world == worlds[0]
                         slip = entry.find_slip(moved)
                         if slip is not None:
                             yield slip
@@ -96,8 +97,18 @@ class _Entry:
             guess = self.predict(usual)
             if guess is not None and (np.abs(guess - sheet.values)[wrong] <= sheet.unit[wrong] / 2 + 1e-9).all():
                 return self.name_slip(usual, 1e-9) if self.operand.op == "ref" else self.name_intermediate(usual, 1e-9)
-        head, row, column = np.unravel_index(int(np.argmax(np.where(wrong, np.abs(slope), -1))), slope.shape)
+        targets = wrong & self.linear(moved) if self.name != self.step else wrong
+        targets = targets if targets.any() else wrong
+        head, row, column = np.unravel_index(int(np.argmax(np.where(targets, np.abs(slope), -1))), slope.shape)
         return self.solve((int(head), int(row), int(column)), moved)
+
+    def linear(self, moved: Array) -> Array:
+        """The numbers that have one solution: a score of a token with itself is quadratic in an entry of X."""
+        twice = self.predict(self.old + 2)
+        if twice is None:
+            return np.ones(moved.shape, bool)
+        first = self.slope(moved)
+        return np.abs(self.slope(twice) - 2 * first) <= 1e-9 * np.maximum(1.0, np.abs(first))
 
     def solve(self, target: Place, moved: Array) -> Slip | None:
         """The value that gives one wrong number, by secants."""
@@ -180,7 +191,8 @@ class _Entry:
             text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{note}{where}"
             if not value:
                 text = f"{cell} was left out: it was {verb} as 0{where}"
-        return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})
+        bits = cost + math.log2(self.array.size) + (1.0 if local else 0.0)
+        return Slip(text, bits, {self.name: self.formula(value)}, solved=True)
 
     def value_bits(self, value: float) -> float:
         """log2 of how many numbers are as short as this one, and as large as the numbers of the matrix."""

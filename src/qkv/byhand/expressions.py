@@ -225,6 +225,8 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sign of x": np.sign,
     "whole part of x": lambda x: np.trunc(x + np.sign(x) * 1e-9),
     "nearest whole number": lambda x: round_half_up(x, 0),
+    "upper half on both sides": lambda x: np.triu(x) + np.swapaxes(np.triu(x, 1), -1, -2),
+    "lower half on both sides": lambda x: np.tril(x) + np.swapaxes(np.tril(x, -1), -1, -2),
     "only the diagonal": lambda x: x * np.eye(x.shape[-2], x.shape[-1]),
     "sum of heads": lambda x: np.broadcast_to(x.sum(1, keepdims=True), x.shape),
     "mean of heads": lambda x: np.broadcast_to(x.mean(1, keepdims=True), x.shape),

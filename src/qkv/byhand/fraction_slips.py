@@ -40,12 +40,13 @@ def add_wrongly(terms: Terms, rule: str) -> float | None:
     return sum(product.numerator for product in products) / bottom
 
 
-def wrong_sums(terms: Terms) -> Iterator[tuple[str, float]]:
-    """The wrong sums by each rule, with its name."""
+def wrong_sums(terms: Terms) -> Iterator[tuple[str, float, bool]]:
+    """The wrong sums by each rule, with its name, and whether only one number of the sum is not whole."""
+    few = sum(a * b != round(a * b) for a, b in terms) < 2
     for rule in RULES:
         value = add_wrongly(terms, rule)
         if value is not None:
-            yield NAMES[rule], value
+            yield NAMES[rule], value, few and rule != "kept"
 
 
 def has_fractions(array: Array) -> bool:

@@ -228,8 +228,11 @@ class Report:
 
     def possible_slips(self, step: str) -> str:
         """The likeliest slips that give all numbers of a step, which are too few to tell."""
-        possible = sorted(self.possible.get(step, {}).items(), key=lambda pair: pair[1])[:MAX_POSSIBLE]
-        return f"perhaps {' or '.join(name for name, _ in possible)} (too few digits to tell)" if possible else ""
+        names: list[str] = []
+        for name, _ in sorted(self.possible.get(step, {}).items(), key=lambda pair: pair[1]):
+            if not any(_same_slip(name, other) for other in names):
+                names.append(name)
+        return f"perhaps {' or '.join(names[:MAX_POSSIBLE])} (too few digits to tell)" if names else ""
 
     def finding_remark(self, sheet: WrittenStep, found: Finding, status: Mapping[Place, Status]) -> Remark:
         name, alternatives = found.slip.name, self.alternatives[id(found)]

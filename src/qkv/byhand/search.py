@@ -178,7 +178,7 @@ class Search(Patcher):
         before, after = hypothesis.matches[step], new.matches[step]
         spoiled = (before != WRONG) & (after == WRONG)
         self.trials.add(slip.cost, hypothesis.predictions[step][0], new.predictions[step][0], spoiled)
-        if (slip.rounding or self.explains(hypothesis, new, step)) and new.bits < hypothesis.bits:
+        if (slip.rounding or self.explains(hypothesis, new, step)) and self.is_shorter(hypothesis, new, slip, step):
             yield new
         solved = (before == WRONG) & (after < BETWEEN)
         if not solved.any() or (not spoiled.any() and not (after == WRONG).any()):
@@ -194,6 +194,13 @@ class Search(Patcher):
             new = self.with_slip(hypothesis, part, step, step)
             if new is not None and self.explains(hypothesis, new, step) and new.bits < hypothesis.bits:
                 yield new
+
+    def is_shorter(self, old: Hypothesis, new: Hypothesis, slip: Slip, step: str) -> bool:
+        """Whether a slip makes the description shorter; an entry that several steps read may do so only in all."""
+        if new.bits < old.bits or not slip.solved or step in slip.changes:
+            return new.bits < old.bits
+        finished = self.finish(new.copy())
+        return finished is not None and finished.bits < old.bits
 
     def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
         """Whether a slip explains a number that rounding alone does not, or hardly."""
@@ -221,7 +228,8 @@ class Search(Patcher):
             if not solved.any():
                 yield new
                 continue
-            tried = trials.bits(slip.cost, solved) + slip.free + EACH_MORE * several
+            free = float(self.information[step][solved].max()) if slip.solved else math.inf
+            tried = trials.bits(slip.cost, solved, free) + slip.free + EACH_MORE * several
             wrong = int((hypothesis.matches[step] == WRONG).sum())
             tried += math.log2(wrong / int(solved.sum()))  # other numbers may have fitted instead
             missing = self.missing_bits(hypothesis, new, step, tried)
@@ -229,7 +237,12 @@ class Search(Patcher):
                 missing -= self.confirmed_elsewhere(hypothesis, new, step)
             if missing <= 0:
                 yield new
-            elif missing <= POSSIBLE and slip.cost <= POSSIBLE_COST and not several and not _unexplained(new, step):
+            elif (
+                missing <= POSSIBLE
+                and (slip.solved or slip.cost <= POSSIBLE_COST)
+                and not several
+                and not _unexplained(new, step)
+            ):
                 self.possible.setdefault(step, {}).setdefault(slip.name, slip.cost)
 
     def solved(self, old: Hypothesis, new: Hypothesis, step: str) -> Array:

@@ -29,6 +29,7 @@ class Slip:
     scope: Scope = "cells"
     alternatives: tuple[str, ...] = ()  # other slips with the same effect
     single: bool = False  # in a single number
+    solved: bool = False  # in one entry, whose value was solved for
     free: float = 0.0  # bits of numbers that were solved for: the sheet must tell as many more
 
 

@@ -138,10 +138,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
     over = "softmax over" if softmax else "summed over"
     everything = f"{over} everything" + (": divided by the sum of all exponentials" if softmax else "")
     yield Change(part.with_param(("column", None)), f"{over} the wrong axis: {wrong}", 4, scope="heads")
-    yield Change(part.with_param(("all", None)), everything, 4.5, scope="heads")
+    yield Change(_everywhere(part, "all"), everything, 4.5, scope="heads")
     heads, rows, _ = context.shape(arg)
     if heads > 1:
-        yield Change(part.with_param(("all heads", None)), f"{over} everything, over all heads", 6, scope="whole")
+        yield Change(_everywhere(part, "all heads"), f"{over} everything, over all heads", 6, scope="whole")
         together = f"{over} the keys of all heads together instead of each head's own"
         yield Change(part.with_param(("row of all heads", None)), together, 5, scope="whole")
         yield Change(part.with_param(("heads", None)), f"{over} the heads instead of the keys", 6, scope="whole")
@@ -176,6 +176,11 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
         kind = "exponential" if softmax else "term"
         name = f"the {kind} of key {k + 1} is missing in the sum"
         yield Change(part.with_param(("row", k)), name, 6.5 + math.log2(size), scope="rows")
+
+
+def _everywhere(part: Expression, axis: str) -> Expression:
+    """One sum of everything, for each row."""
+    return ex.add(part.with_param((axis, None)), ex.scale(part, 0.0))
 
 
 def _sums_of_others(arg: Expression, context: Context) -> Iterator[Change]:
