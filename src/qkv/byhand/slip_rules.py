@@ -19,6 +19,7 @@ from qkv.byhand.head_slips import (
     combined_heads,
     head_changes,
     head_factors,
+    head_order_changes,
     head_product_changes,
     head_result_changes,
 )
