@@ -178,13 +178,15 @@ class Predictor:
     ) -> tuple[Array, Array]:
         """The prediction and the match of weights whose exponentials and sums, not on the sheet, were rounded as it is.
 
-        Small exponentials lose most of their digits. The weights may be off by no more than the tolerance.
+        Small exponentials lose most of their digits. Weights that are not those of exactly these rounded numbers, or
+        whose exponentials were all rounded to 0, may be off by no more than the tolerance.
         """
         formula = ex.round_parts(hypothesis.formulas[sheet.step], self.places)
         prediction = np.broadcast_to(ex.evaluate(formula, hypothesis.values, {}), plain.shape)
         rounded = compare(sheet, prediction, self.near[sheet.step], right, tolerance)
         off = np.abs(sheet.values - plain[1])
-        better = (rounded < match) & (off <= self.tolerance + sheet.unit / 2)
+        follows = (rounded == CONTINUED) & (prediction[2].sum(-1, keepdims=True) > 0)
+        better = (rounded < match) & (follows | (off <= self.tolerance + sheet.unit / 2))
         return np.where(better, prediction, plain), np.where(better, rounded, match)
 
     def cell_costs(self, step: str, match: Array, prediction: Array, tolerance: Array) -> Array:
