@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Array, Expression
+from qkv.byhand.fraction_slips import wrong_sums
 from qkv.byhand.numbers import format_digits
 
 MAX_NAMES = 4  # of slips that give the same number
@@ -20,6 +21,7 @@ LOST_SIGN = "a lost minus sign"
 EXTRA_SIGN = "a minus sign too many"
 ONLY_HERE = 3.0  # bits: a slip in the formula of one number alone
 HARD_PRODUCT = 21  # smaller products are known by heart
+FEW_FRACTIONS = 8.5  # bits: a wrong rule for fractions, but only one number is a fraction
 NOT_IDENTIFIED = "not identified"
 OFF_BY = "an arithmetic error, or another number was copied"  # nothing more is known about a single number
 Place = tuple[int, int, int]  # head, row, column
@@ -148,6 +150,9 @@ def cell_slips(
         for quotient in (a / b, b / a):
             if fits(right - product + quotient) and abs(quotient) != abs(product):
                 yield CellSlip("divided", f"divided instead of multiplied: {text}", 7 + bits, value)
+    for name, total, few in wrong_sums(terms):
+        if fits(total):
+            yield CellSlip("fractions", name, FEW_FRACTIONS if few else 5.5, total, rare=few)
     yield from _addends(context, place, fits)
     yield from _pairings(terms, fits)
     positive = sum(abs(a * b) for a, b in terms)

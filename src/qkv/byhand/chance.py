@@ -33,6 +33,7 @@ class Trials:
 
     slips: list[tuple[float | int, Array, Array]] = field(default_factory=list)
     entries: float = 0.0  # 2^cost of it values of single entries are at most as costly
+    places: int = 0  # entries that could explain all wrong numbers
 
     def add(self, cost: float | int, before: Array, after: Array, spoiled: Array) -> None:
         """Record a slip; spoiled: the right numbers that it changes."""
@@ -40,14 +41,18 @@ class Trials:
             changed = np.abs(after - before) > 1e-9 * np.maximum(1.0, np.abs(before))
         self.slips.append((cost + (RESTRICTED if spoiled.any() else 0.0), changed, after))
 
-    def bits(self, cost: float | int, explained: Array) -> float:
-        """log2 of how many slips up to a cost were tried for these numbers."""
+    def bits(self, cost: float | int, explained: Array, free: float = math.inf) -> float:
+        """log2 of how many slips up to a cost were tried for these numbers.
+
+        free: the bits of one of these numbers, which some value of an entry gives, whatever it costs.
+        """
         different = {
             tuple(np.round(after[explained], 6).tolist())
             for other, changed, after in self.slips
             if other <= cost + 1e-9 and changed[explained].all()
         }
-        return math.log2(max(1.0, len(different) + self.entries * 2.0**cost))
+        values = min(self.entries * 2.0**cost, self.places * 2.0 ** min(free, 64.0))
+        return math.log2(max(1.0, len(different) + values))
 
 
 def bits_of_pair(costs: Sequence[float | int]) -> float:

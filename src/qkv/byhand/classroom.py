@@ -28,8 +28,9 @@ from qkv.byhand.html import html_page, html_sheet
 from qkv.byhand.latex import latex_document, latex_sheet, standalone
 from qkv.byhand.numbers import Number, format_decimal, to_text
 from qkv.byhand.problem import Problem, make_problem
+from qkv.byhand.report import StepCheck, Verification
 from qkv.byhand.solution import solve_problem
-from qkv.byhand.verification import TOLERANCE, StepCheck, Verification, verify
+from qkv.byhand.verification import TOLERANCE, verify
 
 ANSWER_FILES = (".toml", ".json", ".csv")
 SHEETS, KEYS, FEEDBACK = "sheets", "keys", "feedback"

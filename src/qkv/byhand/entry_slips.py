@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place
+from qkv.byhand.cell_slips import EXTRA_SIGN, LOST_SIGN, NameCell, Place, misreadings
 from qkv.byhand.chance import Trials
 from qkv.byhand.expressions import Array, Expression
 from qkv.byhand.formulas import GIVEN, Formulas, symbol
@@ -43,6 +43,7 @@ def entry_slips(
                         if moved is None:
                             break
                         trials.entries += 2.0 ** -(SIGN + math.log2(math.prod(shape))) / len(worlds)
+                        trials.places += world == worlds[0]
                         slip = entry.find_slip(moved)
                         if slip is not None:
                             yield slip
@@ -96,8 +97,18 @@ class _Entry:
             guess = self.predict(usual)
             if guess is not None and (np.abs(guess - sheet.values)[wrong] <= sheet.unit[wrong] / 2 + 1e-9).all():
                 return self.name_slip(usual, 1e-9) if self.operand.op == "ref" else self.name_intermediate(usual, 1e-9)
-        head, row, column = np.unravel_index(int(np.argmax(np.where(wrong, np.abs(slope), -1))), slope.shape)
+        targets = wrong & self.linear(moved) if self.name != self.step else wrong
+        targets = targets if targets.any() else wrong
+        head, row, column = np.unravel_index(int(np.argmax(np.where(targets, np.abs(slope), -1))), slope.shape)
         return self.solve((int(head), int(row), int(column)), moved)
+
+    def linear(self, moved: Array) -> Array:
+        """The numbers that have one solution: a score of a token with itself is quadratic in an entry of X."""
+        twice = self.predict(self.old + 2)
+        if twice is None:
+            return np.ones(moved.shape, bool)
+        first = self.slope(moved)
+        return np.abs(self.slope(twice) - 2 * first) <= 1e-9 * np.maximum(1.0, np.abs(first))
 
     def solve(self, target: Place, moved: Array) -> Slip | None:
         """The value that gives one wrong number, by secants."""
@@ -150,6 +161,9 @@ class _Entry:
         """The slip if the value is the negative one, a neighbor or a short number, up to a slack."""
         old, problem = self.old, self.predictor.problem
         candidates = [(-old, SIGN), *((neighbor, 5.5) for neighbor in self.neighbors())]
+        known = sorted(misreadings(old), key=lambda misreading: -misreading[2])
+        misread = {read: (note, cost) for read, note, cost in known if read and note}
+        candidates += [(read, cost) for read, (_, cost) in misread.items()]
         short = short_number(value, slack)
         if short is not None:
             near = abs(abs(short - old) - 1) < 1e-9 or not short
@@ -173,10 +187,12 @@ class _Entry:
             text = f"{LOST_SIGN if old < 0 else EXTRA_SIGN} {place}"
         else:
             verb = "taken" if hidden else "read"
-            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{where}"
+            note = f" ({misread[value][0].removeprefix(': ')})" if value in misread else ""
+            text = f"{cell} was {verb} as {_text(value)} instead of {_text(old)}{note}{where}"
             if not value:
                 text = f"{cell} was left out: it was {verb} as 0{where}"
-        return Slip(text, cost + math.log2(self.array.size) + (1.0 if local else 0.0), {self.name: self.formula(value)})
+        bits = cost + math.log2(self.array.size) + (1.0 if local else 0.0)
+        return Slip(text, bits, {self.name: self.formula(value)}, solved=True)
 
     def value_bits(self, value: float) -> float:
         """log2 of how many numbers are as short as this one, and as large as the numbers of the matrix."""

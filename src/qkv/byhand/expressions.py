@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.byhand.fraction_slips import multiply_wrongly
 from qkv.byhand.worlds import Array, round_half_up, round_hidden
 
 LARGEST_EXPONENT = 600.0
@@ -44,6 +45,11 @@ def ref(name: str) -> Expression:
 def matmul(left: Expression, right: Expression, inner: Any = None) -> Expression:
     """The matrix product; inner: a factor for each term of the dot products."""
     return Expression("matmul", (left, right), inner)
+
+
+def fractions(left: Expression, right: Expression, rule: str) -> Expression:
+    """The matrix product with fractions added by a wrong rule (see `fraction_slips`)."""
+    return Expression("fractions", (left, right), rule)
 
 
 def transpose(arg: Expression) -> Expression:
@@ -132,6 +138,21 @@ def unwritten(arg: Expression, places: int) -> Expression:
     return Expression("unwritten", (arg,), places)
 
 
+def round_parts(softmax: Expression, places: int) -> Expression:
+    """A softmax whose exponentials and sums may have been rounded before the division; shared parts stay shared."""
+    done: dict[int, Expression] = {}
+
+    def walk(part: Expression) -> Expression:
+        if id(part) not in done:
+            args = tuple(walk(arg) for arg in part.args)
+            changed = any(a is not b for a, b in zip(args, part.args, strict=True))
+            new = replace(part, args=args) if changed else part
+            done[id(part)] = unwritten(new, places) if part.op in ("apply", "total") else new
+        return done[id(part)]
+
+    return walk(softmax)
+
+
 def evaluate(expression: Expression, values: Mapping[str, Array], memo: dict[int, Array] | None = None) -> Array:
     """The array of an expression; ValueError if shapes do not fit. memo: results by the id of a subexpression."""
     if expression.op == "ref":
@@ -193,6 +214,8 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "length 1": lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-300),
     "max(x, 0)": lambda x: np.maximum(x, 0),
     "min(x, 0)": lambda x: np.minimum(x, 0),
+    "x = 0": lambda x: (x == 0).astype(float),
+    "1 − x": lambda x: 1 - x,
     "x > 0": lambda x: (x > 0).astype(float),
     "√|x|": lambda x: np.sqrt(np.abs(x)),
     "1/x": lambda x: np.where(x == 0, 0.0, 1 / np.where(x == 0, 1.0, x)),
@@ -202,6 +225,8 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sign of x": np.sign,
     "whole part of x": lambda x: np.trunc(x + np.sign(x) * 1e-9),
     "nearest whole number": lambda x: round_half_up(x, 0),
+    "upper half on both sides": lambda x: np.triu(x) + np.swapaxes(np.triu(x, 1), -1, -2),
+    "lower half on both sides": lambda x: np.tril(x) + np.swapaxes(np.tril(x, -1), -1, -2),
     "only the diagonal": lambda x: x * np.eye(x.shape[-2], x.shape[-1]),
     "sum of heads": lambda x: np.broadcast_to(x.sum(1, keepdims=True), x.shape),
     "mean of heads": lambda x: np.broadcast_to(x.mean(1, keepdims=True), x.shape),
@@ -254,6 +279,10 @@ def _total(values: Array, param: tuple[str, int | None]) -> Array:
             return values.mean(-1, keepdims=True)
         case "one more":
             return values.sum(-1, keepdims=True) + 1
+        case "first":
+            return values[..., :1]
+        case "running":
+            return values.cumsum(-1)
         case "others":
             return values.sum(-1, keepdims=True) - values
         case _:
@@ -298,6 +327,7 @@ def _exchanged(values: Array, param: tuple[tuple[int, int, int], tuple[int, int,
 
 _OPERATIONS: dict[str, Callable[..., Array]] = {
     "matmul": _matmul,
+    "fractions": multiply_wrongly,
     "transpose": lambda values, param: np.swapaxes(values, -1, -2),
     "scale": lambda values, factor: values * factor,
     "add": lambda left, right, param: left + right,

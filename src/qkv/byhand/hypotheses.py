@@ -151,6 +151,10 @@ class Predictor:
             self.evaluations += 1
             if name not in self.written:
                 hidden = name in self.roundable
+                if hidden and hypothesis.formulas[name].op == "divide":
+                    prediction = np.repeat(prediction, WORLDS, 0) if len(prediction) == 1 else prediction.copy()
+                    parts = ex.round_parts(hypothesis.formulas[name], self.places)
+                    prediction[MIXED:] = ex.evaluate(parts, hypothesis.values, {})[MIXED:]
                 hypothesis.values[name] = round_hidden(prediction, self.places, name) if hidden else prediction
                 continue
             sheet = self.written[name]
@@ -161,11 +165,29 @@ class Predictor:
             right = ~self.wrong[name] if strict is None else ~(self.wrong[name] | strict)
             tolerance = np.where(hypothesis.claimed.get(name, False), 0.0, self.tolerance)
             match = compare(sheet, prediction, self.near[name], right, tolerance)
+            if self.places and match.max() > CONTINUED and hypothesis.formulas[name].op == "divide":
+                prediction, match = self.round_softmax(hypothesis, sheet, prediction, match, right, tolerance)
             hypothesis.predictions[name] = prediction
             hypothesis.matches[name] = match
             hypothesis.costs[name] = float(self.cell_costs(name, match, prediction, tolerance).sum())
             certain = (match == WRONG) | (match == CORRECTED)
             hypothesis.values[name] = continue_from(sheet.values, sheet.unit, prediction, certain, name)
+
+    def round_softmax(
+        self, hypothesis: Hypothesis, sheet: WrittenStep, plain: Array, match: Array, right: Array, tolerance: Array
+    ) -> tuple[Array, Array]:
+        """The prediction and the match of weights whose exponentials and sums, not on the sheet, were rounded as it is.
+
+        Small exponentials lose most of their digits. Weights that are not those of exactly these rounded numbers, or
+        whose exponentials were all rounded to 0, may be off by no more than the tolerance.
+        """
+        formula = ex.round_parts(hypothesis.formulas[sheet.step], self.places)
+        prediction = np.broadcast_to(ex.evaluate(formula, hypothesis.values, {}), plain.shape)
+        rounded = compare(sheet, prediction, self.near[sheet.step], right, tolerance)
+        off = np.abs(sheet.values - plain[1])
+        follows = (rounded == CONTINUED) & (prediction[2].sum(-1, keepdims=True) > 0)
+        better = (rounded < match) & (follows | (off <= self.tolerance + sheet.unit / 2))
+        return np.where(better, prediction, plain), np.where(better, rounded, match)
 
     def cell_costs(self, step: str, match: Array, prediction: Array, tolerance: Array) -> Array:
         """The bits to write each number of a step, given its prediction."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.expressions import Expression
-from qkv.byhand.slips import Bits, Change, Context
+from qkv.byhand.slips import Bits, Change, Context, distinct_factors
 
 
 def loss_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -14,8 +14,8 @@ def loss_changes(part: Expression, context: Context) -> Iterator[Change]:
     factors, difference = part.args
     loss = context.problem.problem.loss
     assert loss is not None
-    for changed, name, cost in _other_factors(factors, context):
-        yield Change(ex.times(changed, difference), name, cost, scope="rows")
+    for changed, name, cost, same in _other_factors(factors, context):
+        yield Change(ex.times(changed, difference), name, cost, scope="rows", alternatives=same)
     if difference.op != "subtract":  # changed by another slip
         return
     if loss.cross_entropy:
@@ -61,11 +61,11 @@ def mean_changes(part: Expression, context: Context) -> Iterator[Change]:
     else:
         named = [(1 / (tokens * dim), "the mean instead of the sum: divided by the number of outputs", 4.0)]
         named += [(1 / tokens, "the mean instead of the sum: divided by the number of tokens", 4.5)]
-    for factor, name, cost in named:
-        yield Change(ex.scale(part, factor), name, cost, scope="rows")
+    for factor, name, cost, same in distinct_factors(1.0, named):
+        yield Change(ex.scale(part, factor), name, cost, scope="rows", alternatives=same)
 
 
-def _other_factors(factors: Expression, context: Context) -> Iterator[tuple[Expression, str, Bits]]:
+def _other_factors(factors: Expression, context: Context) -> Iterator[tuple[Expression, str, Bits, tuple[str, ...]]]:
     """Wrong factors, by the loss."""
     loss = context.problem.problem.loss
     assert loss is not None
@@ -98,16 +98,13 @@ def _other_factors(factors: Expression, context: Context) -> Iterator[tuple[Expr
     named += [(two / (tokens * dim), "divided by the number of all outputs", 5.5)]
     named += [(1 / tokens, "divided by the number of tokens, and the factor 2 is missing", 6.0)] if two == 2 else []
     named += [(2.0, "a factor 2 that only a squared error has", 6.0)] if two == 1 else []
-    seen = [right]
-    for value, name, cost in named:
-        if all(abs(value - other) > 1e-12 for other in seen):
-            seen.append(value)
-            yield ex.scale(factors, value / right), name, cost
+    for value, name, cost, same in distinct_factors(right, named):
+        yield ex.scale(factors, value / right), name, cost, same
     if count < tokens:
         everywhere = ex.apply("1", factors)
-        yield ex.scale(everywhere, right), "tokens without a class were not left out", 4.5
+        yield ex.scale(everywhere, right), "tokens without a class were not left out", 4.5, ()
         both = f"tokens without a class were not left out, and all {tokens} tokens were counted"
-        yield ex.scale(everywhere, 1 / tokens), both, 5.0
+        yield ex.scale(everywhere, 1 / tokens), both, 5.0, ()
 
 
 def _class_changes(part: Expression, context: Context) -> Iterator[Change]:

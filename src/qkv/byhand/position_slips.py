@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.expressions import Array
+from qkv.byhand.expressions import Array, ref
 from qkv.byhand.formulas import GIVEN, Formulas, StepFormulas, symbol
 from qkv.byhand.slips import Slip, join_names, rename
 
@@ -29,6 +29,13 @@ def position_slips(problem: StepFormulas, formulas: Formulas) -> Iterator[Slip]:
             changes = {step: rename(formulas[step], {"inputs": "x"}) for step in chosen}
             name = f"the positions were not added for {join_names([symbol(step) for step in chosen])}"
             yield Slip(name, 4.2, changes, scope="whole")
+    late = {
+        step: ex.add(rename(formulas[step], {"inputs": "x"}), ref("positions"))
+        for step in readers
+        if formulas[step].op == "matmul" and problem.given.get(f"{GIVEN}w{step[0]}", given).shape[-1] == dim
+    }
+    if late:
+        yield Slip("the positions were added after the projections, not before", 5.5, late, scope="whole")
 
 
 def _other_sinusoids(tokens: int, dim: int) -> Iterator[tuple[str, Array, float]]:

@@ -2,22 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from qkv.byhand import expressions as ex
 from qkv.byhand.cell_slips import (
     NOT_IDENTIFIED,
-    OFF_BY,
-    CellContext,
-    CellSlip,
-    NameCell,
-    Place,
-    is_chance,
-    likely_cell_slips,
 )
 from qkv.byhand.chance import (
     CONFIDENCE,
@@ -27,35 +19,31 @@ from qkv.byhand.chance import (
     Trials,
     bits_of_pair,
     evidence,
-    rows_that_add_up,
 )
 from qkv.byhand.entry_slips import entry_slips
 from qkv.byhand.expressions import Array
 from qkv.byhand.formulas import GIVEN
 from qkv.byhand.head_slips import SIDE_BY_SIDE
-from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Finding, Hypothesis, Predictor
+from qkv.byhand.hypotheses import BETWEEN, CORRECTED, CUT, LAST, WRONG, Hypothesis
+from qkv.byhand.mask_slips import other_mask_slips
 from qkv.byhand.multistep_slips import multistep_slips
 from qkv.byhand.offset_slips import offset_slips, scale_slips
+from qkv.byhand.patches import Patcher
+from qkv.byhand.regions import find_regions
 from qkv.byhand.sheet import WrittenStep
 from qkv.byhand.slip_rules import formula_slips
-from qkv.byhand.slips import Context, Scope, Slip
-from qkv.byhand.softmax_slips import other_mask_slips
-from qkv.byhand.worlds import MIXED, WORLDS
+from qkv.byhand.slips import Context, Slip
+from qkv.byhand.worlds import MIXED
 
 BEAM = 5
 MARGIN = 12  # bits above a complete hypothesis that an open one may have
 MAX_EXPANSIONS = 60
 MAX_EVALUATIONS = 7000  # of formulas in one search; about two seconds
 FOR_ROUNDED = 2000  # of these for steps without wrong numbers
-EXCHANGED = 7.5  # bits for two numbers in each other's place
-CERTAIN = 4.0  # bits: a slip in one number up to this cost is named also among numbers that no slip explains
-TELLING = 6.0  # bits of a number that can confirm such a slip
-MAX_EXPLANATIONS = 2  # different slips in single numbers of one step; more would fit by chance
-MAX_PATCHES = 4  # wrong numbers of a step that are compared with slips in its formula
 COMMON = 6.0  # bits: slips up to this cost are also tried in pairs
 
 
-class Search(Predictor):
+class Search(Patcher):
     """The search for the shortest explanation of one sheet."""
 
     def run(self) -> list[Hypothesis]:
@@ -190,7 +178,7 @@ class Search(Predictor):
         before, after = hypothesis.matches[step], new.matches[step]
         spoiled = (before != WRONG) & (after == WRONG)
         self.trials.add(slip.cost, hypothesis.predictions[step][0], new.predictions[step][0], spoiled)
-        if (slip.rounding or self.explains(hypothesis, new, step)) and new.bits < hypothesis.bits:
+        if (slip.rounding or self.explains(hypothesis, new, step)) and self.is_shorter(hypothesis, new, slip, step):
             yield new
         solved = (before == WRONG) & (after < BETWEEN)
         if not solved.any() or (not spoiled.any() and not (after == WRONG).any()):
@@ -200,12 +188,19 @@ class Search(Predictor):
         ((name, formula),) = slip.changes.items()
         shape = hypothesis.values[name].shape[1:]
         joined = self.problem.problem.heads if step in SIDE_BY_SIDE and name == step else 1
-        for region, where, cost in _regions(solved, after != WRONG, shape, self.naming(step), slip.scope, joined):
+        for region, where, cost in find_regions(solved, after != WRONG, shape, self.naming(step), slip.scope, joined):
             scoped = ex.where(region, formula, hypothesis.formulas[name])
             part = Slip(f"{slip.name} ({where})", slip.cost + cost, {name: scoped}, slip.rounding)
             new = self.with_slip(hypothesis, part, step, step)
             if new is not None and self.explains(hypothesis, new, step) and new.bits < hypothesis.bits:
                 yield new
+
+    def is_shorter(self, old: Hypothesis, new: Hypothesis, slip: Slip, step: str) -> bool:
+        """Whether a slip makes the description shorter; an entry that several steps read may do so only in all."""
+        if new.bits < old.bits or not slip.solved or step in slip.changes:
+            return new.bits < old.bits
+        finished = self.finish(new.copy())
+        return finished is not None and finished.bits < old.bits
 
     def explains(self, old: Hypothesis, new: Hypothesis, step: str) -> bool:
         """Whether a slip explains a number that rounding alone does not, or hardly."""
@@ -233,13 +228,21 @@ class Search(Predictor):
             if not solved.any():
                 yield new
                 continue
-            tried = trials.bits(slip.cost, solved) + slip.free + EACH_MORE * several
+            free = float(self.information[step][solved].max()) if slip.solved else math.inf
+            tried = trials.bits(slip.cost, solved, free) + slip.free + EACH_MORE * several
             wrong = int((hypothesis.matches[step] == WRONG).sum())
             tried += math.log2(wrong / int(solved.sum()))  # other numbers may have fitted instead
             missing = self.missing_bits(hypothesis, new, step, tried)
+            if missing > 0 and step not in slip.changes:
+                missing -= self.confirmed_elsewhere(hypothesis, new, step)
             if missing <= 0:
                 yield new
-            elif missing <= POSSIBLE and slip.cost <= POSSIBLE_COST and not several and not _unexplained(new, step):
+            elif (
+                missing <= POSSIBLE
+                and (slip.solved or slip.cost <= POSSIBLE_COST)
+                and not several
+                and not _unexplained(new, step)
+            ):
                 self.possible.setdefault(step, {}).setdefault(slip.name, slip.cost)
 
     def solved(self, old: Hypothesis, new: Hypothesis, step: str) -> Array:
@@ -250,12 +253,32 @@ class Search(Predictor):
         solved = self.solved(old, new, step)
         if not solved.any():
             return 0.0
+        return tried + CONFIDENCE - self.told_bits(old, new, step)
+
+    def told_bits(self, old: Hypothesis, new: Hypothesis, step: str) -> float:
+        """The bits that the numbers of a step tell which new slips explain."""
+        solved = self.solved(old, new, step)
         tolerance = np.where(solved, 0.0, self.tolerance)
         before, after = (self.cell_costs(step, h.matches[step], h.predictions[step], tolerance) for h in (old, new))
         closer = np.where(old.matches[step] == WRONG, 0.0, np.maximum(before - after, 0.0)).sum()
         after += new.matches[step] > CORRECTED  # a little more or less than predicted
-        told = evidence(self.written[step], solved, self.information[step] - after) + float(closer)
-        return tried + CONFIDENCE - told
+        return evidence(self.written[step], solved, self.information[step] - after) + float(closer)
+
+    def confirmed_elsewhere(self, old: Hypothesis, new: Hypothesis, step: str) -> float:
+        """The bits told by other steps that the last slip explains as well, as one entry does that several steps read.
+
+        A step counts only if its numbers did not follow from those written before it, and all do with the slip.
+        """
+        finished = self.finish(new.copy())
+        if finished is None:
+            return 0.0
+        bits = 0.0
+        for name in self.written:
+            if name == step or not _unexplained(old, name):
+                continue
+            if not _unexplained(finished, name):
+                bits += self.told_bits(old, finished, name)
+        return bits
 
     def pairs(self, hypothesis: Hypothesis, step: str, cone: list[str]) -> Iterator[Hypothesis]:
         """Two common slips together."""
@@ -285,192 +308,14 @@ class Search(Predictor):
             if other.cost <= COMMON and other.cost >= slip.cost - 1 and not other.rounding:
                 yield other
 
-    def patch(self, hypothesis: Hypothesis, step: str) -> Hypothesis:
-        """Take each wrong number as a slip of its own."""
-        sheet, naming = self.written[step], self.naming(step)
-        wrong = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(hypothesis.matches[step] == WRONG)]
-        hidden = {name: hypothesis.formulas[name] for name in self.problem.steps if name not in self.written}
-        contexts = []
-        slips = self.common_slips(hypothesis, step) if len(wrong) <= MAX_PATCHES else []
-        for world in (0, 1):
-            own = {
-                name: value[world : world + 1] if len(value) > 1 else value for name, value in hypothesis.values.items()
-            }
-            prediction = hypothesis.predictions[step][world]
-            others = tuple(_predict_others(slips, step, own, prediction.shape))
-            contexts.append(CellContext(hypothesis.formulas[step], hidden, own, prediction, naming.columns, others))
-        new = hypothesis
-        exchanged = _exchanged_pairs(wrong, sheet, hypothesis.predictions[step])
-        bits = self.information[step]
-        names = {
-            place: likely_cell_slips(
-                contexts, place, *sheet.number(place), "/" not in sheet.text(*place), float(bits[place])
-            )
-            for place in wrong
-        }
-        adds_up = rows_that_add_up(sheet)
-        for place in wrong:  # two wrong numbers of a row that adds up are no two slips
-            if adds_up[place[:2]] and sum(other[:2] == place[:2] for other in wrong) > 1:
-                names[place] = []
-        if len(wrong) > 1:
-            names = self.without_chance(hypothesis, step, names, exchanged)
-        unknown = [place for place, slips in names.items() if not _is_known(slips) and place not in exchanged]
-        if len(unknown) > 1:
-            exchanged = {}  # some pair of several wrong numbers may fit by chance
-        if 1 < len(unknown) >= len(wrong) - len(unknown):  # then others fit by chance
-            names = {
-                place: [s for s in slips if slips[0].cost <= CERTAIN and bits[place] > TELLING]
-                for place, slips in names.items()
-            }
-        elif not self.is_alone(hypothesis, step, unknown):
-            names = {place: slips if _is_known(slips) else [] for place, slips in names.items()}
-        for place in wrong:
-            if exchanged.get(place, place) >= place:  # else it was named with its partner
-                slip = self.cell_slip(new, step, place, exchanged.get(place), names.get(place, []))
-                cells = frozenset({place, exchanged.get(place, place)})
-                found = Finding(slip, step, cells, hypothesis.predictions[step][0])
-                new = replace(new, formulas={**new.formulas, **slip.changes}, findings=(*new.findings, found))
-        return self.finish(new.copy()) or hypothesis
-
-    def common_slips(self, hypothesis: Hypothesis, step: str) -> list[Slip]:
-        """Slips in the formula of a step that a person may well make in a single number."""
-        slips = formula_slips(Context(step, self.problem, hypothesis.formulas, hypothesis.values))
-        return [s for s in slips if s.cost <= CERTAIN and not s.rounding and s.scope in ("cells", "rows")]
-
-    def without_chance(
-        self,
-        hypothesis: Hypothesis,
-        step: str,
-        names: Mapping[Place, list[CellSlip]],
-        exchanged: Collection[Place],
-    ) -> dict[Place, list[CellSlip]]:
-        """Slips in several numbers of one step without those that may fit by chance.
-
-        Numbers that each need an explanation of their own have a common cause that is not known.
-        """
-        bits = self.information[step]
-        likely = {
-            place: slips if slips and not is_chance(slips[0].cost, float(bits[place])) else []
-            for place, slips in names.items()
-        }
-        known = [slips[0] for place, slips in likely.items() if _is_known(slips) and place not in exchanged]
-        formulas = sum(f.step == step and not f.slip.single and not f.slip.rounding for f in hypothesis.findings)
-        families = {slip.family for slip in known}
-        different = {slip.name for slip in known}
-        digits = [place for place, slips in likely.items() if slips and slips[0].family == "digits"]
-        if len(digits) > MAX_EXPLANATIONS:  # so many wrong digits are no explanation
-            likely |= {place: [] for place in digits}
-        most = 2 * len(names) >= self.written[step].values.size
-        unknown = any(not _is_known(slips) for place, slips in likely.items() if place not in exchanged)
-        explanations = len(families) + formulas + unknown
-        single = len(families) == 1 and not most  # the same slip in several numbers
-        if len(names) > 2 and (explanations > MAX_EXPLANATIONS or (len(different) > MAX_EXPLANATIONS and not single)):
-            return {
-                place: [s for s in slips if slips[0].cost <= CERTAIN and bits[place] > TELLING]
-                for place, slips in likely.items()
-            }
-        return likely
-
-    def is_alone(self, hypothesis: Hypothesis, step: str, unknown: list[Place]) -> bool:
-        """Whether a step has one number that nothing explains, and no slip in its formula."""
-        return len(unknown) < 2 and not any(f.step == step and not f.slip.single for f in hypothesis.findings)
-
-    def cell_slip(
-        self, hypothesis: Hypothesis, step: str, place: Place, partner: Place | None, likely: list[CellSlip]
-    ) -> Slip:
-        """The slip in one number, or in two that are exchanged."""
-        formula, naming = hypothesis.formulas[step], self.naming(step)
-        if partner is not None:
-            name = f"{naming(place)} and {naming(partner)} are exchanged"
-            return Slip(name, EXCHANGED, {step: ex.exchanged(formula, place, partner)}, single=True)
-        if not likely:
-            value, unit = self.written[step].number(place)
-            unrounded = np.full(WORLDS, value)  # what the person may have continued with
-            unrounded[3:MIXED] += unit * np.array([0.5, -0.5, 0.25])
-            changes = {step: ex.patched(formula, place, unrounded if unit else value)}
-            return Slip(NOT_IDENTIFIED, float(self.bits[step][place]), changes, single=True)
-        best, *others = likely
-        changes = {step: ex.patched(formula, place, best.value)}
-        cost = min(best.cost, float(self.bits[step][place]) - 0.1)
-        return Slip(best.name, cost, changes, alternatives=tuple(slip.name for slip in others), single=True)
-
 
 def _is_exact(sheet: WrittenStep, prediction: Array) -> bool:
     """Whether no digits were dropped in a step."""
     return not sheet.unit.any() or bool(np.allclose(prediction[0], sheet.values, rtol=1e-9, atol=1e-12))
 
 
-def _predict_others(
-    slips: Iterable[Slip], step: str, values: Mapping[str, Array], shape: tuple[int, ...]
-) -> Iterator[tuple[str, float, Array]]:
-    """The step with each slip, if the shapes fit."""
-    for slip in slips:
-        try:
-            found = ex.evaluate(slip.changes[step], values)[0]
-        except ValueError:
-            continue
-        if found.shape == shape:
-            yield slip.name, slip.cost, found
-
-
-def _is_known(slips: list[CellSlip]) -> bool:
-    return bool(slips) and slips[0].family != OFF_BY
-
-
 def _unexplained(hypothesis: Hypothesis, step: str) -> bool:
     return bool((hypothesis.matches[step] == WRONG).any())
-
-
-def _regions(
-    solved: Array, fits: Array, shape: tuple[int, ...], naming: NameCell, scope: Scope, joined: int = 1
-) -> Iterator[tuple[Array, str, float]]:
-    """Parts of a step in which a slip explains wrong numbers and spoils none: heads, rows, columns or cells.
-
-    joined: the number of heads that are side by side in the step.
-    """
-    if solved.shape != shape:
-        return
-    words = ("column", "row") if naming.columns else ("row", "column")
-    heads, rows, columns = shape
-    if joined > 1:
-        yield from _head_regions(solved, fits, joined)
-    parts = (((1, 2), "head", heads), ((0, 2), words[0], rows), ((0, 1), words[1], columns))
-    for axes, kind, count in parts[: {"heads": 1, "rows": 2}.get(scope, 3)]:
-        flags = solved.any(axes) & fits.all(axes)
-        if count > 1 and flags.any() and not flags.all():
-            axis = {"head": 0, words[0]: 1, words[1]: 2}[kind]
-            region = np.zeros(shape, bool)
-            index: list[Any] = [slice(None)] * 3
-            index[axis] = flags
-            region[tuple(index)] = True
-            numbers = [str(i + 1) for i in np.flatnonzero(flags)]
-            plural = "s" if len(numbers) > 1 else ""
-            yield region[None], f"only in {kind}{plural} {', '.join(numbers)}", 2.5 + len(numbers) * math.log2(count)
-    places = [(int(h), int(r), int(c)) for h, r, c in np.argwhere(solved)]
-    if len(places) <= 3 and scope == "cells":
-        where = ", ".join(naming(place) for place in places)
-        yield solved[None], f"only in {where}", 3.0 + len(places) * (3 + math.log2(solved.size))
-
-
-def _head_regions(solved: Array, fits: Array, heads: int) -> Iterator[tuple[Array, str, float]]:
-    """The same for heads that are side by side."""
-    by_head = (1, solved.shape[1], heads, -1)
-    flags = solved.reshape(by_head).any((0, 1, 3)) & fits.reshape(by_head).all((0, 1, 3))
-    if flags.any() and not flags.all():
-        region = np.broadcast_to(np.repeat(flags, solved.shape[2] // heads), solved.shape)
-        numbers = [str(head + 1) for head in np.flatnonzero(flags)]
-        where = f"only in head{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
-        yield region[None], where, 2.5 + len(numbers) * math.log2(heads)
-
-
-def _exchanged_pairs(wrong: list[Place], sheet: WrittenStep, prediction: Array) -> dict[Place, Place]:
-    """Pairs of wrong numbers that are each other's right ones, computed from unrounded or from written numbers."""
-    found: dict[Place, Place] = {}
-    for (a, b), right in itertools.product(itertools.combinations(wrong, 2), prediction[:2]):
-        near = sheet.unit[a] / 2 + 1e-9, sheet.unit[b] / 2 + 1e-9
-        if abs(sheet.values[a] - right[b]) <= near[0] and abs(sheet.values[b] - right[a]) <= near[1]:
-            found[a], found[b] = b, a
-    return found
 
 
 def _best_different(found: list[Hypothesis], settled: Hypothesis) -> list[Hypothesis]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qkv.byhand import expressions as ex
+from qkv.byhand.dot_product_slips import arithmetic_changes, product_changes
 from qkv.byhand.expressions import Expression
 from qkv.byhand.formulas import GIVEN, symbol
 from qkv.byhand.head_slips import (
@@ -22,7 +23,10 @@ from qkv.byhand.head_slips import (
     head_product_changes,
     head_result_changes,
 )
+from qkv.byhand.jacobian_slips import jacobian_changes
 from qkv.byhand.loss_slips import loss_changes, mean_changes
+from qkv.byhand.mask_slips import mask_changes
+from qkv.byhand.order_slips import order_changes
 from qkv.byhand.slips import (
     Change,
     Context,
@@ -36,7 +40,7 @@ from qkv.byhand.slips import (
     substitute,
     was,
 )
-from qkv.byhand.softmax_slips import divide_changes, function_changes, mask_changes, scale_changes, total_changes
+from qkv.byhand.softmax_slips import divide_changes, function_changes, scale_changes, total_changes
 
 SCORES = ("scores", "scaled", "dA", "dZ", "dS")
 ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
@@ -50,6 +54,7 @@ ELEMENTWISE = (  # a function, its name for some or each of the numbers, bits
     ("clipped to 2", "{0} were clipped to −2 … 2", 7.0),
     ("sign of x", "only the sign of {1} is left: 1, 0 or −1", 7.0),
     ("whole part of x", "the digits after the point of {1} were cut off", 6.8),
+    ("1 − x", "{1} was subtracted from 1", 7.0),
     ("nearest whole number", "{1} was rounded to a whole number", 6.4),
 )
 RESIDUALS = (
@@ -150,9 +155,7 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
     by_number = "multiplied number by number instead of as matrices"
     yield Change(ex.times(left, right), f"{product} were {by_number}", 6, scope="heads")
     yield Change(ex.times(left, ex.transpose(right)), f"{product} were {by_number}", 6, scope="heads")
-    yield Change(
-        part.with_args(ex.apply("|x|", left), ex.apply("|x|", right)), "all minus signs of the products were lost", 6
-    )
+    yield from arithmetic_changes(part, context)
     size = context.shape(left)[-1]
     if size > 1 and not context.step.startswith("d"):
         sums = ex.total(left), ex.transpose(ex.total(ex.transpose(right)))
@@ -162,16 +165,7 @@ def _matmul_changes(part: Expression, context: Context) -> Iterator[Change]:
     if size > 1 and context.step in context.problem.steps:
         name = f"divided by {size}: the mean of the {size} products instead of their sum"
         yield Change(ex.scale(part, 1 / size), name, 6.5, scope="rows")
-    for k in range(size if size > 1 else 0):
-        for factor, what in ((0.0, "was left out"), (2.0, "was counted twice"), (-1.0, "has the wrong sign")):
-            inner = [1.0] * size
-            inner[k] = factor
-            name = f"the product number {k + 1} of each dot product {what}"
-            yield Change(part.with_param(inner), name, 7 + math.log2(size), scope="rows")
-        if size > 2:
-            alone = [float(other == k) for other in range(size)]
-            name = f"not added up: only the product number {k + 1} of each dot product was used"
-            yield Change(part.with_param(alone), name, 5.5 + math.log2(size), scope="rows")
+    yield from product_changes(part, size)
 
 
 def _score_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -181,6 +175,11 @@ def _score_changes(part: Expression, context: Context) -> Iterator[Change]:
     if "x" in context.values and context.problem.problem.heads == 1:
         product = "Xᵀ X" if context.columns else "X Xᵀ"
         yield Change(ex.matmul(inputs, ex.transpose(inputs)), f"{product}: W_Q and W_K were not used", 5, scope="whole")
+    shape = context.shape(part)
+    if shape[-1] == shape[-2] > 1:
+        for half, other in (("upper", "below"), ("lower", "above")):
+            name = f"the scores {other} the diagonal were copied from the other side, as if QKᵀ were symmetric"
+            yield Change(ex.apply(f"{half} half on both sides", part), name, 5.5, scope="whole")
     lengths = part.with_args(ex.apply("length 1", queries), ex.transpose(ex.apply("length 1", keys)))
     yield Change(lengths, "Q and K were divided by their lengths: the cosines instead of the dot products", 6.5)
     squares = [ex.total(ex.apply("x²", rows)) for rows in (queries, keys)]
@@ -205,6 +204,9 @@ def _mixture_changes(part: Expression, context: Context) -> Iterator[Change]:
         powers = ex.unwritten(softmax.args[0], context.problem.places)
         name = "not divided by the sums: the exponentials were used as weights"
         yield Change(part.with_args(powers, values), name, 5, scope="rows")
+    if "sums" in context.formulas:
+        divided = ex.divide(part, ex.ref("sums"))
+        yield Change(divided, "divided by the sums once more: the weights have been divided", 6, scope="rows")
     name = "the weights in percent were used as numbers: 100 times too large"
     yield Change(part.with_args(ex.scale(weights, 100.0), values), name, 5.5, scope="rows")
 
@@ -233,6 +235,8 @@ def _sum_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(left, f"forgotten {names[1]}: {pronoun} not {part.op.removesuffix('e')}ed", 4)
         yield Change(right, f"forgotten {names[0]}", 4.5)
     if part.op == "add":
+        if context.step == "inputs":
+            yield Change(ex.times(left, right), f"{names[1]} was multiplied instead of added", 6.5, scope="rows")
         yield Change(ex.subtract(left, right), f"{names[1]} was subtracted instead of added", 6)
         yield Change(ex.add(left, ex.scale(right, 2.0)), f"{names[1]} was added twice", 6.5)
     else:
@@ -320,6 +324,7 @@ def _factor_changes(part: Expression, context: Context) -> Iterator[Change]:
         name = "set to 0 where the scaled score is not positive: that is the derivative of a ReLU"
         yield Change(ex.times(part, ex.apply("x > 0", ex.ref("scaled"))), name, 6, scope="rows")
         yield Change(ex.times(gradient, ex.apply("x > 0", ex.ref("scaled"))), f"dA {name}", 6.5, scope="rows")
+        yield from jacobian_changes(left, gradient, right.args[1])
         yield from _masked_gradients(part, context)
         name = "the mean of dA was subtracted instead of the row sums r"
         yield Change(ex.times(left, ex.subtract(gradient, ex.total(gradient, "mean"))), name, 6.5, scope="rows")
@@ -363,7 +368,7 @@ def _operand_changes(part: Expression, context: Context) -> Iterator[Change]:
             cost = 5.0 if same_kind(name, other) else 6.5
             yield Change(ex.ref(other), f"{symbol(other)} used instead of {what}", cost, scope="rows")
     if context.step not in context.problem.steps or not name.startswith(GIVEN):
-        yield from _order_changes(part, shape[1:], what, context)
+        yield from order_changes(part, shape[1:], what, context)
         yield from head_order_changes(part, shape[1], what)
         yield from combined_heads(part, shape[1], what)
     if name in ("scaled", "dS") and context.step not in ("scores", "dZ"):
@@ -416,9 +421,9 @@ def _result_changes(part: Expression, context: Context) -> Iterator[Change]:
             yield Change(ex.scale(part, 100.0), "in percent: 100 times too large", 5.5, scope="heads")
         yield from _factor_of_result(part, shape, context)
     if part.op != "ref" and part.op != "divide":
-        yield from _order_changes(part, shape, symbol(context.step), context)
+        yield from order_changes(part, shape, symbol(context.step), context)
     elif part.op == "divide":
-        yield from _order_changes(part, shape, "the weights", context)
+        yield from order_changes(part, shape, "the weights", context)
     yield from head_result_changes(part, context)
     for function, text, cost in ELEMENTWISE:
         text = text.format(f"numbers{where}", f"each number{where}")
@@ -452,63 +457,3 @@ def _factor_of_result(part: Expression, shape: tuple[int, ...], context: Context
         factors += [(scale, "multiplied by the scale again"), (1 / scale, "divided by the scale")]
     for factor, name in factors:
         yield Change(ex.scale(part, factor), name, 6.5 if "scale" in name else 7.2, scope="heads")
-
-
-def _order_changes(part: Expression, shape: tuple[int, ...], what: str, context: Context) -> Iterator[Change]:
-    """Rows or columns permuted, or one written in place of another."""
-    for axis, row in ((2, "row"), (3, "column")):
-        size = shape[axis - 1]
-        if size < 2 or size > 8:
-            continue
-        name = ("column" if row == "row" else "row") if context.columns else row
-        orders = list(_permutations(size))
-        for order in orders:
-            if order == tuple(range(size))[::-1]:
-                text = f"the {name}s of {what} are in reverse order"
-                yield Change(ex.reordered(part, axis, order), text, 6, scope="whole")
-            else:
-                text = ", ".join(str(i + 1) for i in order)
-                cost = 6.5 + math.log2(len(orders))
-                moved = [i for i, j in enumerate(order) if i != j]
-                if len(moved) == 2:
-                    text = f"{name}s {moved[0] + 1} and {moved[1] + 1} of {what} are exchanged"
-                    cost -= 0.5
-                else:
-                    text = f"the {name}s of {what} are in the wrong order: {text}"
-                yield Change(ex.reordered(part, axis, order), text, cost, scope="whole")
-        for text, order in _shifts(size):
-            yield Change(ex.reordered(part, axis, order), text.format(name, what), 7.5, scope="whole")
-        for order in _copies(size):
-            wrong = next(i for i, j in enumerate(order) if i != j)
-            text = f"{name} {order[wrong] + 1} of {what} copied in place of {name} {wrong + 1}"
-            cost = (5.5 if row == "row" else 6.7) + math.log2(size * (size - 1))  # more often of another token
-            yield Change(ex.reordered(part, axis, order), text, cost, scope="whole")
-
-
-def _shifts(size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every line taken from its neighbor, or all from the same one."""
-    if size > 2:
-        yield "each {0} of {1} is the one after it", (*range(1, size), size - 1)
-        yield "each {0} of {1} is the one before it", (0, *range(size - 1))
-        for k in range(size):
-            yield f"{{0}} {k + 1} of {{1}} was used for every {{0}}", (k,) * size
-
-
-def _permutations(size: int) -> Iterator[tuple[int, ...]]:
-    """All orders but the right one; of many, only the reverse, the cyclic and those that exchange two."""
-    right = tuple(range(size))
-    if size <= 4:
-        yield from (order for order in itertools.permutations(right) if order != right)
-        return
-    yield right[::-1]
-    for shift in (1, size - 1):
-        yield right[shift:] + right[:shift]
-    for i, j in itertools.combinations(right, 2):
-        order = list(right)
-        order[i], order[j] = j, i
-        yield tuple(order)
-
-
-def _copies(size: int) -> Iterator[tuple[int, ...]]:
-    for i, j in itertools.permutations(range(size), 2):
-        yield tuple(j if k == i else k for k in range(size))

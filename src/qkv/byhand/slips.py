@@ -13,6 +13,7 @@ from qkv.byhand.formulas import GIVEN, Formulas, StepFormulas, symbol
 
 DIGITS = {0: "whole numbers", 1: "one digit", 2: "two digits", 3: "three digits"}
 WEIGHT_MATRICES = ("wq", "wk", "wv", "wo")
+AS_LIKELY = 1.2  # bits: slips with the same numbers that differ by less are all named
 Bits = float | int  # the length of a description
 Scope = Literal["cells", "rows", "heads", "whole"]  # the smallest part that a slip may be restricted to
 
@@ -28,6 +29,7 @@ class Slip:
     scope: Scope = "cells"
     alternatives: tuple[str, ...] = ()  # other slips with the same effect
     single: bool = False  # in a single number
+    solved: bool = False  # in one entry, whose value was solved for
     free: float = 0.0  # bits of numbers that were solved for: the sheet must tell as many more
 
 
@@ -128,3 +130,19 @@ def is_weight_matrix(name: str) -> bool:
 def same_kind(first: str, second: str) -> bool:
     kinds = (WEIGHT_MATRICES, ("queries", "keys", "values"))
     return any(first in kind and second in kind for kind in kinds)
+
+
+def distinct_factors(
+    right: float, named: Sequence[tuple[float, str, Bits]]
+) -> Iterator[tuple[float, str, Bits, tuple[str, ...]]]:
+    """Each wrong factor once, with the names of slips about as likely that give the same one."""
+    seen = [right]
+    for value, name, cost in named:
+        if all(not _is_same(value, other) for other in seen):
+            seen.append(value)
+            same = [n for v, n, c in named if n != name and _is_same(v, value) and 0 <= c - cost <= AS_LIKELY]
+            yield value, name, cost, tuple(dict.fromkeys(same))
+
+
+def _is_same(first: float, second: float) -> bool:
+    return abs(first - second) <= 1e-9 * abs(second)

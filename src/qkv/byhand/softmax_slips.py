@@ -1,16 +1,17 @@
-"""Slips with the scale, the exponentials, the sums and the mask of a softmax."""
+"""Slips with the scale, the exponentials and the sums of a softmax."""
 
-import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from qkv.byhand import expressions as ex
-from qkv.byhand.expressions import Array, Expression
-from qkv.byhand.slips import DIGITS, Bits, Change, Context, Slip, parts, substitute, was
+from qkv.byhand.expressions import ExpBelowLargest, Expression
+from qkv.byhand.mask_slips import needless_masks
+from qkv.byhand.slips import DIGITS, Bits, Change, Context, distinct_factors, parts, substitute, was
 
-WINDOW = 8.0  # bits for a mask of the keys at some distances
+UNUSED = 1.0  # bits for sums that are on the sheet, but were not used
 
 
 def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
@@ -51,15 +52,10 @@ def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
     ]
     if problem.default_scale:
         named = [one for one in named if "given β" not in one[1]]
-    seen = [factor]
-    for value, name, cost in named:
-        if all(abs(value - other) > 1e-9 * abs(other) for other in seen):
-            seen.append(value)
-            new = arg if value == 1.0 else ex.scale(arg, value)
-            same = [
-                n for v, n, c in named if n != name and abs(v - value) <= 1e-9 * abs(value) and 0 <= c - cost <= 1.2
-            ]
-            yield Change(new, name, cost, alternatives=tuple(same))
+    for value, name, cost, same in distinct_factors(factor, named):
+        yield Change(arg if value == 1.0 else ex.scale(arg, value), name, cost, alternatives=same)
+    seen = [factor, *(value for value, _, _ in named)]
+    yield from _partly_scaled(part, context)
     for difference in (factor, -factor, 1 / factor if factor else 0.0, -1 / factor if factor else 0.0):
         what = "added" if difference > 0 else "subtracted"
         yield Change(ex.shift(arg, difference), f"the scale was {what} instead of multiplied", 7.5)
@@ -74,10 +70,26 @@ def scale_changes(part: Expression, context: Context) -> Iterator[Change]:
                 yield Change(ex.scale(arg, value), name, 6.5, rounding=True)
 
 
+def _partly_scaled(part: Expression, context: Context) -> Iterator[Change]:
+    """a·b + c·d/√d: only the last product, or only the first one, was scaled."""
+    (arg,), factor = part.args, part.param
+    product = context.formulas.get(arg.param) if arg.op == "ref" else arg
+    if product is None or product.op != "matmul" or product.param is not None:
+        return
+    size = context.shape(product.args[0])[-1]
+    usual = "1/√d" if context.problem.problem.default_scale else "β"
+    for index, which in ((size - 1, "last"), (0, "first")) if size > 1 else ():
+        factors = [factor if k == index else 1.0 for k in range(size)]
+        name = f"{usual} was applied only to the {which} product of each dot product: parentheses are missing"
+        yield Change(product.with_param(factors), name, 6, scope="rows")
+
+
 def function_changes(part: Expression, context: Context) -> Iterator[Change]:
     if part.param != "exp":
         return
     arg = part.args[0]
+    if context.step in ("exponentials", "sums"):  # the weights are those without the scale
+        yield from _late_scales(part, context)
     for function, name, cost in (
         ("x", "no exponentials: each score was divided by the sum of its row", 4),
         ("e⁰ = 0", "e⁰ was taken as 0 instead of 1", 4),
@@ -117,6 +129,8 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
         else "down the columns instead of along the rows"
     )
     softmax = _parent_is_softmax(context)
+    if context.step == "sums":
+        yield from _sums_of_others(arg, context)
     if arg.op == "times" and context.shown:
         what = context.describe(arg.args[1])
         yield Change(part.with_args(arg.args[1]).with_param(("mean", None)), f"the mean of {what} without weights", 6)
@@ -124,10 +138,10 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
     over = "softmax over" if softmax else "summed over"
     everything = f"{over} everything" + (": divided by the sum of all exponentials" if softmax else "")
     yield Change(part.with_param(("column", None)), f"{over} the wrong axis: {wrong}", 4, scope="heads")
-    yield Change(part.with_param(("all", None)), everything, 4.5, scope="heads")
+    yield Change(_everywhere(part, "all"), everything, 4.5, scope="heads")
     heads, rows, _ = context.shape(arg)
     if heads > 1:
-        yield Change(part.with_param(("all heads", None)), f"{over} everything, over all heads", 6, scope="whole")
+        yield Change(_everywhere(part, "all heads"), f"{over} everything, over all heads", 6, scope="whole")
         together = f"{over} the keys of all heads together instead of each head's own"
         yield Change(part.with_param(("row of all heads", None)), together, 5, scope="whole")
         yield Change(part.with_param(("heads", None)), f"{over} the heads instead of the keys", 6, scope="whole")
@@ -164,6 +178,29 @@ def total_changes(part: Expression, context: Context) -> Iterator[Change]:
         yield Change(part.with_param(("row", k)), name, 6.5 + math.log2(size), scope="rows")
 
 
+def _everywhere(part: Expression, axis: str) -> Expression:
+    """One sum of everything, for each row."""
+    return ex.add(part.with_param((axis, None)), ex.scale(part, 0.0))
+
+
+def _sums_of_others(arg: Expression, context: Context) -> Iterator[Change]:
+    """Sums on the sheet that are not those of its exponentials."""
+    for changed, subtracted in _other_shifts(arg, context):
+        without, has = ("the exponentials", "the sums") if subtracted else ("the sums", "the exponentials")
+        name = f"the maximum was subtracted in {has}, but not in {without}"
+        yield Change(ex.total(changed), name, 5.0, scope="rows")
+    scores = ex.ref("scaled")
+    for changed, name, cost in (
+        (ex.apply("exp", ex.total(scores)), "e to the sum of the scores instead of the sum of the exponentials", 6.0),
+        (ex.total(scores), "the sum of the scores instead of the exponentials", 6.0),
+        (ex.total(arg, "mean"), "the mean of the exponentials instead of their sum", 6.5),
+        (ex.total(arg, "largest"), "the largest exponential instead of the sum", 6.5),
+        (ex.total(arg, "one more"), "1 was added to the sum of the exponentials", 7.0),
+        (ex.total(ex.apply("x²", arg)), "the sum of the squares of the exponentials", 7.0),
+    ):
+        yield Change(changed, name, cost, scope="rows")
+
+
 def _other_sums(part: Expression, rows: int, softmax: bool, context: Context) -> Iterator[Change]:
     """The sum of another row."""
     line = "column" if context.columns else "row"
@@ -198,19 +235,19 @@ def divide_changes(part: Expression, context: Context) -> Iterator[Change]:
         masked_late = ex.masked(ex.divide(unmasked, ex.total(unmasked)), mask)
         yield Change(masked_late, "masked after the softmax, and not divided by the new sum", 4.5, scope="rows")
     elif top.op != "masked" and context.step == "weights":
-        yield from _needless_masks(part, context)
+        yield from needless_masks(part, context)
+    yield from _one_sided_shifts(part, context)
+    yield from _without_parentheses(part, context)
+    if bottom.op == "ref":  # the sums are right, but were not used
+        for change in total_changes(ex.total(top), context):
+            if not change.rounding:
+                yield replace(change, new=part.with_args(top, change.new), cost=change.cost + UNUSED)
     function = next((p for p in parts(top) if p.op == "apply" and p.param == "exp"), None)
     if function is not None:
         scores = function.args[0]
         yield Change(ex.apply("sigmoid", scores), "a sigmoid of each score instead of a softmax", 6.5)
         largest = substitute(top, function, ex.apply("1 at the largest", scores))  # each of several has weight 1
         yield Change(largest, "the largest score got weight 1 instead of a softmax", 5.7, scope="rows")
-        shifted = function.with_param("exp of x − max")
-        for changed, where in (
-            (part.with_args(substitute(top, function, shifted), bottom), "the numerators"),
-            (part.with_args(top, substitute(bottom, function, shifted)), "the sums"),
-        ):
-            yield Change(changed, f"the maximum was subtracted only in {where}", 6, scope="rows")
         yield from _partly_unscaled(part, function, context)
     yield Change(ex.apply("ln x", part), "the logarithms of the weights", 7, scope="rows")
     softmax = ex.divide(ex.apply("exp", part), ex.total(ex.apply("exp", part)))
@@ -234,156 +271,68 @@ def _partly_unscaled(part: Expression, function: Expression, context: Context) -
         yield Change(changed, name, 5.5, scope="rows")
 
 
-def _needless_masks(part: Expression, context: Context) -> Iterator[Change]:
-    """A mask although the problem has none."""
-    top = part.args[0]
-    _, rows, columns = context.shape(top)
-    steps = np.arange(columns)[None, :] - np.arange(rows)[:, None]
-    for name, mask, cost in (
-        ("a causal mask was applied although there is none", steps <= columns - rows, 5.0),
-        ("a mask was applied although there is none: no query sees its own key", steps != columns - rows, 7.0),
-        (
-            "a mask was applied although there is none: each query sees its own and later keys",
-            steps >= columns - rows,
-            7,
-        ),
-    ):
-        masked = ex.masked(top, mask[None, None].astype(float))
-        yield Change(ex.divide(masked, ex.total(masked)), name, cost, scope="rows")
-
-
-def mask_changes(part: Expression, context: Context) -> Iterator[Change]:
-    (mask, fill), arg = part.param, part.args[0]
-    yield Change(arg, "forgotten mask", 3.5, scope="rows" if arg.op == "apply" else "cells")
-    for name, other, cost in _other_masks(mask):
-        yield Change(part.with_param((other, fill)), name, cost, scope="rows")
-    yield from _single_masks(part, context)
-    if arg.op == "apply":
-        yield from _added_masks(part)
-    for number, text, note, cost in (
-        (0.0, "0", ": e^0 is 1, not 0", 4.5),
-        (-1.0, "-1", ": e^(-1) is not 0", 6.0),
-        (1.0, "1", "", 6.5),
-        (-10.0, "-10", ": e^(-10) is not 0", 7.0),
-        (60.0, "+∞", ": the weight is where the mask hides", 5.0),
-    ):
-        name = f"masked with {text} instead of −∞"
-        if arg.op == "apply":
-            filled = arg.with_args(ex.masked(arg.args[0], mask, number))
-            yield Change(filled, name + note, cost, scope="rows")
-        elif np.isinf(fill) and number < 30:
-            yield Change(part.with_param((mask, number)), name, cost)
-
-
-def _added_masks(part: Expression) -> Iterator[Change]:
-    """The flags of the mask added to the scores, or the exponentials multiplied by something else."""
-    (mask, _), powers = part.param, part.args[0]
-    for factor, name, cost in (
-        (math.exp(-1), "the mask was added to the scores as 1 and 0 instead of 0 and −∞", 6),
-        (math.e, "the mask was subtracted from the scores as 1 and 0 instead of adding −∞", 7),
-    ):
-        yield Change(ex.where(mask > 0, powers, ex.scale(powers, factor)), name, cost, scope="rows")
-
-
-def _single_masks(part: Expression, context: Context) -> Iterator[Change]:
-    """One number masked, or not masked, by mistake."""
-    mask, fill = part.param
-    row, column = ("column", "row") if context.columns else ("row", "column")
-    for i, j in np.ndindex(*mask.shape[-2:]):
-        other = mask.copy()
-        other[..., i, j] = 1 - other[..., i, j]
-        what = "was not masked" if mask[0, 0, i, j] == 0 else "was masked by mistake"
-        name = f"the number in {row} {i + 1}, {column} {j + 1} {what}"
-        yield Change(part.with_param((other, fill)), name, 5 + math.log2(mask.size), scope="whole")
-
-
-def other_mask_slips(step: str, formula: Expression, written: Array, columns: bool) -> Iterator[Slip]:
-    """The mask that the zeros of a person's weights show, whatever it is. written: (heads, rows, columns)."""
-    if formula.op != "divide" or (written == 0).all() or not (written == 0).any():
+def _late_scales(part: Expression, context: Context) -> Iterator[Change]:
+    """The scale of an exponent applied to the exponential."""
+    (arg,) = part.args
+    formula = context.formulas.get(arg.param) if arg.op == "ref" else arg
+    if formula is None or formula.op != "scale" or formula.param in (0.0, 1.0):
         return
-    top, shown = formula.args[0], (written != 0)[None].astype(float)
-    masked = ex.masked(top.args[0] if top.op == "masked" else top, shown)
-    old = top.param[0] if top.op == "masked" else np.ones((1, 1, *written.shape[1:]))
-    keys = [str(k + 1) for k in range(written.shape[-1]) if not shown[..., k].any()]
-    bits = 7 + float((shown != old).sum())
-    if keys and np.array_equal(shown, np.broadcast_to(shown.any((0, 1, 2)), shown.shape)):
-        name = f"key{'s' if len(keys) > 1 else ''} {', '.join(keys)} masked for every query"
-    elif (seen := _describe_window(shown)) is not None:
-        name, bits = f"another mask: each query sees {seen}", min(bits, WINDOW)
-    else:
-        changed = np.flatnonzero((shown != old).any((0, 1, 3))) + 1
-        line = "column" if columns else "row"
-        lines = f"{line}{'s' if len(changed) > 1 else ''} {', '.join(map(str, changed))}"
-        name = f"another mask: its zeros in {lines} differ"
-    yield Slip(name, bits, {step: ex.divide(masked, ex.total(masked))}, scope="whole")
+    usual = "1/√d" if context.problem.problem.default_scale else "β"
+    name = f"{usual} was applied to the exponentials instead of the exponents: β·e^s instead of e^(β·s)"
+    yield Change(ex.scale(part.with_args(formula.args[0]), formula.param), name, 5.0, scope="rows")
+    twice = f"{usual} was applied to the exponents and to the exponentials"
+    yield Change(ex.scale(part, formula.param), twice, 5.5, scope="rows")
 
 
-def _describe_window(shown: Array) -> str | None:
-    """The keys that each query sees, counted from its own one; None if there is no such rule.
+def _other_shifts(part: Expression, context: Context) -> Iterator[tuple[Expression, bool]]:
+    """Exponentials with the maximum of the row subtracted if it was not, or without it if it was; and which of them.
 
-    A query that would see no key may see any.
+    They may be written on the sheet or not.
     """
-    rows, columns = shown.shape[-2:]
-    steps = np.arange(rows)[:, None] + (columns - rows) - np.arange(columns)[None, :]  # how far back a key is
-    for first, last in itertools.product(range(-1, rows), range(1 - rows, 2)):
-        window = (steps <= first) & (steps >= last)
-        some = window.any(-1)
-        if first >= last and some.sum() > 1 and (shown[..., some, :] == window[some]).all() and not window.all():
-            return _window_text(first if first < rows - 1 else None, last if last > 1 - rows else None)
-    return None
+    for inner in parts(part):
+        written = inner.op == "ref" and inner.param == "exponentials"
+        powers = context.problem.formulas["exponentials"] if written else inner
+        function = next((p for p in parts(powers) if p.op == "apply"), None) if powers.op != "ref" else None
+        if function is None or not (written or inner is function):
+            continue
+        mask = context.problem.problem.mask
+        if isinstance(function.param, ExpBelowLargest):
+            shifts: list[str | ExpBelowLargest] = ["exp"]
+            subtracted = False
+        elif function.param == "exp":
+            shifts = ["exp of x − max"]
+            subtracted = True
+            if mask is not None:
+                shifts.append(ExpBelowLargest(np.array(mask, bool), np.full((1, 1), -np.inf)))
+        else:
+            continue
+        for shift in shifts:
+            yield substitute(part, inner, substitute(powers, function, function.with_param(shift))), subtracted
+        return
 
 
-def _window_text(first: int | None, last: int | None) -> str:
-    """The keys from `first` steps before the own one to `last`: negative after it; None without limit."""
-    before = "all keys before it" if first is None else _count_keys(first, "before it")
-    after = "all keys after it" if last is None else _count_keys(-last, "after it")
-    own = (first is None or first >= 0) and (last is None or last <= 0)
-    seen = [part for part in ("its own key" if own else "", before, after) if part]
-    return " and ".join(seen) + ("" if own else ", not its own key")
+def _one_sided_shifts(part: Expression, context: Context) -> Iterator[Change]:
+    """The maximum of a row subtracted in the numerators or in the sums of a softmax, but not in both."""
+    top, bottom = part.args
+    sides = ("the numerators", "the sums")
+    for changed, subtracted in _other_shifts(top, context):
+        where = sides[0 if subtracted else 1]
+        yield Change(part.with_args(changed, bottom), f"the maximum was subtracted only in {where}", 6, scope="rows")
+    for changed, subtracted in _other_shifts(bottom, context) if bottom.op != "ref" else ():
+        where = sides[1 if subtracted else 0]
+        yield Change(part.with_args(top, changed), f"the maximum was subtracted only in {where}", 6, scope="rows")
 
 
-def _count_keys(count: int, where: str) -> str:
-    if count < 1:
-        return ""
-    return f"the key {where}" if count == 1 else f"the {count} keys {where}"
-
-
-def _other_masks(mask: Array) -> Iterator[tuple[str, Array, Bits]]:
-    """Masks that are easily confused with this one."""
-    rows, columns = mask.shape[-2:]
-    steps = np.arange(columns)[None, :] - np.arange(rows)[:, None]
-    candidates: list[tuple[str, Array, Bits]] = []
-    if rows == columns:
-        candidates.append(("rows for columns: the mask was transposed", np.swapaxes(mask, -1, -2), 4.2))
-    later = np.concatenate([mask[..., 1:, :], np.ones_like(mask[..., :1, :])], -2)
-    earlier = np.concatenate([np.zeros_like(mask[..., :1, :]), mask[..., :-1, :]], -2)
-    if np.array_equal(mask[0, 0] > 0, steps <= columns - rows):
-        also, without = (steps <= columns - rows + 1), (steps <= columns - rows - 1)
-        candidates += [
-            ("the mask is off by one: each query also sees the next key", also[None, None].astype(float), 4.2),
-            ("the mask is off by one: no query sees its own key", without[None, None].astype(float), 4.2),
-            (
-                "the mask is reversed: each query sees its own and later keys",
-                (steps >= columns - rows)[None, None] * 1.0,
-                5,
-            ),
-        ]
-        if rows != columns:
-            name = "the causal mask starts at the first key instead of ending at the last one"
-            candidates.append((name, (steps <= 0)[None, None].astype(float), 4.5))
-    else:
-        candidates += [
-            ("the mask is off by one: each query uses the mask of the next one", later, 6),
-            ("the mask is off by one: each query uses the mask of the one before", earlier, 6),
-        ]
-        causal = (steps <= columns - rows)[None, None].astype(float)
-        candidates.append(("a causal mask instead of the given one", causal, 5.5))
-    candidates += [
-        ("the mask is inverted: it hides what may be seen", 1 - mask, 5),
-        ("the mask was read in reverse order of the keys", mask[..., ::-1], 6),
-        ("the mask was read in reverse order of the queries", mask[..., ::-1, :], 6),
-        ("only a query's own key was used", np.eye(rows, columns)[None, None], 7),
-    ]
-    for name, other, cost in candidates:
-        if not np.array_equal(other > 0, mask > 0):
-            yield name, other, cost
+def _without_parentheses(part: Expression, context: Context) -> Iterator[Change]:
+    """e₁/e₁ + e₂ + …: only the first exponential of the sum was below the fraction bar."""
+    top = part.args[0]
+    if context.shape(top)[-1] < 2:
+        return
+    first = ex.total(top, "first")
+    name = "no parentheses around the sum: divided by its first term, then the other terms were added"
+    yield Change(ex.add(ex.divide(top, first), ex.subtract(ex.total(top), first)), name, 6, scope="rows")
+    last = ex.total(ex.reordered(top, 3, tuple(reversed(range(context.shape(top)[-1])))), "first")
+    yield Change(ex.divide(top, last), "divided by the last exponential instead of the sum", 7, scope="rows")
+    yield Change(ex.divide(top, first), "divided by the first exponential instead of the sum", 7, scope="rows")
+    name = "divided by the running sum: the exponentials up to this key"
+    yield Change(ex.divide(top, ex.total(top, "running")), name, 7, scope="rows")
