@@ -100,6 +100,8 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]], window: int | N
     >>> ahead = torch.ones(6, 6).tril(1)
     >>> describe_visibility([(ahead, causal.bool())])
     ('mask off by one', 'all queries see one key ahead')
+    >>> describe_visibility([(torch.ones(6, 6).tril(3), causal.bool())])
+    ('leak', 'all queries see 3 keys ahead')
     """
     filled = [factors[:, allowed.shape[1] :] for factors, allowed in solved]
     solved = [(_largest_one(factors[:, : allowed.shape[1]]), allowed) for factors, allowed in solved]
@@ -167,8 +169,10 @@ def _lowered(soft: Sequence[Tensor]) -> str:
 def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple[str, str]:
     who = _common([_with_free_queries(part, may) for part, may in zip(extra, allowed, strict=True)], _queries)
     used = [(part, may) for part, may in zip(extra, allowed, strict=True) if bool(part.any())]
-    if all(torch.equal(part, part & ~may & _next_key(may)) for part, may in used):
-        return "mask off by one", f"{who} see one key ahead"
+    for count in range(1, 33):
+        if all(torch.equal(part, part & ~may & _next_keys(may, count)) for part, may in used):
+            family = "mask off by one" if count == 1 else "leak"
+            return family, f"{who} see {'one key' if count == 1 else f'{count} keys'} ahead"
     if all(torch.equal(part[part.any(1)], ~may[part.any(1)]) for part, may in used):
         whole = all(bool((part | may).all()) for part, may in used)
         words = "there is no causal mask on this path" if whole else f"{who} see every key: they are not masked"
@@ -181,7 +185,9 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
     for size in range(2, 129):
         if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
             return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
-    return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+    if all(bool((rows := part[part.any(1)]).eq(rows[:1]).all()) for part, _ in used):
+        return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+    return "leak", f"{who} see some keys that they may not see"
 
 
 def _at_end(part: Tensor) -> bool:
@@ -221,11 +227,14 @@ def _with_free_queries(extra: Tensor, allowed: Tensor) -> Tensor:
     return extra
 
 
-def _next_key(allowed: Tensor) -> Tensor:
-    """The first key after those that a query may see."""
-    after = torch.zeros_like(allowed)
-    after[:, 1:] = allowed[:, :-1] & ~allowed[:, 1:]
-    return after
+def _next_keys(allowed: Tensor, count: int) -> Tensor:
+    """The first keys after those that a query may see."""
+    seen = allowed
+    for _ in range(count):
+        further = seen.clone()
+        further[:, 1:] |= seen[:, :-1]
+        seen = further
+    return seen & ~allowed
 
 
 def _describe_missing(missing: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple[str, str]:
