@@ -344,6 +344,14 @@ def test_use_marks_a_class_below_60_percent_as_unsure(confidence, unsure, capsys
     assert capsys.readouterr().out.rstrip().endswith("unsure") is unsure
 
 
+@pytest.mark.parametrize("why", ["no document is about 'John'", "the threshold is 99%"])
+def test_use_says_why_an_answer_of_the_model_is_not_used(why, capsys):
+    more = {"from": "nothing found", "model_answer": "[Leeds]", "threshold": 0.99, "why": why}
+    _print_prediction(Prediction("answer", "Where?", "I do not know.", 0.98, more), single=True)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.endswith(f"the model's answer was '[Leeds]', 98% confident, but {why}")
+
+
 def test_grade_lists_one_line_for_each_rubric(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     console.out.cache_clear()
