@@ -13,6 +13,7 @@ from qkv.claims import courses
 from qkv.claims.explanations import REASONS
 from qkv.claims.questions import QUESTIONS, as_markdown, search_questions
 from qkv.claims.report import render_page
+from qkv.cli import claims as claims_command
 from qkv.cli.main import run
 
 
@@ -42,6 +43,24 @@ def test_some_claims_run_and_answer_in_json(capsys):
     assert found[0]["verdict"] == "holds-if" and found[0]["seed"] == 3
     assert found[1]["numbers"]["exp without the shift"] is None  # JSON has no word for nan
     assert "1/2 copy" in shown.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupted_claims_print_those_that_were_run(as_json, capsys, monkeypatch):
+    whole = claims_command._run
+
+    def interrupted(names, *given):
+        yield from whole(names[:1], *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(claims_command, "_run", interrupted)
+    assert run(["claims", "run", "copy", "distribution", *(["--json"] if as_json else [])]) == 130
+    shown = capsys.readouterr()
+    assert "interrupted: 1 of 2 claims were run" in shown.err
+    if as_json:
+        assert [claim["name"] for claim in json.loads(shown.out)] == ["copy"]
+    else:
+        assert "copy" in shown.out and "holds" in shown.out and "distribution" not in shown.out
 
 
 def test_a_claim_that_fails_as_expected_is_exit_code_0(capsys):

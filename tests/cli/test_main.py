@@ -321,6 +321,19 @@ def test_runs_of_a_folder_that_does_not_exist_says_so(capsys, tmp_path, monkeypa
     assert capsys.readouterr().err == "qkv: there is no folder nosuch\n"
 
 
+def test_train_says_how_to_resume_when_the_test_is_interrupted(capsys, tmp_path, monkeypatch, unchecked):
+    def interrupted(task, model):
+        raise KeyboardInterrupt
+
+    line = ["train", "vit-digits", "--steps", "2", "--set", "model.dim=16", "--folder", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr("qkv.training.runs.evaluate_task", interrupted)
+        assert run(line) == 130
+    assert "stopped; run the same command to resume" in capsys.readouterr().err
+    assert run(line) == 0
+    assert "accuracy (test)" in capsys.readouterr().out
+
+
 def test_use_prints_notes_once_marks_unsure_classes_and_gives_no_class_for_a_blank_image(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("one.png", "two.png"):
@@ -407,6 +420,7 @@ main.main()
         ([], "computing …\n"),
         (["early"], ""),
         (["--quiet"], ""),
+        (["train", "--json"], ""),
         (["train", "--help"], ""),
         (["help", "train"], ""),
     ],
