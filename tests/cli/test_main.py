@@ -343,7 +343,7 @@ def test_use_prints_notes_once_marks_unsure_classes_and_gives_no_class_for_a_bla
     Image.new("L", (64, 64), 255).save("blank.png")
     assert run(["use", "qkv:digits", "one.png", "two.png", "blank.png"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.count("cropped, centered and resized") == 1 and "(2 of 3 inputs)" in " ".join(shown.err.split())
+    assert shown.err.count("cropped, centered and resized") == 1 and "one.png, two.png: " in " ".join(shown.err.split())
     assert "blank.png: the image is probably no digit" in shown.err
     assert shown.out.splitlines()[2].split() == ["blank.png", "no", "digit"]
     assert run(["use", "qkv:digits", "blank.png", "--json"]) == 0

@@ -183,14 +183,14 @@ def _read_lines() -> list[str]:
 
 
 def _print_notes(predictions: list[Any]) -> None:
-    """Print each note once; a note on one of several inputs begins with its name."""
+    """Print each note once; a note on some of the inputs names them."""
     inputs: dict[str, list[str]] = {}
     for prediction in predictions:
         for note in prediction.notes:
             inputs.setdefault(note, []).append(prediction.input)
     for note, names in inputs.items():
-        place = f"{names[0]}: " if len(names) == 1 and len(predictions) > 1 else ""
-        count = f" ({len(names)} of {len(predictions)} inputs)" if len(names) > 1 else ""
+        place = f"{', '.join(names)}: " if len(names) < len(predictions) else ""
+        count = f" (all {len(names)} inputs)" if not place and len(names) > 1 else ""
         err().print(f"{place}{note}{count}", style="dim", markup=False)
 
 

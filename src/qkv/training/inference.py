@@ -207,11 +207,15 @@ def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = No
 def transcribe(predictor: Predictor, path: str) -> Prediction:
     """Transcribe a recording, as a stream if the model can: with the time of each word, and the delay."""
     from qkv.data.speech.description import describe_recording
+    from qkv.data.speech.mel import Mel
     from qkv.data.speech.wav import read_audio
 
     audio = read_audio(path)
     words, delay = list(stream_words(predictor, audio)), latency(predictor)
-    notes = describe_recording(audio, predictor.purpose["mel"]["sample_rate"])
+    mel = Mel(**predictor.purpose["mel"])
+    notes = describe_recording(audio, mel.sample_rate)
+    if len(audio.samples) < mel.window * audio.sample_rate:
+        notes = (*notes, f"the recording is shorter than {mel.window} s, one frame of the model's input")
     more = {"words": [vars(word) for word in words], "delay": delay and round(delay, 3)}
     return Prediction("transcribe", path, " ".join(word.text for word in words), more=more, notes=notes)
 
