@@ -365,6 +365,12 @@ def test_use_says_why_an_answer_of_the_model_is_not_used(why, capsys):
     assert shown.endswith(f"the model's answer was '[Leeds]', 98% confident, but {why}")
 
 
+@pytest.mark.parametrize(("translation", "shown"), [("", "(nothing)"), ("zwanzig", "zwanzig")])
+def test_use_prints_an_empty_translation_as_nothing(translation, shown, capsys):
+    _print_prediction(Prediction("translate", "twenty", translation), single=True)
+    assert capsys.readouterr().out == f"{shown}\n"
+
+
 def test_grade_lists_one_line_for_each_rubric(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     console.out.cache_clear()

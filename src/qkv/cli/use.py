@@ -216,4 +216,4 @@ def _print_prediction(prediction: Any, *, single: bool) -> None:
             note = escape(f"{more['from']}; {answer}, but {more['why']}")
         out().print(f"{head}[bold]{result}[/bold]   [dim]{note}[/dim]")
     else:
-        out().print(f"{head}{result}")
+        out().print(f"{head}{result or '(nothing)'}")
