@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,9 @@ class Histogram(FigurePanel):
     bins: int = 40
 
 
+TITLE_CHARACTERS = 12  # per inch
+
+
 def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim", width: Real = 3.7) -> str:
     """Draw the panels side by side as SVG without a background; element ids start with `name`.
 
@@ -125,14 +129,15 @@ def draw_svg(panels: Sequence[FigurePanel], *, name: str = "claim", width: Real 
         engine.set(w_pad=0.12)
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(1, len(panels), index + 1)
-            _draw_panel(axes, panel)
+            _draw_panel(axes, panel, round(TITLE_CHARACTERS * float(width)))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "qkv"})
     return _embed(buffer.getvalue(), name)
 
 
-def _draw_panel(axes: Any, panel: FigurePanel) -> None:
-    axes.set_title(typeset(panel.title), pad=8)
+def _draw_panel(axes: Any, panel: FigurePanel, title_width: int) -> None:
+    """title_width: characters of a line of the title; a longer one is broken, because its end would be cut off."""
+    axes.set_title(typeset(textwrap.fill(panel.title, title_width)), pad=8)
     axes.set_xlabel(typeset(panel.xlabel))
     axes.set_ylabel(typeset(panel.ylabel))
     if isinstance(panel, Lines):

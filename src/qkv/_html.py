@@ -1,6 +1,7 @@
 """Offline HTML pages: one file with inline style, for light mode, dark mode and print; tables."""
 
 import html
+import re
 
 # Nine steps of a perceptually uniform scale from dark blue to yellow that color-blind readers can tell apart.
 COLOR_SCALE = ("#00204d", "#16386b", "#414d6b", "#62636f", "#7f7c75", "#a09877", "#c2b36b", "#e5cf52", "#ffea46")
@@ -57,6 +58,16 @@ def document(title: str, body: str, *, style: str, script: str = "") -> str:
     )
     script = f"<script>\n{script}</script>\n" if script else ""
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n{script}</body></html>\n'
+
+
+def typeset(text: str) -> str:
+    """Text as HTML with its powers raised and its indices lowered; words with an underscore are not changed.
+
+    >>> typeset("|h − v_j| < e^(−β²)/(m−2+2e^β), scaled_dot_product")
+    '|h − v<sub>j</sub>| &lt; e<sup>−β²</sup>/(m−2+2e<sup>β</sup>), scaled_dot_product'
+    """
+    text = re.sub(r"\^\(([^()]*)\)|\^([^\W_])", r"<sup>\1\2</sup>", html.escape(text))
+    return re.sub(r"(?<=[^\W_])_([^\W_])(?![^\W_]{2})", r"<sub>\1</sub>", text)
 
 
 def table(columns: list[str], rows: list[list[object]]) -> str:

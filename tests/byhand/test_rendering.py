@@ -124,6 +124,15 @@ def test_html_page_gives_every_number_a_derivation_by_keyboard_and_its_sources(n
     assert "http" not in text.replace("http-equiv", "")
 
 
+def test_html_page_typesets_the_names_of_matrices_in_titles_and_formulas():
+    text = html_page(solve_problem(example("two-heads", title="Two heads, joined by W_O", loss="sum")))
+    assert "<h1>Two heads, joined by W<sub>O</sub></h1>" in text
+    shown = re.sub(
+        r"<sub>|<style.*?</style>|<[^>]*>", lambda tag: "↓" if tag[0] == "<sub>" else "", text.partition("<body>")[2]
+    )
+    assert "dW↓O[1,1] = " in shown and "W_" not in shown
+
+
 def test_html_page_escapes_the_title():
     problem = example("copy", title="<script>alert(1)</script>")
     assert "<script>alert" not in html_page(solve_problem(problem))

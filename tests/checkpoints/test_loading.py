@@ -49,6 +49,9 @@ def test_load_of_a_run_folder_loads_its_trained_model(tmp_path):
     (tmp_path / "runs" / "text-1" / "recipe.toml").touch()
     with pytest.raises(ValueError, match=r"text-1 is not finished.*resume it: qkv train --config .*recipe\.toml"):
         qkv.load(tmp_path / "runs" / "text-1")
+    (tmp_path / "runs" / "text-1" / "run.json").write_text('{"error": "step 2: the loss is nan"}')
+    with pytest.raises(ValueError, match=r"text-1 failed, so it has no model: step 2: the loss is nan"):
+        qkv.load(tmp_path / "runs" / "text-1")
     model.save(tmp_path / "runs" / "text-1" / "model")
     folder = resolve(tmp_path / "runs" / "text-1")
     assert folder == tmp_path / "runs" / "text-1" / "model" == resolve(folder)

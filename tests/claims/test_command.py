@@ -11,8 +11,10 @@ from qkv import claims
 from qkv._figures import Bars, Heatmap, Histogram, Lines, draw_svg
 from qkv.claims import courses
 from qkv.claims.explanations import REASONS
+from qkv.claims.mutants import wrong_implementation
 from qkv.claims.questions import QUESTIONS, as_markdown, search_questions
 from qkv.claims.report import render_page
+from qkv.cli import claims as claims_command
 from qkv.cli.main import run
 
 
@@ -42,6 +44,24 @@ def test_some_claims_run_and_answer_in_json(capsys):
     assert found[0]["verdict"] == "holds-if" and found[0]["seed"] == 3
     assert found[1]["numbers"]["exp without the shift"] is None  # JSON has no word for nan
     assert "1/2 copy" in shown.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_interrupted_claims_print_those_that_were_run(as_json, capsys, monkeypatch):
+    whole = claims_command._run
+
+    def interrupted(names, *given):
+        yield from whole(names[:1], *given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(claims_command, "_run", interrupted)
+    assert run(["claims", "run", "copy", "distribution", *(["--json"] if as_json else [])]) == 130
+    shown = capsys.readouterr()
+    assert "interrupted: 1 of 2 claims were run" in shown.err
+    if as_json:
+        assert [claim["name"] for claim in json.loads(shown.out)] == ["copy"]
+    else:
+        assert "copy" in shown.out and "holds" in shown.out and "distribution" not in shown.out
 
 
 def test_a_claim_that_fails_as_expected_is_exit_code_0(capsys):
@@ -124,6 +144,27 @@ def test_the_report_is_one_page_without_network(tmp_path, capsys):
 def test_render_page_names_unexpected_verdicts():
     result = claims.run("copy", beta=1.0)
     assert "Not the verdict of a correct attention: copy" in render_page([result], {"copy": "function"})
+
+
+def test_render_page_typesets_formulas_and_counts_the_expected_verdicts():
+    results = [claims.run("two-heads-wrong"), claims.run("kqv")]
+    page = render_page(results, {result.name: "heads" for result in results})
+    assert "2 of 2 verdicts are as expected" in page
+    text = re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
+    assert "u<sub>b</sub>" in text and not re.search(r"\^|\b[a-z]_[a-z0-9]\b", text.partition("<body>")[2])
+
+
+def test_a_caption_names_another_implementation_as_the_condition():
+    wrong = claims.run("copy", **wrong_implementation("uniform"))
+    assert wrong.figure.partition("ndecided with ")[2].startswith("another implementation than qkv's, m = 10")
+    assert "another implementation" not in claims.run("copy", beta=1.0).figure
+
+
+@pytest.mark.parametrize("title", ["a long title that says in many words what a figure of this width shows", "short"])
+def test_draw_svg_breaks_a_title_that_is_wider_than_its_panel(title):
+    svg = draw_svg((Bars(title, "", "", ["one", "two"], {"a": [1, 2]}),), name="test")
+    lines = [line for line in re.findall(r">([^<>]+)</text>", svg) if line in title]
+    assert " ".join(lines) == title and max(map(len, lines)) <= 45
 
 
 def test_draw_svg_draws_every_kind_of_panel():

@@ -263,6 +263,77 @@ def test_runs_compares_settings_and_names_the_test_metrics(tmp_path, capsys, mon
     assert "field" not in shown
 
 
+def _write_run(place, recipe, status, metrics=(), checkpoint=None):
+    place.mkdir(parents=True)
+    (place / "recipe.toml").write_text(recipe)
+    (place / "run.json").write_text(json.dumps({"parameters": 1000, "finished": False, **status}))
+    lines = [{"step": step, "loss": 1.0, "timing": {"seconds": seconds}} for step, seconds in metrics]
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if checkpoint:
+        (place / "checkpoints" / f"step-{checkpoint:08d}").mkdir(parents=True)
+
+
+@pytest.fixture
+def unfinished_runs(tmp_path, capsys, monkeypatch):
+    """Runs that ended early in different ways, with their metrics and checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    console.out.cache_clear()
+    assert run(["train", "vit-digits", "--steps", "300", "--show"]) == 0
+    recipe = capsys.readouterr().out
+    long_name = "a-run-with-a-rather-long-name-to-copy"
+    _write_run(tmp_path / "runs" / "asked", recipe, {"stopped": "SIGTERM"}, [(10, 30.0), (40, 424.0)], checkpoint=43)
+    _write_run(tmp_path / "runs" / "killed", recipe, {}, [(10, 30.0), (50, 96.0)])
+    _write_run(tmp_path / "runs" / "lost", recipe, {"error": "step 2: the loss is nan"})
+    result = {"test": {"loss": 2.338, "accuracy": 0.5}}
+    _write_run(tmp_path / "runs" / long_name, recipe, {"finished": True, "seconds": 61.2, "result": result})
+    return long_name
+
+
+def test_runs_shows_minutes_step_and_reason_of_runs_that_are_not_finished(unfinished_runs, capsys):
+    assert run(["runs"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "  7.1  " in lines["runs/asked"] and lines["runs/asked"].endswith("stopped at step 43 of 300")
+    assert "  1.6  " in lines["runs/killed"] and "unfinished at step 50 of 300" in lines["runs/killed"]
+    assert lines["runs/lost"].endswith("failed: step 2: the loss is nan")
+    assert run(["runs", "--json"]) == 0
+    found = {Path(each["folder"]).name: each for each in json.loads(capsys.readouterr().out)}
+    assert (found["asked"]["step"], found["asked"]["seconds"], found["killed"]["seconds"]) == (43, 424.0, 96.0)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_runs_prints_names_and_metrics_unbroken(unfinished_runs, capsys, monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("NO_COLOR", "1")
+    console.out.cache_clear()
+    assert run(["runs"]) == 0
+    console.out.cache_clear()
+    lines = capsys.readouterr().out.splitlines()
+    place = next(i for i, line in enumerate(lines) if unfinished_runs in line)
+    assert ("accuracy 50.00%" in lines[place]) is not terminal  # a line each in a pipe, so that grep finds the metric
+    assert "test: loss 2.338, accuracy 50.00%" in lines[place + terminal]
+
+
+def test_runs_of_a_folder_that_does_not_exist_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["runs", "nosuch"]) == 2
+    assert capsys.readouterr().err == "qkv: there is no folder nosuch\n"
+
+
+def test_train_says_how_to_resume_when_the_test_is_interrupted(capsys, tmp_path, monkeypatch, unchecked):
+    def interrupted(task, model):
+        raise KeyboardInterrupt
+
+    line = ["train", "vit-digits", "--steps", "2", "--set", "model.dim=16", "--folder", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr("qkv.training.runs.evaluate_task", interrupted)
+        assert run(line) == 130
+    assert "stopped; run the same command to resume" in capsys.readouterr().err
+    assert run(line) == 0
+    assert "accuracy (test)" in capsys.readouterr().out
+
+
 def test_use_prints_notes_once_marks_unsure_classes_and_gives_no_class_for_a_blank_image(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("one.png", "two.png"):
@@ -272,7 +343,7 @@ def test_use_prints_notes_once_marks_unsure_classes_and_gives_no_class_for_a_bla
     Image.new("L", (64, 64), 255).save("blank.png")
     assert run(["use", "qkv:digits", "one.png", "two.png", "blank.png"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.count("cropped, centered and resized") == 1 and "(2 of 3 inputs)" in " ".join(shown.err.split())
+    assert shown.err.count("cropped, centered and resized") == 1 and "one.png, two.png: " in " ".join(shown.err.split())
     assert "blank.png: the image is probably no digit" in shown.err
     assert shown.out.splitlines()[2].split() == ["blank.png", "no", "digit"]
     assert run(["use", "qkv:digits", "blank.png", "--json"]) == 0
@@ -284,6 +355,20 @@ def test_use_marks_a_class_below_60_percent_as_unsure(confidence, unsure, capsys
     prediction = Prediction("classify", "six.png", "0", confidence, {"classes": {"0": confidence}})
     _print_prediction(prediction, single=True)
     assert capsys.readouterr().out.rstrip().endswith("unsure") is unsure
+
+
+@pytest.mark.parametrize("why", ["no document is about 'John'", "the threshold is 99%"])
+def test_use_says_why_an_answer_of_the_model_is_not_used(why, capsys):
+    more = {"from": "nothing found", "model_answer": "[Leeds]", "threshold": 0.99, "why": why}
+    _print_prediction(Prediction("answer", "Where?", "I do not know.", 0.98, more), single=True)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.endswith(f"the model's answer was '[Leeds]', 98% confident, but {why}")
+
+
+@pytest.mark.parametrize(("translation", "shown"), [("", "(nothing)"), ("zwanzig", "zwanzig")])
+def test_use_prints_an_empty_translation_as_nothing(translation, shown, capsys):
+    _print_prediction(Prediction("translate", "twenty", translation), single=True)
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 def test_grade_lists_one_line_for_each_rubric(capsys, monkeypatch):
@@ -341,6 +426,7 @@ main.main()
         ([], "computing …\n"),
         (["early"], ""),
         (["--quiet"], ""),
+        (["train", "--json"], ""),
         (["train", "--help"], ""),
         (["help", "train"], ""),
     ],

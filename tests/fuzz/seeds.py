@@ -104,7 +104,8 @@ def make_seeds(folder: Path) -> list[Seed]:
     np.savez(npz, train_images=np.zeros((4, 8, 8), np.uint8), train_labels=np.arange(4))
     grading = "from qkv.check.grading.reading.submission import read_submission; read_submission(path)"
     listing = (
-        "from qkv.studio import run_files as r; f = path.parent; r.read_series(f); r.last_step(f); r.read_samples(f)"
+        "from qkv.studio import run_files as r; from qkv.training import run_progress as p; "
+        "f = path.parent; r.read_series(f); p.read_progress([f]); r.read_samples(f)"
     )
     seeds += [
         Seed("notebook", {"a.ipynb": notebook}, "a.ipynb", (), AS_JSON, grading),

@@ -12,9 +12,18 @@ import qkv
 from qkv import interp
 from qkv.interp import probes
 from qkv.interp.forward import trace_with_output
-from qkv.interp.head_types import HEAD_TYPES, THRESHOLDS, ClassifiedHead, HeadTypes
+from qkv.interp.head_types import (
+    HEAD_TYPES,
+    LESS_INFORMATIVE,
+    THRESHOLDS,
+    WITHOUT_TARGET,
+    ClassifiedHead,
+    HeadTypes,
+    _classify,
+)
 from qkv.models import GPT, Encoder, EncoderConfig, GPTConfig, Seq2Seq, Seq2SeqConfig, ViT, ViTConfig
 
+INFORMATIVE = [name for name in HEAD_TYPES if name not in (*LESS_INFORMATIVE, *WITHOUT_TARGET)]
 STORIES = Path(__file__).parents[3] / "shared" / "data" / "stories260K"
 NAMES = (
     "Once upon a time, there was a boy named Zorbil. Zorbil had a pet mukoto. One day, Zorbil and the mukoto went to "
@@ -265,3 +274,24 @@ def test_the_clearest_of_uniform_heads_is_the_least_uniform():
 
     heads = tuple(head(place, score) for place, score in enumerate((0.95, 0.1, 0.7)))
     assert HeadTypes(("layer",), heads, {}).clearest().head == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "clearest"),
+    [
+        # a head's highest score may be of a type that is not its own
+        ([{"previous-token": 0.58}, {"same-token": 0.90, "duplicate-token": 0.55}], 1),
+        ([{"positional": 0.99, "previous-token": 0.31}, {"induction": 0.4}, {"attention-sink": 1.0}], 1),
+        ([{"attention-sink": 0.5, "uniform": 0.9}, {"offset": 0.7}, {"positional": 0.9}], 1),
+        ([{"uniform": 0.3}, {"uniform": 0.2, "positional": 0.1}], 1),  # none has a type
+    ],
+)
+def test_clearest_is_the_head_with_the_highest_score_that_the_list_of_types_shows(heads, clearest):
+    classified = tuple(
+        _classify(0, place, "layer", None, {**dict.fromkeys(HEAD_TYPES, None), **scores})
+        for place, scores in enumerate(heads)
+    )
+    found = HeadTypes(("layer",), classified, {})
+    assert found.clearest().head == clearest
+    listed = [(head.scores[name], head.head) for name in INFORMATIVE for head in found.of_type(name)]
+    assert not listed or max(listed)[1] == clearest

@@ -9,6 +9,7 @@ from browser import OpenPage, chromium
 
 import qkv
 from qkv.interp import Trace
+from qkv.interp.head_types import HEAD_TYPES
 from qkv.interp.viewer import PatchImage, Scene, add_map, make_scene, render_html
 
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog", "saw", "the", "cat", "sit", "on", "a", "chair"]
@@ -50,6 +51,33 @@ def test_pointing_at_a_weight_shows_all_its_digits(browser, tmp_path):
         assert opened.hover(query, key) == f"{weights[query, key]:.6f}"
     assert "previous" in opened.text("types")
     opened.check_offline(file)
+
+
+def test_the_key_with_the_largest_weight_is_selected_until_another_is_chosen(browser, tmp_path):
+    trace = text_trace()
+    opened = OpenPage(browser, write(tmp_path, make_scene(trace, WORDS)), address="#panel=1&head=2&query=9")
+    largest = int(trace.weights(1, 2)[9].argmax())
+    assert largest > 0
+    opened.page.get_by_text(f"attends to key {largest} “{WORDS[largest]}”").wait_for()
+
+
+def test_the_legend_counts_the_letters_of_the_grid_and_selects_those_heads(browser, tmp_path):
+    trace = text_trace()
+    found = [(("previous-token", 0.9), ("positional", 0.8)), (("positional", 0.7),), (), (("offset", 0.6),)]
+    file = write(tmp_path, make_scene(trace, WORDS, types=[found, [*found[:3], ()], [()] * 4]))
+    opened = OpenPage(browser, file)
+    badges = opened.page.locator("[data-head] .letter").all_inner_texts()
+    legend = [row.split() for row in opened.page.locator("[data-testid=types] button").all_inner_texts()]
+    assert {letter: int(count) for letter, _, count in legend} == {letter: badges.count(letter) for letter in badges}
+    assert {name: letter for letter, name, _ in legend} == {"previous-token": "P", "positional": "T", "offset": "O"}
+    opened.page.get_by_role("button", name="T positional").click()
+    assert opened.page.locator("[data-head]:not(.dimmed) .letter").all_inner_texts() == ["T", "T"]
+
+
+def test_every_head_type_has_a_letter_of_its_own_on_the_pages():
+    code = (Path(__file__).parents[2] / "web" / "src" / "viewer" / "heads.ts").read_text(encoding="utf-8")
+    letters = dict(re.findall(r'"([a-z-]+)": "([A-Z])"', code))
+    assert list(letters) == list(HEAD_TYPES) and len(set(letters.values())) == len(letters)
 
 
 def test_a_head_is_selected_by_click_and_the_address_restores_it(browser, tmp_path):

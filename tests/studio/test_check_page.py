@@ -26,6 +26,10 @@ class Leaking(nn.Module):
             raise RuntimeError("{HOSTILE}")
         return self.project(x + x.mean(1, keepdim=True))
 '''
+UNMASKED = """def attention(q, k, v, is_causal=True):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ v
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +81,29 @@ def test_own_code_with_a_bug_is_reported_and_its_texts_stay_text(studio, visit, 
     page.get_by_role("link", name="Playground").click()  # leaving the page cancels the check
     page.get_by_role("link", name="Check").click()
     expect(page.get_by_test_id("sound")).to_contain_text("NOT SOUND", timeout=SOON)
+
+
+def test_edited_targets_mark_the_findings_as_previous_and_the_line_at_fault_is_shown(studio, visit, tmp_path):
+    (tmp_path / "one.py").write_text(UNMASKED, encoding="utf-8")
+    (tmp_path / "two.py").write_text(UNMASKED, encoding="utf-8")
+    target = f"{tmp_path}/one.py:attention"
+    page = visit(studio).go(f"check?target={target}&name=textbook")
+    page.get_by_role("button", name="check", exact=True).click()
+    expect(page.get_by_test_id("sound")).to_contain_text("NOT SOUND", timeout=SOON)
+    expect(page.get_by_role("heading", name="one.py:attention")).to_be_visible()
+    report = check.run(target, "textbook")
+    assert report.diagnosis is not None and "one.py:3" in report.diagnosis.line
+    expect(page.get_by_test_id("line")).to_have_text(report.diagnosis.line)
+    expect(page.get_by_test_id("previous")).to_have_count(0)
+
+    field = page.get_by_label("file.py:Name")
+    field.fill(f"{tmp_path}/two.py:attention")
+    expect(page.get_by_test_id("previous")).to_be_visible()
+    expect(page.get_by_role("heading", name="one.py:attention")).to_be_visible()
+    field.fill(target)
+    expect(page.get_by_test_id("previous")).to_have_count(0)
+    page.get_by_label("contract the properties").select_option("encoder")
+    expect(page.get_by_test_id("previous")).to_be_visible()
 
 
 def test_find_targets_parses_files_without_running_them(studio, visit, tmp_path, monkeypatch):

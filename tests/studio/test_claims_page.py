@@ -32,6 +32,10 @@ def test_claims_page_shows_the_numbers_of_the_library_and_a_knob_breaks_the_clai
     expect(page.locator("figure img")).to_have_count(len(found.panels), timeout=SOON)
     assert page.locator("figure img").first.evaluate("each => each.naturalWidth") > 100
 
+    page.get_by_label("beta, typed").fill("")
+    page.get_by_label("beta, typed").press("Enter")
+    expect(page.get_by_label("beta, typed")).to_have_value("50")  # what the result belongs to
+
     page.get_by_label("beta, typed").fill("1")
     page.get_by_label("beta, typed").press("Enter")
     broken = claims.run("copy", seed=3, beta=1.0)

@@ -167,6 +167,11 @@ def test_scale_and_a_masked_edge_by_keys_have_the_effect_of_the_library(page, fo
     both = measure_effect(prepared.model, prepared.inputs, scale={(1, 3): 2 * own}, mask_edges=[(1, 3, 8, 4)])
     expect(page.get_by_test_id("effect")).to_contain_text(f"{both.kl:.6f} nats")
     expect(page.get_by_test_id("reproduce")).to_contain_text("--scale 1.3=x2 --mask-edge 1.3:8:4")
+    chips = page.get_by_test_id("interventions").locator(".chip")
+    expect(chips).to_have_text(["head 1.3: 8 → 4 masked ×", "head 1.3: β × 2 ×"])
+    expect(page.get_by_test_id("types-before")).to_be_visible()  # head types stay those without the interventions
+    page.get_by_role("button", name="maps before").click()
+    expect(page.get_by_test_id("types-before")).to_have_count(0)
     page.get_by_role("button", name="undo all").click()
     expect(page.get_by_test_id("effect")).to_have_count(0)
 

@@ -73,6 +73,16 @@ def test_moving_a_slider_shows_the_numbers_of_the_library(open_page):
     assert told.startswith("A[1,3] =") and "≈ 1" in told
 
 
+def test_hard_attention_shows_no_scaled_scores(open_page):
+    page = open_page()
+    assert page.locator("[data-step=scaled]").count() == 1
+    page.get_by_role("button", name="hard", exact=True).click()
+    rest(page)
+    assert page.locator("[data-step=scaled]").count() == 0 and page.get_by_text("β =").count() == 0
+    weights = [[float(cell) for cell in row] for row in step(page, "weights")]
+    assert all(sorted(row) == [0.0, 0.0, 1.0] for row in weights)
+
+
 def test_sixty_four_tokens_show_the_numbers_of_qkv_attention(open_page):
     page = open_page("?example=random-64&query=3")
     beta = float(slide(page, 50))

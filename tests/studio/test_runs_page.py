@@ -288,6 +288,38 @@ def test_runs_are_compared_in_one_figure_and_the_link_restores_it(serving, visit
     assert page.get_by_role("button", name="log").get_attribute("aria-pressed") == "false"
 
 
+def test_a_failed_run_says_so_and_a_stopped_one_has_nothing_to_update(serving, visit, tmp_path):
+    place = make_run(tmp_path / "failed", finished=False, lines=0)
+    status = json.loads((place / "run.json").read_text())
+    (place / "run.json").write_text(json.dumps({**status, "error": "step 2: the loss is nan"}))
+    stopped = make_run(tmp_path / "stopped", finished=False, lines=4)
+    (stopped / "run.json").write_text(json.dumps({**status, "stopped": "SIGTERM"}))
+    (stopped / "checkpoints" / "step-00000043").mkdir(parents=True)
+    visitor = visit(serving(runs=tmp_path))
+    page = visitor.go("runs?show=failed")
+    page.get_by_text("No metrics: this run ended before the first line was written").wait_for()
+    details = page.get_by_test_id("details").inner_text()
+    assert "step 2: the loss is nan" in details and "bit-exactly" not in details and "steps, 0" not in details
+    assert page.get_by_text("no metrics yet").count() == page.get_by_text("the model overfits").count() == 0
+    page = visitor.go("runs?show=stopped")
+    page.get_by_test_id("details").get_by_text("43 of").wait_for()
+    assert page.get_by_text("update during training").count() == 0
+
+
+def test_runs_have_colors_of_their_own_and_a_wide_comparison_says_that_it_scrolls(serving, visit, tmp_path):
+    names = [f"run-{place}" for place in range(12)]
+    for name in names:
+        make_run(tmp_path / name, lines=3)
+    page = visit(serving(runs=tmp_path)).go(f"runs?show={','.join(names)}")
+    lines = page.locator("[data-panel=loss] path[data-run]")
+    lines.nth(11).wait_for()
+    assert len(set(lines.evaluate_all("lines => lines.map((line) => getComputedStyle(line).stroke)"))) == 12
+    page.get_by_test_id("more-runs").get_by_text("12 runs; scroll sideways").wait_for()
+    page.goto(f"{page.url.partition('#')[0]}#/runs?show=run-1")
+    page.get_by_text("Wrong predictions come first").wait_for()
+    assert page.get_by_test_id("more-runs").count() == 0
+
+
 def test_an_empty_folder_shows_instructions_and_a_report_is_sandboxed(serving, visit, runs, tmp_path):
     page = visit(serving(runs=tmp_path / "none")).go("runs")
     page.get_by_text("Nothing has been trained here yet").wait_for()

@@ -33,3 +33,19 @@ def test_generate_says_that_a_prompt_is_longer_than_the_model_was_made_for():
     assert predictor("To be", max_new_tokens=1).notes == ()
     (note,) = predictor("To be " * 50, max_new_tokens=1).notes
     assert note == "the prompt has 300 tokens, more than the 128 that the model was made for"
+
+
+def test_transcribe_says_that_a_recording_is_shorter_than_a_frame(tmp_path, unchecked):
+    import torch
+
+    from qkv.data.speech.wav import Audio, write_wav
+    from qkv.training.inference import load_predictor
+
+    predictor = load_predictor("qkv:spoken-digits")
+    notes = {}
+    for samples in (3, 4000):
+        file = tmp_path / f"{samples}.wav"
+        write_wav(file, Audio(torch.randn(samples).clamp(-1, 1), 16000))
+        notes[samples] = " ".join(predictor(str(file)).notes)
+    assert "the recording is shorter than 0.025 s" in notes[3]
+    assert "shorter than" not in notes[4000]

@@ -123,8 +123,15 @@ def test_predictor_abstains_on_people_who_are_not_in_the_corpus(whole, unchecked
     predictor = load_predictor(whole.folder)
     asked = load_facts(whole.config.data, whole.config.seed).dev[0].question
     assert predictor(asked, threshold=0.0).more["from"] == "the model"
-    unknown = predictor("Where was Xxyz Qqvw born?", threshold=0.0)
-    assert (unknown.result, unknown.more["from"]) == ("I do not know.", "nothing found")
+    for name in ("Xxyz Qqvw", "李", "nobody in lower case"):
+        unknown = predictor(f"Where was {name} born?", threshold=0.0)
+        assert (unknown.result, unknown.more["from"]) == ("I do not know.", "nothing found")
+        assert unknown.more["why"] == f"no document is about {name!r}"
+    unsure = predictor(asked, threshold=1.0)
+    if unsure.more["from"] != "the model":
+        assert unsure.more["why"] == "the threshold is 100%"
+    with pytest.raises(ValueError, match="the question is empty"):
+        predictor(" ")
 
 
 def test_confidence_is_scaled_by_the_confidence_of_the_pseudo_label(whole, unchecked):

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from qkv._html import document
+from qkv._html import typeset as typeset_words
 from qkv.byhand.matrices import Matrix
 from qkv.byhand.numbers import Number, format_decimal, to_text
 from qkv.byhand.solution import Solution
@@ -25,7 +26,7 @@ def html_page(solution: Solution, places: int = 4) -> str:
     title = solution.problem.title or "Attention by hand"
     body = "\n".join(_body(solution, places))
     setting = f'<p class="setting">{escape(describe_setting(solution))}</p>'
-    main = f"<main>\n<h1>{escape(title)}</h1>\n{setting}\n{body}\n</main>"
+    main = f"<main>\n<h1>{typeset_words(title)}</h1>\n{setting}\n{body}\n</main>"
     return document(title, main, style=style, script=script)
 
 
@@ -50,7 +51,7 @@ def html_sheet(solution: Solution, asked: Sequence[str], places: int = 4) -> str
         width = " full" if columns > 4 else " wide" if columns > 2 else ""
         figure = _figure(symbol, color, cells)
         parts.append(f'<section class="{color}{width}"><h2><span>{typeset(title)}</span></h2>{figure}</section>')
-    body = "\n".join([f"<main><h1>{escape(problem.title)}</h1>", *parts, "</div></main>"])
+    body = "\n".join([f"<main><h1>{typeset_words(problem.title)}</h1>", *parts, "</div></main>"])
     return document(problem.title, body, style=style)
 
 
@@ -146,7 +147,7 @@ def _number(number: Number, places: int) -> str:
 def _equation(cell: StepCell, places: int) -> str:
     """S[1,1] = 1·3 + 3·(-1/2) = 3/2, one line for each form."""
     exact, decimal = to_text(cell.number), format_decimal(cell.number.decimal, places)
-    lines = [f"<b>{escape(cell.name)}</b> = {typeset(cell.written)}"]
+    lines = [f"<b>{typeset(cell.name)}</b> = {typeset(cell.written)}"]
     if not cell.states_exact and not exact.startswith("≈"):
         lines.append(f"= {typeset(exact)}")
     if exact != decimal:
@@ -157,11 +158,11 @@ def _equation(cell: StepCell, places: int) -> str:
 def typeset(text: str) -> str:
     """Plain text as HTML, with superscripts, subscripts and a proper minus sign.
 
-    >>> typeset("-e^(3/2)/2"), typeset("W_Q"), typeset("1.2e-7")
-    ('−e<sup>3/2</sup>/2', 'W<sub>Q</sub>', '1.2·10<sup>−7</sup>')
+    >>> typeset("-e^(3/2)/2"), typeset("dQ W_Qᵀ"), typeset("1.2e-7")
+    ('−e<sup>3/2</sup>/2', 'dQ W<sub>Q</sub>ᵀ', '1.2·10<sup>−7</sup>')
     """
     text = escape(text).replace("-", "−")
     text = re.sub(r"\^\(([^()]*(?:\([^()]*\)[^()]*)*)\)", r"<sup>\1</sup>", text)
     text = re.sub(r"\^(\w+)", r"<sup>\1</sup>", text)
     text = re.sub(r"(\d)e(−?\d+)", r"\1·10<sup>\2</sup>", text)
-    return re.sub(r"\b(d?[WSZEAHQKVO]|r)_?([QKVO]\b|\d+(?=ᵀ|\b))", r"\1<sub>\2</sub>", text)
+    return re.sub(r"\b(d?[WSZEAHQKVO]|r)_?([QKVO](?=ᵀ|\b)|\d+(?=ᵀ|\b))", r"\1<sub>\2</sub>", text)

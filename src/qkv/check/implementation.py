@@ -110,6 +110,11 @@ class Implementation:
         """The largest forbidden effect that passes, relative to an allowed one."""
         return 1e-6 if self.dtype == torch.float64 else 1e-3
 
+    @property
+    def without_mask(self) -> str:
+        """Begins the evidence of a function that is called without the mask or causal flag that it could take."""
+        return "called without a mask, " if self.takes_mask or self.causal_flag else ""
+
     def nearest_length(self, length: int) -> int:
         """The nearest length that it takes: the next multiple, the only one, or the longest."""
         if self.fixed_length is not None:

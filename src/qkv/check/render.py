@@ -145,10 +145,13 @@ def terminal_influence(effects: Effects) -> Text:
     1 ▒▒██
     """
     columns = len(effects[0]) if effects else 0
-    text = Text("  " + " ".join(f"{position % 10}" for position in range(columns)) + "\n")
+    left = len(str(max(len(effects) - 1, 0)))
+    step = (len(str(max(columns - 1, 0))) + 2) // 2  # a label and a blank; a column is two characters wide
+    labels = "".join(f"{column:<{2 * step}}" for column in range(0, columns, step))
+    text = Text(f"{'':{left}} {labels.rstrip()}\n")
     for row, line in enumerate(effects):
         cells = "".join(2 * _terminal_shade(effect) for effect in line)
-        text.append(f"{row % 10} {cells}\n")
+        text.append(f"{row:>{left}} {cells}\n")
     text.rstrip()
     return text
 
@@ -184,9 +187,11 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; m
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .summary { font-size: 1.15rem; font-weight: 600; margin: 1rem 0; }
 .pass { color: var(--good); } .fail { color: var(--bad); } .warn, .inconclusive { color: var(--maybe); }
-.described { color: var(--queries); } .na { color: var(--soft); }
+.described { color: var(--open); } .na { color: var(--soft); }
 .report { width: 100%; } .report td { overflow-wrap: anywhere; } .report td:first-child { white-space: nowrap; }
-.report td.check { min-width: 12rem; font-weight: 600; }
+.report .check { font-weight: 600; } .report .evidence { display: block; }
+@media (max-width: 40rem) { body { padding: 1.2rem .9rem 2rem; } .report td, .report th { padding-right: .6rem; }
+  .report td:first-child { white-space: normal; } dl { grid-template-columns: 1fr; } dt { margin-top: .3rem; } }
 .shapes { color: var(--soft); font-size: .85em; }
 .hint { display: block; margin-top: .2rem; font-style: italic; color: var(--soft); }
 .diagnosis { border-left: 3px solid var(--bad); padding: .1rem 0 .1rem 1rem; margin: 1rem 0; }
@@ -198,7 +203,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 
 def html_page(report: Report) -> str:
     """The report as one offline page without scripts; every text is escaped, names from the checked file too."""
-    kind, word = "pass" if report.ok else "fail", state_of(report).capitalize()
+    kind, word = "pass" if report.ok else "fail", state_of(report)
     parts = [f'<p class="summary {kind}">{word}: {count_verdicts(report, VERDICT_ORDER)}</p>']
     about: list[str] = []
     facts = {"called as": report.how, "kind": report.kind, "required": str(report.contract)}
@@ -226,20 +231,25 @@ def html_page(report: Report) -> str:
 
 def _html_findings(findings: Sequence[Finding]) -> str:
     ordered = sorted(findings, key=lambda finding: VERDICT_ORDER.index(finding.verdict))
-    head = '<tr><th>verdict</th><th>property</th><th class="number">score</th><th>evidence</th></tr>'
-    body = "".join(_html_finding(finding) for finding in ordered)
-    return f'<div class="scroll"><table class="report"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+    head = '<tr><th>verdict</th><th>property and evidence</th><th class="number">score</th></tr>'
+    shown: set[str] = set()  # a hint that several findings share is shown once, with the first of them
+    body = "".join(_html_finding(finding, shown) for finding in ordered)
+    return f'<table class="report"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
-def _html_finding(finding: Finding) -> str:
+def _html_finding(finding: Finding, shown: set[str]) -> str:
     kind = finding.verdict.replace("/", "")
     score = "" if finding.score is None else f"{finding.score:.2g}"
-    hint = f'<span class="hint">→ {escape(finding.hint)}</span>' if finding.hint and finding.verdict != "pass" else ""
+    hint = ""
+    if finding.hint and finding.verdict != "pass" and finding.hint not in shown:
+        shown.add(finding.hint)
+        hint = f'<span class="hint">→ {escape(finding.hint)}</span>'
     shapes = f' <span class="shapes">[{escape(finding.shapes)}]</span>' if finding.shapes else ""
     return (
         f'<tr><td class="{kind}">{SIGNS[finding.verdict]} {escape(finding.verdict)}</td>'
-        f'<td class="check">{escape(finding.check)}</td><td class="number">{score}</td>'
-        f"<td>{escape(finding.evidence)}{shapes}{hint}</td></tr>"
+        f'<td><span class="check">{escape(finding.check)}</span>'
+        f'<span class="evidence">{escape(finding.evidence)}{shapes}</span>{hint}</td>'
+        f'<td class="number">{score}</td></tr>'
     )
 
 
@@ -295,7 +305,7 @@ def _svg_legend(x: int, y: int) -> str:
         if power == 0:
             words = "1"
         elif power == MIN_POWER:
-            effect, words = 0.0, "under 10⁻⁶"
+            effect, words = 0.0, "none (under 10⁻⁶)"
         cell = _svg_cell(x, y + row * 20, 16, effect)
         parts.append(f'<rect {cell}/><text x="{x + 24}" y="{y + row * 20 + 12}">{words}</text>')
     return "".join(parts)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from qkv._config import RECIPE_FILE
-from qkv._files import read_limited
+from qkv._files import read_json, read_limited
 from qkv._panics import panics_as_errors
 from qkv.checkpoints import bundled
 from qkv.checkpoints.huggingface.folder import WEIGHTS_INDEX, load_hf, read_weights
@@ -250,8 +250,18 @@ def _find_run_model(path: Path) -> Path:
     if (path / MODEL_FOLDER / CONFIG).is_file():
         return path / MODEL_FOLDER
     if (path / RECIPE_FILE).is_file():
+        if error := _run_error(path):
+            raise ValueError(f"the run {path} failed, so it has no model: {error}")
         raise ValueError(f"the run {path} is not finished, so it has no model yet; resume it: {resume_command(path)}")
     return path
+
+
+def _run_error(run: Path) -> str:
+    """What ended a run that failed; "" for others."""
+    try:
+        return str(read_json(run / "run.json", "a run directory has a run.json").get("error", ""))
+    except (ValueError, OSError):
+        return ""
 
 
 def resume_command(run: str | Path) -> str:

@@ -121,7 +121,7 @@ def run(
         seed=seed,
         predicates=measured.predicates,
         panels=measured.panels,
-        figure=_caption(claim, measured, verdict, values),
+        figure=_caption(claim, measured, verdict, values, attention is library_attention and component is None),
         expected=claim.expected,
         seconds=time.perf_counter() - started,
         knobs=values,
@@ -142,12 +142,19 @@ def _condition(claim: Claim, measured: ExperimentResult, verdict: Verdict) -> st
     return measured.condition or claim.condition
 
 
-def _caption(claim: Claim, measured: ExperimentResult, verdict: Verdict, values: dict[str, Any]) -> str:
-    """The caption of the figure of this run; for an unexpected verdict also the knobs and what decided it."""
+def _caption(
+    claim: Claim, measured: ExperimentResult, verdict: Verdict, values: dict[str, Any], is_library: bool
+) -> str:
+    """The caption of the figure of this run; for an unexpected verdict also the conditions and what decided it.
+
+    is_library: whether qkv's own implementation was tested, and not another one.
+    """
     if verdict == claim.expected:
         return measured.caption or claim.figure
-    knobs = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-    decided = f"{verdict.capitalize()} with {knobs or 'no knobs'}: {explain(measured.predicates)}."
+    conditions = [] if is_library else ["another implementation than qkv's"]
+    conditions += [f"{name} = {value:g}" for name, value in values.items()]
+    where = f" with {', '.join(conditions)}" if conditions else ""
+    decided = f"{verdict.capitalize()}{where}: {explain(measured.predicates)}."
     return f"{measured.caption} {decided}".strip()
 
 

@@ -4,7 +4,7 @@ import html
 from collections.abc import Sequence
 
 from qkv import __version__
-from qkv._html import page
+from qkv._html import page, typeset
 from qkv.claims.catalog import read_catalog
 from qkv.claims.claim import ClaimResult, Number, Predicate
 from qkv.claims.questions import TITLES
@@ -45,7 +45,8 @@ def render_page(results: Sequence[ClaimResult], families: dict[str, str]) -> str
     unexpected = [r for r in results if r.verdict != r.expected]
     seeds = ", ".join(sorted({str(r.seed) for r in results}))
     parts = [
-        f"<p>Statements about attention and transformers, each tested by an experiment: {summary}.</p>",
+        f"<p>Statements about attention and transformers, each tested by an experiment: {summary}. Some are expected "
+        f"to fail: {len(results) - len(unexpected)} of {len(results)} verdicts are as expected.</p>",
         f'<p class="soft">qkv {__version__} · seed {seeds} · {sum(r.seconds for r in results):.0f} s · a verdict is '
         "computed from the measurements below it; “holds if” names the condition, “fails” the counter-example.</p>",
     ]
@@ -76,7 +77,7 @@ def format_number(number: Number) -> str:
 def _contents(results: Sequence[ClaimResult]) -> str:
     rows = "".join(
         f'<tr><td>{_verdict(r)}</td><td><a href="#claim-{r.name}">{r.name}</a></td>'
-        f"<td>{html.escape(TITLES[r.name])}</td></tr>"
+        f"<td>{typeset(TITLES[r.name])}</td></tr>"
         for r in results
     )
     return f"<nav><table><thead><tr><th>verdict</th><th>claim</th><th>question</th></tr></thead>{rows}</table></nav>"
@@ -84,23 +85,23 @@ def _contents(results: Sequence[ClaimResult]) -> str:
 
 def _article(result: ClaimResult) -> str:
     numbers = "".join(
-        f'<tr><td>{html.escape(name)}</td><td class="number">{format_number(number)}</td></tr>'
+        f'<tr><td>{typeset(name)}</td><td class="number">{format_number(number)}</td></tr>'
         for name, number in result.numbers.items()
     )
-    condition = f" — {html.escape(result.condition)}" if result.condition else ""
+    condition = f" — {typeset(result.condition)}" if result.condition else ""
     unexpected = ""
     if result.verdict != result.expected:
         expected = f"With the default settings and a correct attention function: {VERDICTS[result.expected]}."
         unexpected = f'<p class="unexpected">{expected}</p>'
     figure = ""
     if result.panels:
-        figure = f"<figure>{result.svg()}<figcaption>{html.escape(result.figure)}</figcaption></figure>"
+        figure = f"<figure>{result.svg()}<figcaption>{typeset(result.figure)}</figcaption></figure>"
     helps = {knob.name: knob.help for knob in read_catalog()[result.name].knobs}
     settings = ", ".join(f"{name} = {value:g} ({helps[name]})" for name, value in result.knobs.items())
     return (
-        f'<article id="claim-{result.name}"><div class="head"><h3>{html.escape(TITLES[result.name])}</h3>'
+        f'<article id="claim-{result.name}"><div class="head"><h3>{typeset(TITLES[result.name])}</h3>'
         f'<span class="soft">{result.name} · seed {result.seed} · {result.seconds:.1f} s</span></div>'
-        f'<p>{_verdict(result)}{condition}</p>{unexpected}<p class="statement">{html.escape(result.statement)}</p>'
+        f'<p>{_verdict(result)}{condition}</p>{unexpected}<p class="statement">{typeset(result.statement)}</p>'
         f"{figure}<table>{numbers}</table>{_tests(result.predicates)}"
         f'<p class="soft">Settings: {html.escape(settings) or "none"}.</p></article>'
     )
@@ -116,7 +117,7 @@ def _tests(predicates: Sequence[Predicate]) -> str:
             outcome = {True: "yes", False: "no", None: "cannot tell"}[p.ok]
             css = "" if p.as_expected else ' class="off"'
             rows.append(
-                f"<tr><td>{html.escape(p.name)}</td><td class=number>{p.value:.4g} {html.escape(p.bound)}</td>"
+                f"<tr><td>{typeset(p.name)}</td><td class=number>{p.value:.4g} {html.escape(p.bound)}</td>"
                 f"<td{css}>{outcome}</td></tr>"
             )
     return f"<details><summary>what was tested</summary><table>{''.join(rows)}</table></details>"

@@ -149,7 +149,14 @@ def kqv(lab: Lab, beta: float) -> ExperimentResult:
         ),
         (
             Lines("‖c_2 − u_b‖/β", "β", "relative error", betas, {"c_2": curve}, logy=True, roles={"c_2": "output"}),
-            Heatmap("attention weights", "x_1 … x_3 as keys", "as queries", weights.tolist(), 1.0),
+            Heatmap(
+                "attention weights",
+                "as keys",
+                "as queries",
+                matrix=weights.tolist(),
+                vmax=1.0,
+                labels=("x₁", "x₂", "x₃"),
+            ),
         ),
     )
 

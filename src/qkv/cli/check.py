@@ -194,12 +194,10 @@ def check(
     report, unused = apply_allow_list(report, checked, allowed)
     for entry in unused:
         err().print(f"the allow-list entry for {entry.check} is not needed any more: {entry.reason}", style="yellow")
-    if junit is not None:
-        write_atomic(junit, junit_xml(report))
-    if sarif is not None:
-        write_atomic(sarif, sarif_json(report, checked))
-    if html is not None:
-        write_atomic(html, html_page(report))
+    for file, write in ((junit, junit_xml), (sarif, lambda found: sarif_json(found, checked)), (html, html_page)):
+        if file is not None:
+            write_atomic(file, write(report))
+            err().print(f"wrote {file}", style="dim", markup=False, soft_wrap=True)
     if repro is not None and report.failed:
         from qkv.check.repro import make_repro
 

@@ -105,6 +105,10 @@ def claims(
     except KeyboardInterrupt:
         if report is not None and results:
             _write_report(results, report)
+        if json:
+            print_json([result.to_dict() for result in results])
+        else:
+            _print_results(results)
         err().print(f"interrupted: {len(results)} of {len(chosen)} claims were run", style="yellow")
         raise
     if report is not None:

@@ -37,7 +37,8 @@ def look(
     """Show the attention inside a model, and change it: ablate heads, scale scores, mask edges.
 
     For a text, an image or an audio file, print the type of each head and the attention map of the head with the
-    clearest type. You do not need to change the model's code.
+    clearest type (if no type says more than uniform, of the least uniform head). You do not need to change the model's
+    code.
 
     Examples:
 

@@ -4,12 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
+from rich.text import Text
 
 from qkv.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
     from qkv.training.records import RunRecord
+
+RESULT_WIDTH = 40  # of the last column, below which results get lines of their own
 
 
 def runs(folder: Path = Path("runs"), /, *other_runs: Path, json: bool = False) -> int:
@@ -36,6 +40,8 @@ def runs(folder: Path = Path("runs"), /, *other_runs: Path, json: bool = False) 
     places, named = [folder, *other_runs], True
     if not other_runs and not (folder / RECIPE_FILE).is_file():
         places = sorted(path.parent for path in folder.glob(f"*/{RECIPE_FILE}")) if folder.is_dir() else []
+        if not folder.exists() and folder != Path("runs"):
+            raise ValueError(f"there is no folder {folder}")
         if not places and folder != Path("runs"):
             raise ValueError(f"{folder} is not a run and contains none; a run directory has a {RECIPE_FILE}")
         named = False
@@ -68,33 +74,63 @@ def _read_all(places: list[Path], read: Callable[[Path], Any], *, named: bool) -
 
 
 def _print_runs(found: "list[RunRecord]") -> None:
-    from qkv.training.records import format_metric
-    from qkv.training.run_state import UNFINISHED
-
-    rows = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("run", "recipe", "model", "seed", "parameters", "minutes"):
-        rows.add_column(name, no_wrap=True)  # the name of a run is there to be copied; only the result is wrapped
-    rows.add_column("result")
-    for run in found:
-        part = "test" if run.result.get("test") else "validation"
-        shown = [
-            f"{name.replace('_', ' ')} {format_metric(name, value)}"
-            for name, value in run.result.get(part, {}).items()
-            if isinstance(value, int | float)
-        ]
-        result = f"{run.state}: {UNFINISHED}" if run.state == "unfinished" else run.state
-        if run.finished:
-            result = f"{part}: {', '.join(shown)}" if shown else ""
-        rows.add_row(
+    """A line for each run. In a narrow terminal the result gets a line of its own; into a pipe no line is broken."""
+    header = ("run", "recipe", "model", "seed", "parameters", "minutes")
+    rows = [
+        (
             str(run.folder),
             run.recipe,
             run.model_kind,
             str(run.seed),
             f"{run.parameters:,}",
             f"{run.seconds / 60:.1f}",
-            result,
         )
-    out().print(rows)
+        for run in found
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(header, *rows, strict=True)]
+    lines = ["  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    headline = "  ".join(set_cell_size(name, width) for name, width in zip(header, widths, strict=True))
+    used = cell_len(headline) + 2
+    if not out().is_terminal:
+        texts = [f"{headline}  result", *(f"{line}  {_result(run)}" for line, run in zip(lines, found, strict=True))]
+        for text in texts:
+            out().print(Text(text.rstrip()), soft_wrap=True)
+        return
+    beside = out().width - used >= RESULT_WIDTH
+    out().print(Text(f"{headline}  result" if beside else headline, style="bold"))
+    for line, run in zip(lines, found, strict=True):
+        if not beside:
+            out().print(Text(line), soft_wrap=True)
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(no_wrap=True, width=cell_len(line) if beside else 2)
+        row.add_column()
+        row.add_row(Text(line if beside else ""), Text(_result(run)))
+        out().print(row)
+
+
+def _result(run: "RunRecord") -> str:
+    """The metrics of a finished run, or how far it is."""
+    from qkv.training.records import format_metric
+
+    if not run.finished:
+        return _describe_state(run)
+    part = "test" if run.result.get("test") else "validation"
+    shown = [
+        f"{name.replace('_', ' ')} {format_metric(name, value)}"
+        for name, value in run.result.get(part, {}).items()
+        if isinstance(value, int | float)
+    ]
+    return f"{part}: {', '.join(shown)}" if shown else ""
+
+
+def _describe_state(run: "RunRecord") -> str:
+    """How far an unfinished run is, and why it ended."""
+    from qkv.training.run_state import UNFINISHED
+
+    if run.state == "failed":
+        return f"failed: {run.error}"
+    text = f"{run.state} at step {run.progress.step:,} of {run.steps:,}"
+    return f"{text}: {UNFINISHED}" if run.state == "unfinished" else text
 
 
 def _print_differences(places: list[Path]) -> None:

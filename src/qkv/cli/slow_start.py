@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from qkv.cli.standard_streams import has_output
 
 WAIT_SECONDS = 1.0
-NO_NOTE = {"--quiet", "--help", "-h", "--version"}  # a help page computes nothing
+NO_NOTE = {"--quiet", "--help", "-h", "--version", "--json"}  # a help page computes nothing; stderr may be JSON lines
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """`qkv train`: train a recipe, or resume a run."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,7 +111,7 @@ def train(
     from qkv.cli.progress import make_callback
     from qkv.training import init_distributed, run_recipe
 
-    with init_distributed() as world:
+    with init_distributed() as world, _says_how_to_resume(quiet=quiet or json):
         run = run_recipe(
             resolved,
             folder=folder,
@@ -133,6 +135,17 @@ def train(
     else:
         print_result(run)
     return exit_code(run.stopped)
+
+
+@contextmanager
+def _says_how_to_resume(*, quiet: bool) -> Iterator[None]:
+    """While training, Ctrl-C ends the run after its step; elsewhere, as in the test at the end, it interrupts."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not quiet:
+            _print_note("stopped; run the same command to resume")
+        raise
 
 
 def exit_code(stopped: str | None) -> int:

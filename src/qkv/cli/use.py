@@ -36,8 +36,8 @@ def use(
     """Run a trained model: classify images, generate text, translate, transcribe speech, answer questions.
 
     The task is stored with the model. A class with a probability below 60% is marked "unsure". For audio, words are
-    printed with their times. If a question-answering model is not confident, the matching line of its corpus is printed
-    instead of an answer.
+    printed with their times. If a question-answering model is not confident, or if its corpus has no document about the
+    person, the matching line of the corpus is printed instead of an answer, or that there is none.
 
     Examples:
 
@@ -71,7 +71,7 @@ def use(
     num_beams
         Number of beams for beam search (translations). Default: stored with the model, usually 4.
     threshold
-        Minimum confidence of an answer, from 0 to 1. Default: calibrated during training.
+        Minimum confidence of an answer, from 0 to 1, about people in the corpus. Default: calibrated during training.
     quantize
         Quantize the weights of linear layers to int8: less memory and faster generation. For text models, the change in
         perplexity on a page of Shakespeare is printed.
@@ -183,14 +183,14 @@ def _read_lines() -> list[str]:
 
 
 def _print_notes(predictions: list[Any]) -> None:
-    """Print each note once; a note on one of several inputs begins with its name."""
+    """Print each note once; a note on some of the inputs names them."""
     inputs: dict[str, list[str]] = {}
     for prediction in predictions:
         for note in prediction.notes:
             inputs.setdefault(note, []).append(prediction.input)
     for note, names in inputs.items():
-        place = f"{names[0]}: " if len(names) == 1 and len(predictions) > 1 else ""
-        count = f" ({len(names)} of {len(predictions)} inputs)" if len(names) > 1 else ""
+        place = f"{', '.join(names)}: " if len(names) < len(predictions) else ""
+        count = f" (all {len(names)} inputs)" if not place and len(names) > 1 else ""
         err().print(f"{place}{note}{count}", style="dim", markup=False)
 
 
@@ -212,7 +212,8 @@ def _print_prediction(prediction: Any, *, single: bool) -> None:
         confidence = f"{prediction.confidence:.0%} confident"
         note = f"{more['from']}, {confidence}"
         if more["from"] != "the model":
-            note = f"{more['from']}; the model's answer was {escape(more['model_answer'])!r}, {confidence}"
+            answer = f"the model's answer was {more['model_answer']!r}, {confidence}"
+            note = escape(f"{more['from']}; {answer}, but {more['why']}")
         out().print(f"{head}[bold]{result}[/bold]   [dim]{note}[/dim]")
     else:
-        out().print(f"{head}{result}")
+        out().print(f"{head}{result or '(nothing)'}")

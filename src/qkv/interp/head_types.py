@@ -33,7 +33,7 @@ HEAD_TYPES: dict[str, str] = {
     "next-token": "attends to the token after",
     "offset": "attends a fixed distance away, beyond its neighbors",
     "current-token": "attends to its own position",
-    "attention-sink": "attends to the first token (BOS)",
+    "attention-sink": "attends to the first token",
     "same-token": "attends to the same token, at its own position or elsewhere",
     "duplicate-token": "attends to the same token elsewhere",
     "induction": "attends to what came after the same token before",
@@ -50,6 +50,7 @@ THRESHOLDS = dict.fromkeys(HEAD_TYPES, 0.3) | {
 }
 LESS_INFORMATIVE = ("offset", "attention-sink")  # a fixed distance, or nothing in particular
 WITHOUT_TARGET = ("positional", "uniform")  # types that do not say where a head attends
+Types = tuple[tuple[str, float], ...]  # types of one head, each with its score
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,14 @@ class ClassifiedHead(AnalysisResult):
     score: float
     offset: int | None
     scores: Mapping[str, float | None]
+
+    @property
+    def types(self) -> Types:
+        """The types whose scores reach their thresholds, the head's own type first, then the highest score."""
+        found = [
+            (name, score) for name, score in self.scores.items() if score is not None and score >= THRESHOLDS[name]
+        ]
+        return tuple(sorted(found, key=lambda each: (each[0] != self.type, -each[1])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,29 +108,29 @@ class HeadTypes(AnalysisResult):
         return tuple(tuple(row) for row in rows)
 
     def clearest(self) -> ClassifiedHead:
-        """The head with the highest score, preferring types that say what a head attends to.
+        """The head with the highest score of a type that it has, preferring types that say what a head attends to.
 
-        If the best type is uniform, the map with the most structure is the least uniform one.
+        If no head has a more telling type than uniform, the map with the most structure is the least uniform one.
         """
-        head = self.heads[clearest_place([(head.type, head.score) for head in self.heads])]
-        if head.type != "uniform":
-            return head
+        place = clearest_place([head.types for head in self.heads])
+        if place is not None and self.heads[place].type != "uniform":
+            return self.heads[place]
         return min(self.heads, key=lambda each: each.scores["uniform"] or 0.0)
 
 
-def clearest_place(typed: Sequence[tuple[str, float]]) -> int:
-    """The place of the most informative (type, score).
+def clearest_place(heads: Sequence[Types]) -> int | None:
+    """The place of the head with the most informative type; None if no head has a type.
 
     Types that say what a head attends to come first, then fixed distances and attention sinks, then the others.
 
-    >>> clearest_place([("attention-sink", 1.0), ("induction", 0.6), ("uniform", 0.9)])
+    >>> clearest_place([(("attention-sink", 1.0),), (("induction", 0.6), ("previous-token", 0.4)), (("uniform", 0.9),)])
     1
     """
-    for excluded in ((*LESS_INFORMATIVE, *WITHOUT_TARGET, "mixed"), (*WITHOUT_TARGET, "mixed"), ()):
-        candidates = [place for place, (head_type, _) in enumerate(typed) if head_type not in excluded]
-        if candidates:
-            return max(candidates, key=lambda place: typed[place][1])
-    raise ValueError("there are no heads to choose from")
+    for excluded in ((*LESS_INFORMATIVE, *WITHOUT_TARGET), WITHOUT_TARGET, ()):
+        best = [max((score for name, score in types if name not in excluded), default=-1.0) for types in heads]
+        if max(best, default=-1.0) >= 0:
+            return best.index(max(best))
+    return None
 
 
 def _check_type(head_type: str) -> str:

@@ -209,7 +209,7 @@ def _choose_head(request: LookRequest, trace: Trace, head_types: HeadTypes) -> t
     else:
         inside = [each for each in head_types.heads if each.layer == layer]
         heads = [each for each in inside if each in kept] or inside
-        head = max(heads, key=lambda each: each.score).head
+        head = replace(head_types, heads=tuple(heads)).clearest().head
     return layer, head
 
 

@@ -72,8 +72,10 @@ def _map_lines(result: LookResult, width: int, color: bool) -> Iterator[Text]:
         yield Text()
     prepared, trace = result.prepared, result.trace
     layer, head = trace.layer(result.layer), result.head_types.at(result.layer, result.head)
+    is_chosen = head.type == "mixed" and not result.request.names_head
+    why = "; the least uniform head, since no type says more than uniform" if is_chosen else ""
     yield Text(f"layer {result.layer}, head {result.head}", style="bold").append(
-        f"  {layer.name}, {terminal.describe_head(head)}", style="dim not bold"
+        f"  {layer.name}, {terminal.describe_head(head)}{why}", style="dim not bold"
     )
     if make_patch_image(prepared, trace) is not None:
         found = attention_over_image(prepared.model, trace, result.layer, result.head, query=result.query)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from qkv._files import open_regular, read_limited
-from qkv.training.checkpointing import CheckpointStore
-from qkv.training.metrics import METRICS_FILE
+from qkv.training.run_progress import METRICS_FILE, checkpoint_steps, is_number, line_seconds, parse_lines
 from qkv.training.runs import SAMPLES_FILE
 
 CHUNK = 4 * 2**20  # bytes that are read at a time
-TAIL = 16 * 2**10  # bytes in which the last complete lines are searched
 MARK_BYTES = 512  # bytes before a mark by which the file is recognized
 PLAIN_SERIES = ("rate", "gradient_norm")  # series that are not losses or metrics of training
 MAX_SAMPLES, MAX_CELL, MAX_IMAGE = 60, 4000, 200_000  # rows; characters of a cell, and of an image
@@ -76,26 +72,10 @@ def read_series(folder: Path, mark: str = "") -> dict[str, Any]:
         }
 
 
-def last_step(folder: Path) -> tuple[int, float]:
-    """The last step in a stage's metrics and the seconds of training by then; (0, 0.0) if there is none."""
-    path = folder / METRICS_FILE
-    if not path.is_file():
-        return 0, 0.0
-    with open_regular(path, follow_link=False) as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - TAIL, 0))
-        tail = file.read(TAIL)
-    step, seconds = 0, 0.0
-    for line in _parse_lines(tail[: tail.rfind(b"\n") + 1]):
-        step = max(step, line["step"])
-        seconds = _line_seconds(line, seconds)
-    return step, seconds
-
-
 def newest_checkpoint(stages: dict[str, Path]) -> str:
     """Stage and step of the newest checkpoint, such as "train 300"; "" if there is none. stages: their folders."""
     for stage, folder in reversed(stages.items()):
-        if steps := CheckpointStore(folder).steps():
+        if steps := checkpoint_steps(folder):
             return f"{stage} {steps[-1]}"
     return ""
 
@@ -131,15 +111,15 @@ def _to_series(text: bytes, seconds: float) -> tuple[Series, float]:
     found: Series = {}
 
     def add(name: str, step: int, value: Any) -> None:
-        if _is_number(value):
+        if is_number(value):
             series = found.setdefault(name, {"step": [], "seconds": [], "value": []})
             series["step"].append(step)
             series["seconds"].append(seconds)
             series["value"].append(value)
 
-    for line in _parse_lines(text):
+    for line in parse_lines(text):
         step = line["step"]
-        seconds = _line_seconds(line, seconds)
+        seconds = line_seconds(line, seconds)
         for name, value in line.get("evaluation", {}).items():
             add(f"validation {name}", step, value)
         for name, value in line.items():
@@ -149,29 +129,6 @@ def _to_series(text: bytes, seconds: float) -> tuple[Series, float]:
                 add(f"training {name}", step, value)
         add("items_per_second", step, line.get("timing", {}).get("items_per_second"))
     return found, seconds
-
-
-def _parse_lines(text: bytes) -> Iterator[dict[str, Any]]:
-    """The lines that parse. The first may be cut off, and a full disk may have left a broken one in the middle."""
-    for raw in text.splitlines():
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            broken = [part for part in ("timing", "evaluation") if not isinstance(line.get(part, {}), dict)]
-            yield {name: value for name, value in line.items() if name not in broken}
-
-
-def _line_seconds(line: dict[str, Any], before: float) -> float:
-    """The seconds of training in a line; those before it if it has none."""
-    seconds = line.get("timing", {}).get("seconds")
-    return float(seconds) if _is_number(seconds) else before
-
-
-def _is_number(value: Any) -> bool:
-    """Whether JSON can carry it: not NaN, infinite or beyond float64."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _make_mark(file: BinaryIO, offset: int, seconds: str) -> str:

@@ -105,6 +105,7 @@ def _report_json(report: Report) -> dict[str, Any]:
             for finding in findings
         ],
         "diagnosis": "" if report.diagnosis is None else report.diagnosis.hint,
+        "line": "" if report.diagnosis is None else report.diagnosis.line,
         "hints": list(dict.fromkeys(finding.hint for finding in report.failed if finding.hint)),
         "influence": [[float(effect) for effect in row] for row in report.influence],
         "html": html_page(report),

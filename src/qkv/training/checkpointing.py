@@ -16,7 +16,6 @@ next start removes. Tensors are gathered from all processes, so any number of pr
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,11 +33,10 @@ from qkv.training.distributed import copy_into, full_tensor
 from qkv.training.ema import WeightEMA
 from qkv.training.metrics import DISK_FULL
 from qkv.training.optimizers import optimizer_tensors, restore_optimizers
+from qkv.training.run_progress import CHECKPOINTS, checkpoint_steps
 
-CHECKPOINTS = "checkpoints"
 MODEL, EMA, OPTIMIZER = model_folder.WEIGHTS, "ema.safetensors", "optimizer.safetensors"
 STATE, MANIFEST = "state.json", "manifest.json"
-NAME = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointStore:
@@ -55,9 +53,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """List the steps that have a checkpoint, complete or not, in order."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(found[1]) for path in self.folder.iterdir() if (found := NAME.fullmatch(path.name)))
+        return checkpoint_steps(self.folder.parent)
 
     def save(self, step: int, write: Callable[["FileWriter"], None]) -> Path:
         """Let `write` fill a checkpoint, then move it to its place."""

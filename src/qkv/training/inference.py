@@ -207,11 +207,15 @@ def translate(predictor: Predictor, sentence: str, *, num_beams: int | None = No
 def transcribe(predictor: Predictor, path: str) -> Prediction:
     """Transcribe a recording, as a stream if the model can: with the time of each word, and the delay."""
     from qkv.data.speech.description import describe_recording
+    from qkv.data.speech.mel import Mel
     from qkv.data.speech.wav import read_audio
 
     audio = read_audio(path)
     words, delay = list(stream_words(predictor, audio)), latency(predictor)
-    notes = describe_recording(audio, predictor.purpose["mel"]["sample_rate"])
+    mel = Mel(**predictor.purpose["mel"])
+    notes = describe_recording(audio, mel.sample_rate)
+    if len(audio.samples) < mel.window * audio.sample_rate:
+        notes = (*notes, f"the recording is shorter than {mel.window} s, one frame of the model's input")
     more = {"words": [vars(word) for word in words], "delay": delay and round(delay, 3)}
     return Prediction("transcribe", path, " ".join(word.text for word in words), more=more, notes=notes)
 
@@ -266,36 +270,45 @@ def latency(predictor: Predictor) -> float | None:
 def answer(predictor: Predictor, question: str, *, threshold: float | None = None) -> Prediction:
     """Answer a question if the model is confident enough; otherwise return the line of the corpus that fits best.
 
-    The model abstains on people who are not in the corpus, and the confidence in a pseudo-label is at most the one the
-    model had when it read the document.
+    The model abstains on people who are not in the corpus, whatever the threshold; `more["why"]` says why it abstained.
+    The confidence in a pseudo-label is at most the one the model had when it read the document.
     """
     from qkv.data.text.question_answering import QuestionAnswer, QuestionTemplate, document_subject
 
+    if not question.strip():
+        raise ValueError("the question is empty")
     purpose, asked = predictor.purpose, [QuestionAnswer(question, None, "")]
     answers = answer_questions(predictor.model, load_tokenizer(predictor.model), purpose["mask_id"], asked)
     found = scale_confidence(answers, asked, purpose.get("reading_confidence", {}))[0]
     threshold = float(purpose["threshold"] if threshold is None else threshold)
     template = purpose.get("question_template")
-    known = True
+    name, why = None, ""
     if template is not None:
         name = QuestionTemplate(*template).extract_name(question)
-        known = name in map(document_subject, purpose["documents"])
+        if name not in map(document_subject, purpose["documents"]):
+            why = f"no document is about {name!r}"
+    if not why and found.confidence < threshold:
+        why = f"the threshold is {threshold:.0%}"
     confidence = round(found.confidence, 4)
-    if known and found.confidence >= threshold:
+    if not why:
         return Prediction("answer", question, found.text, confidence, {"from": "the model", "threshold": threshold})
-    line = search_documents(purpose["documents"], question)
-    more = {"from": "the corpus" if line else "nothing found", "model_answer": found.text, "threshold": threshold}
+    line = search_documents(purpose["documents"], question, name)
+    more = {"from": "the corpus" if line else "nothing found", "why": why}
+    more |= {"model_answer": found.text, "threshold": threshold}
     return Prediction("answer", question, line or "I do not know.", confidence, more)
 
 
-def search_documents(documents: list[str], question: str) -> str | None:
+def search_documents(documents: list[str], question: str, name: str | None = None) -> str | None:
     """Return the line that fits a question best, by SQLite's full-text search; None if none has its names.
+
+    name: the name in the question, if it is known; otherwise its capitalized words are taken, or all words.
 
     >>> search_documents(["Ada Lovelace wrote .", "Alan Turing was born in London ."], "Where was Alan Turing born?")
     'Alan Turing was born in London .'
     """
     words = re.findall(r"\w+", question)
     names = [word for word in words[1:] if word[:1].isupper()] or words  # the first word is always capitalized
+    names = names if name is None else re.findall(r"\w+", name)
     if not names:
         return None
     database = sqlite3.connect(":memory:")

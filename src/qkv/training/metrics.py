@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from qkv.training.run_progress import METRICS_FILE
 from qkv.training.state import TrainState
 
-METRICS_FILE = "metrics.jsonl"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv._config import RECIPE_FILE, read_toml
+from qkv.training.run_progress import RunProgress, read_progress
 from qkv.training.run_state import RunState, find_state, read_status
 
 NO_STAGES = ("recipe", "seed", "data", "model")  # the other tables of recipe.toml are the stages
@@ -38,8 +39,32 @@ class RunRecord:
         return int(self.status.get("parameters", 0))
 
     @property
+    def stages(self) -> list[str]:
+        return [name for name in self.tables if name not in NO_STAGES]
+
+    @property
+    def stage_folders(self) -> list[Path]:
+        return [self.folder] if len(self.stages) == 1 else [self.folder / name for name in self.stages]
+
+    @property
+    def steps(self) -> int:
+        """The steps of all stages."""
+        return sum(int(self.tables[name].get("steps", 0)) for name in self.stages)
+
+    @property
+    def progress(self) -> RunProgress:
+        """The last step that is recorded, and the seconds of training by then."""
+        return read_progress(self.stage_folders)
+
+    @property
     def seconds(self) -> float:
-        return float(self.status.get("seconds", 0.0))
+        """Seconds of training; of an unfinished run those until the last line of its metrics."""
+        return float(self.status.get("seconds") or self.progress.seconds)
+
+    @property
+    def error(self) -> str:
+        """What ended the run, if it failed."""
+        return str(self.status.get("error", ""))
 
     @property
     def result(self) -> Mapping[str, Any]:
@@ -52,9 +77,7 @@ class RunRecord:
     @property
     def state(self) -> RunState:
         """Read the present state of the run from its directory."""
-        names = [name for name in self.tables if name not in NO_STAGES]
-        folders = [self.folder if len(names) == 1 else self.folder / name for name in names]
-        return find_state(self.folder, folders)
+        return find_state(self.folder, self.stage_folders)
 
 
 def read_record(run_folder: str | Path) -> RunRecord:

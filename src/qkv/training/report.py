@@ -121,7 +121,8 @@ def _render_samples(samples: list[dict[str, Any]]) -> str:
         return "<p>None.</p>"
     if "image" in samples[0]:
         figures = "".join(_render_image(row) for row in samples)
-        note = "Least confident first; images with a frame are classified wrongly."
+        order = "Wrong predictions come first, in a frame; then the least confident right ones."
+        note = f"True class → predicted class. {order}"
         return f'<p class="soft">{note}</p><div class="gallery">{figures}</div>'
     columns = list(samples[0])
     return table(columns, [[_render_cell(row[name]) for name in columns] for row in samples])

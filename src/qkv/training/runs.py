@@ -41,6 +41,7 @@ from qkv.training.metrics import TrainCallback, TrainResult
 from qkv.training.optimizers import make_optimizers
 from qkv.training.recipes import get_recipe
 from qkv.training.recipes.definition import PICKED_ON_TEST, RecipeConfig, Stage, Task, copy_to_device
+from qkv.training.run_progress import RunProgress, read_progress
 from qkv.training.run_state import (
     STATUS_FILE,
     RunState,
@@ -89,19 +90,26 @@ class Run:
         return {name: self.folder if len(names) == 1 else self.folder / name for name in names}
 
     @property
+    def progress(self) -> RunProgress:
+        """Read how far the run is from its directory: the last step and the seconds of training by then."""
+        return read_progress(self.stage_folders.values())
+
+    @property
     def state(self) -> RunState:
         """Read the present state of the run from its directory."""
         return find_state(self.folder, self.stage_folders.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""
+        progress = self.progress
         return {
             "folder": str(self.folder),
             "state": self.state if (self.folder / STATUS_FILE).is_file() else "stopped",
             "recipe": self.config.to_table(),
             "finished": self.finished,
             "stopped": self.stopped,
-            "seconds": round(self.seconds, 1),
+            "step": progress.step,
+            "seconds": round(self.seconds or progress.seconds, 1),
             "parameters": self.parameters,
             "result": dict(self.result),
             "notes": list(self.notes),

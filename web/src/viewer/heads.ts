@@ -2,16 +2,25 @@
 
 import { clamp, type GridRow } from "./types";
 
-// One letter per head type: the first letter of its name that is still free.
-export function typeLetters(types: Iterable<string>): Map<string, string> {
-  const letters = new Map<string, string>();
-  for (const type of types) {
-    if (letters.has(type) || type === "mixed") continue;
-    const taken = new Set(letters.values());
-    const wanted = [...type.toUpperCase().replace(/[^A-Z]/g, ""), ..."ABCDEFGHIJKLMNOPQRSTUVWXYZ"];
-    letters.set(type, wanted.find((letter) => !taken.has(letter)) ?? "•");
-  }
-  return letters;
+// The letter of each head type, the same on every page; a head without a known type ("mixed") has none.
+export const TYPE_LETTERS: Readonly<Record<string, string>> = {
+  "previous-token": "P",
+  "next-token": "N",
+  "offset": "O",
+  "current-token": "C",
+  "attention-sink": "A",
+  "same-token": "S",
+  "duplicate-token": "D",
+  "induction": "I",
+  "positional": "T",
+  "uniform": "U",
+};
+
+// How many heads have each type as their own, the first one: as many as carry its letter in the grid. Most frequent first.
+export function countTypes(heads: Iterable<[string, number][]>): [string, number][] {
+  const counts = new Map<string, number>();
+  for (const [first] of heads) if (first) counts.set(first[0], (counts.get(first[0]) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]);
 }
 
 // The layer and head that an arrow key leads to: layers wrap around, and so do the heads of a layer.

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { moveHead, typeLetters } from "./heads";
+import { countTypes, moveHead, TYPE_LETTERS } from "./heads";
 import { findTokens, visibleToken } from "./tokens";
 
 test("visibleToken shows blanks and control characters", () => {
@@ -14,9 +14,15 @@ test("findTokens finds tokens as written and as shown", () => {
   expect(findTokens(["a"], "")).toEqual([]);
 });
 
-test("typeLetters gives each head type a letter of its own, and mixed none", () => {
-  const letters = typeLetters(["previous-token", "positional", "mixed", "uniform"]);
-  expect([...letters]).toEqual([["previous-token", "P"], ["positional", "O"], ["uniform", "U"]]);
+test("TYPE_LETTERS gives each head type a letter of its own, and mixed none", () => {
+  const letters = Object.values(TYPE_LETTERS);
+  expect(new Set(letters).size).toBe(letters.length);
+  expect([TYPE_LETTERS.positional, TYPE_LETTERS.offset, TYPE_LETTERS.mixed]).toEqual(["T", "O", undefined]);
+});
+
+test("countTypes counts each head once, by the type whose letter the grid shows", () => {
+  const heads: [string, number][][] = [[["previous-token", 0.8], ["positional", 0.6]], [["positional", 0.7]], [], [["previous-token", 0.5]]];
+  expect(countTypes(heads)).toEqual([["previous-token", 2], ["positional", 1]]);
 });
 
 test("moveHead wraps around layers and heads, and stays within a layer's heads", () => {

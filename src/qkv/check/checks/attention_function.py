@@ -38,7 +38,7 @@ def check_weights(impl: Implementation, contract: Contract) -> list[Finding]:
     if scale.verdict != "fail":
         other = _check_scale_by_keys(impl, n, contract)
         scale = other if other is not None and other.verdict == "fail" else scale
-    return [_check_row_sums(weights, contract), scale, _check_head_independence(impl, q, k)]
+    return [_check_row_sums(impl, weights, contract), scale, _check_head_independence(impl, q, k)]
 
 
 def _check_scale_by_keys(impl: Implementation, n: int, contract: Contract) -> Finding | None:
@@ -62,11 +62,12 @@ def _check_scale_by_keys(impl: Implementation, n: int, contract: Contract) -> Fi
     )
 
 
-def _check_row_sums(weights: Tensor, contract: Contract) -> Finding:
+def _check_row_sums(impl: Implementation, weights: Tensor, contract: Contract) -> Finding:
     """The weights of a query sum to one."""
     rows, columns = (float((weights.sum(axis) - 1).abs().max()) for axis in (-1, -2))
     heads = float((weights.sum(1) - 1).abs().max())
-    evidence = f"sums differ from 1 by at most {rows:.2g} (rows), {columns:.2g} (columns)"
+    sums = f"sums differ from 1 by at most {rows:.2g} (rows), {columns:.2g} (columns)"
+    evidence = f"{impl.without_mask}{sums}"
     limit = 1e-9 if weights.dtype == torch.float64 else 1e-5
     if rows <= limit:
         return Finding("rows sum to one", "pass", rows, evidence)
@@ -151,7 +152,10 @@ def _check_alignment(impl: Implementation, contract: Contract) -> Finding:
         return Finding("alignment", "n/a", None, f"unequal lengths raise {type(error).__name__}")
     if impl.causal_flag is None and found == "irregular":
         return Finding("alignment", "n/a", None, "it has no causal mask of its own")
-    evidence = f"3 queries on 6 keys: {found} (the first query sees {visible} {'key' if visible == 1 else 'keys'})"
+    flag = f"with {impl.causal_flag}=True, " if impl.causal_flag else ""
+    evidence = (
+        f"{flag}3 queries on 6 keys: {found} (the first query sees {visible} {'key' if visible == 1 else 'keys'})"
+    )
     alone = _measure_one_query(impl)
     if alone == "top-left" and found == "bottom-right" and contract.alignment != "top-left":
         evidence = f"{evidence}; 1 query on 6 keys sees the first key only"

@@ -201,7 +201,8 @@ def _check_promise(impl: Implementation, contract: Contract, fitting: list[Formu
     allowed += [form for form in fitting if form.hides is not None and form.scale == scale]
     out = _call(impl, "plain", q, k, v)
     score = min(relative_difference(form(q, k, v), out) for form in allowed)
-    evidence = f"the output differs from softmax(q·kᵀ·{scale:.4g}) v by {score:.2g} (relative)"
+    difference = f"the output differs from softmax(q·kᵀ·{scale:.4g}) v by {score:.2g} (relative)"
+    evidence = f"{impl.without_mask}{difference}"
     return Finding("formula", "pass" if score <= _limit(impl) else "fail", score, evidence)
 
 

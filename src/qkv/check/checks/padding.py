@@ -29,8 +29,8 @@ def check_padding(impl: Implementation, contract: Contract, sweep: Sweep) -> lis
     for side, token_mask in padding_masks(impl.length).items():
         if side not in impl.padding_sides:
             continue
-        findings.append(_check_content(impl, contract, side, token_mask))
-        findings.append(_check_removed(impl, contract, side, token_mask))
+        content = _check_content(impl, contract, side, token_mask)
+        findings += [content, _check_removed(impl, contract, side, token_mask, content)]
     findings += [_check_rows(impl, contract, sweep), _check_nothing_padded(impl, contract, sweep)]
     return [*findings, _check_fully_padded_row(impl)]
 
@@ -123,8 +123,13 @@ def _check_content(impl: Implementation, contract: Contract, side: str, token_ma
     return Finding(name, "fail" if contract.padding is not False else "described", score, evidence, hint, "padding")
 
 
-def _check_removed(impl: Implementation, contract: Contract, side: str, token_mask: Tensor) -> Finding:
-    """Real tokens give the same outputs without any padding."""
+def _check_removed(
+    impl: Implementation, contract: Contract, side: str, token_mask: Tensor, content: Finding
+) -> Finding:
+    """Real tokens give the same outputs without any padding.
+
+    content: what the content of the same padding does. Only if it does nothing do positions explain a difference.
+    """
     x = impl.random_input(2, impl.length, torch.Generator().manual_seed(10))
     both = torch.stack((token_mask, torch.ones_like(token_mask)))
     padded = impl.select_tokens(impl.run(x, both)[:1], token_mask)
@@ -140,6 +145,8 @@ def _check_removed(impl: Implementation, contract: Contract, side: str, token_ma
         return Finding(name, "fail", score, evidence, hint, "positions")
     if side != "right":  # most libraries document it: positions count padding too
         hint = "positions count padding: pass position ids, or count real tokens only"
+        if content.verdict == "fail":
+            hint = f"the content of padding matters: see {content.check}"
         return Finding(name, "warn", score, evidence, hint, "padding")
     verdict = "fail" if contract.padding is not False else "described"
     return Finding(name, verdict, score, evidence, "padding on the right changes tokens before it", "padding")

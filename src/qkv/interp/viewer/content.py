@@ -81,19 +81,16 @@ def pack_scene(scene: Scene, *, full: bool = False) -> PageContent:
 
 def _first_shown(panels: list[dict[str, Any]]) -> list[int]:
     """The packed panel and the head that the page opens on: the most informative head."""
-    found = [
-        (number, head, (types[0][0], types[0][1]) if types else ("mixed", 0.0))
-        for number, panel in enumerate(panels)
-        for head, types in enumerate(panel["types"])
-    ]
-    if not found:
+    heads = [(number, head) for number, panel in enumerate(panels) for head in range(len(panel["types"]))]
+    if not heads:
         return [0, 0]
-    number, head, (head_type, _) = found[clearest_place([typed for _, _, typed in found])]
-    if head_type not in ("uniform", "mixed"):
-        return [number, head]
+    types: list[Types] = [tuple((name, score) for name, score in panels[i]["types"][j]) for i, j in heads]
+    place = clearest_place(types)
+    if place is not None and types[place][0][0] != "uniform":
+        return list(heads[place])
     # no head has a telling type: the sharpest map that has weights shows most
-    sharpest = [(panels[i]["entropy"][j], i, j) for i, j, _ in found if panels[i]["peaks"][j] > 0]
-    return list(min(sharpest)[1:]) if sharpest else [number, head]
+    sharpest = [(panels[i]["entropy"][j], i, j) for i, j in heads if panels[i]["peaks"][j] > 0]
+    return list(min(sharpest)[1:]) if sharpest else [0, 0]
 
 
 def _pack_panel(panel: Panel, scene: Scene, maps: Blob, digits: int, exact: bool) -> dict[str, Any]:

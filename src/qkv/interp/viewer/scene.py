@@ -15,13 +15,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from qkv.interp.attribution import patch_grid
-from qkv.interp.head_types import THRESHOLDS, ClassifiedHead, HeadTypes
+from qkv.interp.head_types import HeadTypes, Types
 from qkv.interp.inputs import PreparedInput
 from qkv.interp.layers import Piece, TracedLayer
 from qkv.interp.lazy_weights import DenseWeights
 from qkv.interp.traces import Trace
 
-Types = tuple[tuple[str, float], ...]  # the types of one head, each with its score, the best first
 AXIS_NAMES = {"text": "text", "pair": "target", "image": "patches", "audio": "audio"}
 
 
@@ -188,13 +187,8 @@ def collect_head_types(heads: HeadTypes) -> list[list[Types]]:
     """The types of each layer and head that reach their thresholds, the head's own type first."""
     found: list[list[Types]] = [[] for _ in heads.names]
     for head in heads.heads:
-        found[head.layer].append(_types(head))
+        found[head.layer].append(head.types)
     return found
-
-
-def _types(head: ClassifiedHead) -> Types:
-    reached = [(kind, score) for kind, score in head.scores.items() if score is not None and score >= THRESHOLDS[kind]]
-    return tuple(sorted(reached, key=lambda each: (each[0] != head.type, -each[1])))
 
 
 def make_patch_image(subject: PreparedInput, trace: Trace) -> PatchImage | None:

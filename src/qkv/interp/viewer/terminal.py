@@ -212,4 +212,8 @@ def comparison_lines(found: Comparison) -> Iterator[Text]:
 
 def describe_head(head: ClassifiedHead) -> str:
     """A head's type and score, in a few words."""
-    return "no known type" if head.type == "mixed" else f"{head.type} {head.score:.2f}: {HEAD_TYPES[head.type]}"
+    if head.type == "mixed":
+        return "no known type"
+    also = [f"{name} {score:.2f}" for name, score in head.types if score > head.score]
+    text = f"{head.type} {head.score:.2f}: {HEAD_TYPES[head.type]}"
+    return f"{text}; also {', '.join(also)}" if also else text

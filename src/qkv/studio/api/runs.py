@@ -19,7 +19,6 @@ from qkv.studio.run_files import (
     FileStamp,
     Rows,
     file_stamp,
-    last_step,
     limit_cell,
     limit_rows,
     newest_checkpoint,
@@ -124,8 +123,7 @@ class RunsApi:
             return {"id": printable_name(folder), "state": "unreadable", "problem": _describe_damage(problem)}
 
     def _summary(self, folder: Path, run: Run) -> dict[str, Any]:
-        stages = run.stage_folders
-        steps = [last_step(each) for each in stages.values()]
+        progress = run.progress
         own = self.processes.is_running(folder)
         state = run.state
         if own and state in RESUMABLE:  # its process is loading the data
@@ -141,9 +139,9 @@ class RunsApi:
             "model": run.config.model_kind,
             "seed": run.config.seed,
             "parameters": run.parameters,
-            "step": sum(step for step, _ in steps),
+            "step": progress.step,
             "steps": sum(stage.steps for stage in run.config.stages.values()),
-            "seconds": finite_or_none(run.seconds) or sum(seconds for _, seconds in steps),
+            "seconds": finite_or_none(run.seconds) or progress.seconds,
             "results": list_results(run),
             "error": str(error) if state in RESUMABLE else "",
         }

@@ -40,6 +40,7 @@ export interface CheckReport {
   findings: Finding[];
   diagnosis: string;
   hints: string[];
+  line: string; // of the code at fault; empty if it is not known
   influence: number[][];
   source: string;
   html: string;

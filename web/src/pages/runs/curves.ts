@@ -1,5 +1,7 @@
 // Curves of runs: extending, smoothing, thinning, axes and panels.
 
+export const RUN_COLORS = 12; // runs that have a color of their own
+
 export interface Series {
   step: number[];
   seconds: number[];

@@ -6,6 +6,7 @@ test("the state comes out of the address as it went in, and defaults are left ou
   const state = { ...FIRST, panel: 2, head: 3, view: { rows: [4, 9], columns: [2, 7] }, scale: "own", search: "a & b", theme: "dark" } as const;
   expect(fromHash(toHash({ ...state, view: { rows: [4, 9], columns: [2, 7] } }))).toEqual(state);
   expect(toHash(FIRST)).toBe("#");
+  expect(fromHash(toHash({ ...FIRST, key: 0 })).key).toBe(0);
 });
 
 test("nonsense in the address becomes the default", () => {

@@ -7,7 +7,7 @@ export interface ViewerState {
   panel: number;
   head: number;
   query: number;
-  key: number;
+  key: number; // -1: the one with the largest weight
   view: View | null;
   scale: Scale;
   type: string; // head type that is highlighted
@@ -16,7 +16,7 @@ export interface ViewerState {
   theme: string; // light, dark, or "" for the system's
 }
 
-export const FIRST: ViewerState = { panel: 0, head: 0, query: 0, key: 0, view: null, scale: "root", type: "", overlay: "head", search: "", theme: "" };
+export const FIRST: ViewerState = { panel: 0, head: 0, query: 0, key: -1, view: null, scale: "root", type: "", overlay: "head", search: "", theme: "" };
 const NUMBERS = ["panel", "head", "query", "key"] as const;
 const TEXTS = ["type", "overlay", "search", "theme"] as const;
 
