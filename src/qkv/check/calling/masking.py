@@ -223,7 +223,9 @@ def padded_by_id(module: nn.Module, tokens: Tensor, token_mask: Tensor | None, p
 
 
 def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | None], x: Tensor) -> int | None:
-    """The token that marks padding: changing its content changes no other output. Else the one that names say.
+    """The token that marks padding: changing its content changes no other output. Else one that some mask is made of.
+
+    Else the one that names say.
 
     Args:
         size: of the vocabulary.
@@ -232,7 +234,8 @@ def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | N
     named = list(_named_pad_ids(module, size))
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     real[:, 1] = False
-    for pad_id in dict.fromkeys((*named, 0)):
+    known = list(dict.fromkeys((*named, *_global_pad_ids(module, size), 0)))
+    for pad_id in known:
         outs = []
         for content in (x, change_token(x, 1), change_token(x, 0)):
             with padded_by_id(module, content, real, pad_id) as shown:
@@ -244,7 +247,37 @@ def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | N
             effects = [effect[real[0]] for effect in effects]
         if float(effects[0].max()) <= 1e-9 * float(effects[1].max()):
             return pad_id
-    return next(iter(named), None)
+    compared = next((pad_id for pad_id in known if _is_compared_with(module, run, x, real, pad_id, size)), None)
+    return next(iter(named), None) if compared is None else compared
+
+
+def _is_compared_with(
+    module: nn.Module, run: Callable[[Tensor], Tensor | None], x: Tensor, real: Tensor, pad_id: int, size: int
+) -> bool:
+    """Whether a token matters beside its embedding, as in `ids != pad_id`, though a part may not use that mask.
+
+    Embeddings see the same content in all calls. Another token in its place must change nothing: else tokens are read
+    in another way.
+    """
+    other = next((token for token in range(size - 1, 0, -1) if token != pad_id and not bool((x == token).any())), None)
+    plain, outs = run(x), []
+    for token in (pad_id, other):
+        if token is None:
+            return False
+        with padded_by_id(module, x, real, token) as shown:
+            outs.append(run(shown))
+    if plain is None or any(out is None for out in outs):
+        return False
+    effects = [float((out - plain).abs().max()) for out in outs if out is not None]
+    return effects[0] > 1e-6 * float(plain.abs().max()) and effects[1] <= 1e-9 * float(plain.abs().max())
+
+
+def _global_pad_ids(module: nn.Module, size: int) -> Iterator[int]:
+    """The constants beside the code of a module that call themselves padding, such as PAD_ID."""
+    known = getattr(type(module).forward, "__globals__", {})
+    for name, value in known.items():
+        if "pad" in name.lower() and type(value) is int and 0 <= value < size:
+            yield value
 
 
 def _named_pad_ids(module: nn.Module, size: int) -> Iterator[int]:

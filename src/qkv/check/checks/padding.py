@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from qkv.check.checks.generate import generates_left_padded
 from qkv.check.checks.state import forward_as
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
@@ -138,6 +139,10 @@ def _check_removed(impl: Implementation, contract: Contract, side: str, token_ma
             "or by different amounts for queries and keys"
         )
         return Finding(name, "fail", score, evidence, hint, "positions")
+    if side == "left" and contract.padding is not False and generates_left_padded(impl.module):
+        hint = "positions count padding: take them from the token mask, cumsum − 1"
+        evidence = f"{evidence}, and its own generate pads prompts on the left"
+        return Finding(name, "fail", score, evidence, hint, "positions", condition="with padding on the left")
     if side != "right":  # most libraries document it: positions count padding too
         hint = "positions count padding: pass position ids, or count real tokens only"
         return Finding(name, "warn", score, evidence, hint, "padding")

@@ -19,6 +19,7 @@ from qkv.check.hypotheses.formula import Formula, Observation, average, full_mas
 
 SMALL = 1e-6  # the factor of a key that is not seen
 MEASURED = 1e-10  # factors above it are no rounding errors: a large bias, if no smaller one is among them
+GAP = 30.0  # by how much the factors of hidden keys jump below those of visible ones; a bias falls without a jump
 FILL_SEEN = (
     "tokens that are added to fill the length are not masked: their keys take part in the softmax, beside the real ones"
 )
@@ -146,14 +147,24 @@ def _biased(solved: Sequence[tuple[Tensor, Tensor]]) -> bool:
 def _sees(factors: Tensor, allowed: Tensor) -> Tensor:
     """Which keys each query sees. Factors of hidden keys are 0 but for rounding; a large bias leaves clear ones.
 
+    A bias that falls with the distance gets as small as rounding, but it comes down without a jump.
+
     >>> _sees(torch.tensor([[1.0, 1e-7]]), torch.ones(1, 2).bool())
     tensor([[True, True]])
     """
     found = factors > SMALL
     faint = allowed & ~found & found.any(1, keepdim=True)
-    if bool(faint.any()) and float(factors[faint].min()) > MEASURED:
+    if bool(faint.any()) and (float(factors[faint].min()) > MEASURED or not _jumps(factors, found & allowed, faint)):
         return found | faint
     return found
+
+
+def _jumps(factors: Tensor, found: Tensor, faint: Tensor) -> bool:
+    """Whether faint factors are clearly below all those that are found in the same query, in each that has both."""
+    rows = faint.any(1) & found.any(1)
+    least = factors.masked_fill(~found, torch.inf).amin(1)[rows]
+    most = factors.masked_fill(~faint, 0.0).amax(1)[rows]
+    return bool((least > GAP * most).all())
 
 
 def _lowered(soft: Sequence[Tensor]) -> str:
