@@ -210,6 +210,8 @@ class Report:
                 reasons = [f.evidence for f in self.findings if f.check.startswith((promise, *proofs))]
                 why = reasons[-1] if reasons else "no check applies"
                 missing.append(f"{promise} {value}: {why}; provide {provide}")
+        compared = [f.evidence for f in self.findings if f.check == "like" and f.verdict == "inconclusive"]
+        missing += [f"like the reference: {why}" for why in compared]
         return tuple(missing)
 
     @property

@@ -177,28 +177,51 @@ def _find_masking(
     return Masking(mask=mask if not causal else None, padding=padding)
 
 
-def find_row_padding(form: CallForm, parameters: Parameters, dtype: torch.dtype, length: int) -> Masking:
-    """How padding is passed to a module whose outputs are not aligned with its inputs, such as a Perceiver."""
+def find_row_padding(
+    form: CallForm, parameters: Parameters, contract: Contract, dtype: torch.dtype, length: int
+) -> Masking:
+    """How padding is passed to a module whose outputs are not aligned with its inputs, such as a Perceiver.
+
+    If padding is promised and no form hides it, the usual form that changes the output is for the checks to judge.
+    """
     x = form.sample(2, length, dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
-    real[:, 1] = False
+    real[:, 1:3] = False
     names = [known for known in parameters if known in (*PADDING_MASKS, *mask_names(parameters))]
+
+    forms = [
+        MaskForm(parameter, shape, values, keys=True)
+        for parameter, shape in product(names, KEY_SHAPES)
+        for values in sorted(VALUES, key=lambda values: ("may not" in values) == PADDING_MASKS.get(parameter, True))
+    ]
 
     def run(y: Tensor, tried: MaskForm) -> Tensor | None:
         return find_rows(form.call(y, {tried.parameter: tried(real, dtype)}), len(y))
 
-    def trials() -> Iterator[tuple[MaskForm, float, float]]:
-        for parameter, shape, values in product(names, KEY_SHAPES, VALUES):
-            tried = MaskForm(parameter, shape, values, keys=True)
+    def measure() -> Iterator[tuple[MaskForm, Tensor]]:
+        """Each form that it takes, with the effect of each token on the output."""
+        for tried in forms:
             try:
-                outs = [run(y, tried) for y in (x, change_token(x, 1), change_token(x, 0))]
+                outs = [run(y, tried) for y in (x, *(change_token(x, token) for token in range(length)))]
             except Exception:  # it does not take this form
                 continue
-            if all(out is not None and bool(out.isfinite().all()) for out in outs):
-                before, hidden, visible = (out for out in outs if out is not None)
-                yield tried, float((hidden - before).abs().max()), float((visible - before).abs().max())
+            before, *after = (out for out in outs if out is not None and bool(out.isfinite().all()))
+            if len(after) == length:
+                yield tried, torch.stack([(out - before).abs().max() for out in after])
 
-    return Masking(padding=choose_mask(trials()))
+    found, seen = [], real[0]
+    for tried, effects in measure():
+        found.append((tried, float(effects[~seen].max()), effects[seen]))
+        if float(effects[seen].min()) > 1e-6 and found[-1][1] <= 1e-9 * float(effects[seen].min()):
+            return Masking(padding=tried)
+    padding = choose_mask((tried, hidden, float(visible.min())) for tried, hidden, visible in found)
+    if padding is None and contract.padding:
+        plain = find_rows(form.call(x, {}), len(x))
+        for usual in (tried for tried, _, visible in found if float((visible > 0).float().mean()) >= 0.5):
+            out = run(x, usual)
+            if plain is not None and out is not None and float((out - plain).abs().max()) > 1e-9:
+                return Masking(padding=usual)
+    return Masking(padding=padding)
 
 
 @contextmanager

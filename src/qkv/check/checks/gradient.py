@@ -297,6 +297,8 @@ def check_position_tables(impl: Implementation, sweep: Sweep, contract: Contract
     """
     if impl.module is None or not impl.aligned or (contract is not None and contract.position == "relative"):
         return []
+    if not impl.takes_length(impl.length - 3):
+        return []
     tables = {
         (name, axis): table.shape[axis]
         for name, table in _tables(impl.module)
@@ -372,7 +374,35 @@ def check_parameters_reached(impl: Implementation) -> Finding:
     hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
     if any("sink" in name.lower() for name in lost):
         hint, family = "the sink takes no part in the softmax on this path (zero initialization hides it)", "sink"
+    elif (table := _cancelled_table(impl, lost)) is not None:
+        hint = (
+            f"{table} is read, but the softmax cancels it: it adds the same to all keys that a query sees. All their "
+            "distances share a row of it: check the sign of the relative position, key − query"
+        )
+        family = "positions"
     return Finding("parameters reached", "fail", len(lost) / count, evidence, hint, family)
+
+
+def _cancelled_table(impl: Implementation, lost: list[str]) -> str | None:
+    """A table without a gradient that is read all the same: with NaN in it, outputs are NaN."""
+    assert impl.module is not None
+    parameters = dict(impl.module.named_parameters())
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(13))
+    for name in lost:
+        table = parameters[name]
+        words = ("rel", "pos", "bias", "dist", "bucket")
+        if table.ndim < 2 or not any(word in name.lower() for word in words):
+            continue
+        with torch.no_grad():
+            kept = table.clone()
+            table.fill_(torch.nan)
+            try:
+                out = impl.run(x)
+            finally:
+                table.copy_(kept)
+        if bool(out.isnan().any()):
+            return name
+    return None
 
 
 def _unreached(impl: Implementation, length: int) -> list[str]:

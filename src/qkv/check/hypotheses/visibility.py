@@ -180,6 +180,10 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
     used = [(part, may) for part, may in zip(extra, allowed, strict=True) if bool(part.any())]
     if all(torch.equal(part, part & ~may & _next_key(may)) for part, may in used):
         return "mask off by one", f"{who} see one key ahead"
+    ahead = max(int(part.sum(1).max()) for part, _ in used)
+    longest = max(part.shape[1] for part, _ in used)
+    if ahead < longest - 2 and all(torch.equal(part, _keys_ahead(part, ahead) & ~may) for part, may in used):
+        return "leak", f"all queries see {ahead} keys ahead: the diagonal of the mask is shifted by {ahead}"
     if all(torch.equal(part[part.any(1)], ~may[part.any(1)]) for part, may in used):
         whole = all(bool((part | may).all()) for part, may in used)
         words = "there is no causal mask on this path" if whole else f"{who} see every key: they are not masked"
@@ -193,6 +197,13 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
         if all(torch.equal(part[part.any(1)], (~may & _same_block(may, size))[part.any(1)]) for part, may in used):
             return "leak", f"{_starts(used)} see the later keys of their own block of {size}"
     return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
+
+
+def _keys_ahead(part: Tensor, count: int) -> Tensor:
+    """The next keys after the own key of each query."""
+    t, s = part.shape
+    distance = torch.arange(s) - (torch.arange(t) + s - t)[:, None]
+    return (distance > 0) & (distance <= count)
 
 
 def _at_end(part: Tensor) -> bool:
