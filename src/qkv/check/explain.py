@@ -25,7 +25,7 @@ from qkv.check.implementation import Implementation
 from qkv.check.report import EXACTLY, Diagnosis, Finding, Report
 from qkv.check.tracing.leaks import find_leak
 from qkv.check.tracing.lines import find_line
-from qkv.check.tracing.readings import Reading, find_length_bug
+from qkv.check.tracing.readings import Reading, find_length_bug, find_unmasked_softmax
 
 VISIBILITY = (
     "causal", "past reachable", "kind", "truncation", "layers", "rows sum to one", "softmax", "formula", "order",
@@ -242,6 +242,10 @@ def _causes(
     if leak is not None:
         mixes_rows = any(base_name(check) == "batch" for check in failed)
         yield _add_rows(leak) if mixes_rows else leak, (*VISIBILITY, *(("batch", "padding ") if mixes_rows else ()))
+    if not readings and impl.module is not None and impl.aligned and "causal" in [base_name(check) for check in failed]:
+        bug = find_unmasked_softmax(impl)
+        if bug is not None:
+            yield bug, VISIBILITY
     bugs = [bug for reading in readings for bug in reading.find_bugs(contract)]
     bugs += [bug for reading in readings if (bug := reading.find_scale_bug(contract)) is not None]
     if contract.softmax is None:  # linear attention is a design unless a softmax is promised
@@ -263,7 +267,7 @@ def _causes(
             padded = _find_leak(impl, padded=True)
             if padded is not None:
                 yield padded, ("padding ",)
-            bug = find_padding_bug(impl, side) if impl.aligned else None
+            bug = find_padding_bug(impl, side)
             if bug is not None:
                 yield bug, ("padding ",)
         if check.startswith("source: padding") and impl.source is not None:

@@ -15,6 +15,7 @@ from qkv.check.calling.functions import HEAD_DIM, HEADS
 from qkv.check.checks.attention_function import measure_alignment
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
+from qkv.check.influence import measure_influence
 from qkv.check.report import Finding
 from qkv.check.tracing.readings import Reading, read_attentions
 
@@ -105,7 +106,7 @@ def _compare_lengths(impl: Implementation, reference: Implementation, how: str) 
     compared = [impl.length]
     for length in LENGTHS:
         if found.verdict == "fail":
-            return found
+            return _name_other_tokens(impl, reference, found, compared[-1])
         if not (impl.takes_length(length) and reference.takes_length(length)):
             continue
         try:
@@ -116,6 +117,26 @@ def _compare_lengths(impl: Implementation, reference: Implementation, how: str) 
         found = longer if longer.verdict == "fail" else found
     lengths = ", ".join(map(str, sorted(set(compared))))
     return found if found.verdict == "fail" else replace(found, evidence=f"{found.evidence}, at {lengths} tokens")
+
+
+def _name_other_tokens(impl: Implementation, reference: Implementation, finding: Finding, length: int) -> Finding:
+    """The finding with the tokens that an output sees, and that the reference's does not, or the other way round."""
+    with torch.no_grad():
+        ours, theirs = (measure_influence(replace(one, length=length)).visible for one in (impl, reference))
+    if ours.shape != theirs.shape or torch.equal(ours, theirs):
+        return finding
+    extra, missing = ours & ~theirs, theirs & ~ours
+    shown, does = (extra, "sees") if bool(extra.any()) else (missing, "does not see")
+    row = int(shown.any(1).nonzero()[0])
+    tokens = shown[row].nonzero()[:, 0].tolist()
+    listed = ", ".join(map(str, tokens[:6])) + (", …" if len(tokens) > 6 else "")
+    count = int(shown.any(1).sum())
+    other = "which the reference does not" if does == "sees" else "which the reference does"
+    hint = (
+        f"it sees other tokens than the reference: output {row} {does} token{'s' if len(tokens) > 1 else ''} {listed}, "
+        f"{other} ({count} of {len(shown)} outputs differ so): the mask, or the window, is another one"
+    )
+    return replace(finding, hint=hint, family="leak" if does == "sees" else "truncated")
 
 
 def _compare_modules(impl: Implementation, reference: Implementation, length: int, how: str) -> Finding:

@@ -203,10 +203,15 @@ class Report:
             value = getattr(self.contract, promise)
             if value is None or value is False or (promise == "kind" and self.diagnosis is not None):
                 continue
-            if not any(check.startswith(proof) for check in judged for proof in proofs):
+            of_source = [f for f in self.findings if f.check == f"source: {promise}" and f.verdict == "inconclusive"]
+            if of_source:  # what the target keeps says nothing about the source
+                missing.append(f"{promise} {value}: of the source, {of_source[0].evidence}; provide {provide}")
+            elif not any(check.startswith(proof) for check in judged for proof in proofs):
                 reasons = [f.evidence for f in self.findings if f.check.startswith((promise, *proofs))]
                 why = reasons[-1] if reasons else "no check applies"
                 missing.append(f"{promise} {value}: {why}; provide {provide}")
+        compared = [f.evidence for f in self.findings if f.check == "like" and f.verdict == "inconclusive"]
+        missing += [f"like the reference: {why}" for why in compared]
         return tuple(missing)
 
     @property

@@ -209,8 +209,13 @@ def _vector_forms(module: nn.Module, parameters: Parameters) -> Iterator[CallFor
         yield CallForm(
             "vectors (b, t, c) as a list of three", "vectors", dims[0], lambda x, named: module([x] * 3, **named)
         )
+    channels = first_channels(module)
     for words, filled in fill_required(parameters, inputs, module):
         call = _call_with(module, parameters, inputs, filled)
+        if channels is not None:  # before (t, c): code that takes any number of axes after the channels takes (b, c)
+            yield CallForm(f"vectors (b, c, t){role}{words}", "vectors", channels, _channels_second(call))
+            as_map = _as_map(call, "bcyx")
+            yield CallForm(f"maps (b, c, y, x){role}{words}", "vectors", channels, as_map, MAP_SIZES)
         for dim in dims[:2]:
             yield CallForm(f"vectors (t, c){role}{words}, one sequence at a time", "vectors", dim, _one_by_one(call))
             yield CallForm(f"vectors (b, c, t){role}{words}", "vectors", dim, _channels_second(call))
@@ -576,6 +581,17 @@ def find_dims(module: nn.Module) -> list[int]:
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()) or not found:
         found.append(32)
     return [size for size in dict.fromkeys(found) if size > 0][:6]
+
+
+def first_channels(module: nn.Module) -> int | None:
+    """The channels of the first part with weights, if that reads (b, channels, …): a norm of groups, a convolution."""
+    leaves = (part for part in module.modules() if not list(part.children()))
+    first = next((part for part in leaves if list(part.parameters(recurse=False))), None)
+    if isinstance(first, nn.GroupNorm):
+        return first.num_channels
+    if isinstance(first, nn.BatchNorm1d | nn.BatchNorm2d):
+        return first.num_features
+    return first.in_channels if isinstance(first, nn.Conv1d | nn.Conv2d) else None
 
 
 SEQUENCE_FIRST = re.compile(

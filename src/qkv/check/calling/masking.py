@@ -177,28 +177,51 @@ def _find_masking(
     return Masking(mask=mask if not causal else None, padding=padding)
 
 
-def find_row_padding(form: CallForm, parameters: Parameters, dtype: torch.dtype, length: int) -> Masking:
-    """How padding is passed to a module whose outputs are not aligned with its inputs, such as a Perceiver."""
+def find_row_padding(
+    form: CallForm, parameters: Parameters, contract: Contract, dtype: torch.dtype, length: int
+) -> Masking:
+    """How padding is passed to a module whose outputs are not aligned with its inputs, such as a Perceiver.
+
+    If padding is promised and no form hides it, the usual form that changes the output is for the checks to judge.
+    """
     x = form.sample(2, length, dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
-    real[:, 1] = False
+    real[:, 1:3] = False
     names = [known for known in parameters if known in (*PADDING_MASKS, *mask_names(parameters))]
+
+    forms = [
+        MaskForm(parameter, shape, values, keys=True)
+        for parameter, shape in product(names, KEY_SHAPES)
+        for values in sorted(VALUES, key=lambda values: ("may not" in values) == PADDING_MASKS.get(parameter, True))
+    ]
 
     def run(y: Tensor, tried: MaskForm) -> Tensor | None:
         return find_rows(form.call(y, {tried.parameter: tried(real, dtype)}), len(y))
 
-    def trials() -> Iterator[tuple[MaskForm, float, float]]:
-        for parameter, shape, values in product(names, KEY_SHAPES, VALUES):
-            tried = MaskForm(parameter, shape, values, keys=True)
+    def measure() -> Iterator[tuple[MaskForm, Tensor]]:
+        """Each form that it takes, with the effect of each token on the output."""
+        for tried in forms:
             try:
-                outs = [run(y, tried) for y in (x, change_token(x, 1), change_token(x, 0))]
+                outs = [run(y, tried) for y in (x, *(change_token(x, token) for token in range(length)))]
             except Exception:  # it does not take this form
                 continue
-            if all(out is not None and bool(out.isfinite().all()) for out in outs):
-                before, hidden, visible = (out for out in outs if out is not None)
-                yield tried, float((hidden - before).abs().max()), float((visible - before).abs().max())
+            before, *after = (out for out in outs if out is not None and bool(out.isfinite().all()))
+            if len(after) == length:
+                yield tried, torch.stack([(out - before).abs().max() for out in after])
 
-    return Masking(padding=choose_mask(trials()))
+    found, seen = [], real[0]
+    for tried, effects in measure():
+        found.append((tried, float(effects[~seen].max()), effects[seen]))
+        if float(effects[seen].min()) > 1e-6 and found[-1][1] <= 1e-9 * float(effects[seen].min()):
+            return Masking(padding=tried)
+    padding = choose_mask((tried, hidden, float(visible.min())) for tried, hidden, visible in found)
+    if padding is None and contract.padding:
+        plain = find_rows(form.call(x, {}), len(x))
+        for usual in (tried for tried, _, visible in found if float((visible > 0).float().mean()) >= 0.5):
+            out = run(x, usual)
+            if plain is not None and out is not None and float((out - plain).abs().max()) > 1e-9:
+                return Masking(padding=usual)
+    return Masking(padding=padding)
 
 
 @contextmanager
@@ -223,7 +246,9 @@ def padded_by_id(module: nn.Module, tokens: Tensor, token_mask: Tensor | None, p
 
 
 def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | None], x: Tensor) -> int | None:
-    """The token that marks padding: changing its content changes no other output. Else the one that names say.
+    """The token that marks padding: changing its content changes no other output. Else one that some mask is made of.
+
+    Else the one that names say.
 
     Args:
         size: of the vocabulary.
@@ -232,7 +257,8 @@ def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | N
     named = list(_named_pad_ids(module, size))
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     real[:, 1] = False
-    for pad_id in dict.fromkeys((*named, 0)):
+    known = list(dict.fromkeys((*named, *_global_pad_ids(module, size), 0)))
+    for pad_id in known:
         outs = []
         for content in (x, change_token(x, 1), change_token(x, 0)):
             with padded_by_id(module, content, real, pad_id) as shown:
@@ -244,7 +270,37 @@ def find_pad_id(module: nn.Module, size: int, run: Callable[[Tensor], Tensor | N
             effects = [effect[real[0]] for effect in effects]
         if float(effects[0].max()) <= 1e-9 * float(effects[1].max()):
             return pad_id
-    return next(iter(named), None)
+    compared = next((pad_id for pad_id in known if _is_compared_with(module, run, x, real, pad_id, size)), None)
+    return next(iter(named), None) if compared is None else compared
+
+
+def _is_compared_with(
+    module: nn.Module, run: Callable[[Tensor], Tensor | None], x: Tensor, real: Tensor, pad_id: int, size: int
+) -> bool:
+    """Whether a token matters beside its embedding, as in `ids != pad_id`, though a part may not use that mask.
+
+    Embeddings see the same content in all calls. Another token in its place must change nothing: else tokens are read
+    in another way.
+    """
+    other = next((token for token in range(size - 1, 0, -1) if token != pad_id and not bool((x == token).any())), None)
+    plain, outs = run(x), []
+    for token in (pad_id, other):
+        if token is None:
+            return False
+        with padded_by_id(module, x, real, token) as shown:
+            outs.append(run(shown))
+    if plain is None or any(out is None for out in outs):
+        return False
+    effects = [float((out - plain).abs().max()) for out in outs if out is not None]
+    return effects[0] > 1e-6 * float(plain.abs().max()) and effects[1] <= 1e-9 * float(plain.abs().max())
+
+
+def _global_pad_ids(module: nn.Module, size: int) -> Iterator[int]:
+    """The constants beside the code of a module that call themselves padding, such as PAD_ID."""
+    known = getattr(type(module).forward, "__globals__", {})
+    for name, value in known.items():
+        if "pad" in name.lower() and type(value) is int and 0 <= value < size:
+            yield value
 
 
 def _named_pad_ids(module: nn.Module, size: int) -> Iterator[int]:

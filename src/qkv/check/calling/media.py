@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.check.calling.forms import fill_required
+from qkv.check.calling.forms import fill_required, first_channels
 from qkv.check.calling.guard import call_target
 from qkv.check.calling.names import (
     IMAGES,
@@ -110,9 +110,18 @@ def find_medium(module: nn.Module, parameters: Parameters) -> tuple[str | None, 
     main = next(iter(required or parameters), "")
     kinds = {nn.Conv2d: "image", nn.Conv3d: "video"}
     kind = next((kind for layer, kind in kinds.items() if isinstance(first, layer)), None)
+    if kind == "image" and first is not None and first_channels(module) is not None and _reads_features(module, first):
+        kind = None
     if kind is None and isinstance(first, nn.Conv1d):
         kind = "wave" if first.in_channels == 1 else "spectrogram" if first.kernel_size != (1,) else None
     return kind, main
+
+
+def _reads_features(module: nn.Module, first: nn.Module) -> bool:
+    """Whether it reads maps of features, not images: a convolution of single positions comes first, but for a norm."""
+    leaves = [part for part in module.modules() if not list(part.children()) and list(part.parameters(recurse=False))]
+    many = getattr(first, "in_channels", 0) > 4 or isinstance(leaves[0], nn.GroupNorm | nn.BatchNorm2d)
+    return many and getattr(first, "kernel_size", ()) == (1, 1)
 
 
 FIRST_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.Linear, nn.LayerNorm)

@@ -137,7 +137,7 @@ def _sequence_implementation(
         return None
     form, length = unaligned
     rule = find_length_rule(lambda length: _try_form(form, length, dtype, {}) in ("aligned", "rows"), length)
-    masking = find_row_padding(form, parameters, dtype, rule.nearest(6))
+    masking = find_row_padding(form, parameters, contract, dtype, rule.nearest(6))
     return _make_implementation(module, name, form, masking, parameters, dtype, rule, aligned=False)
 
 

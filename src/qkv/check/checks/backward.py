@@ -50,6 +50,11 @@ def compare_backward(function: type, call: Callable[[], object]) -> list[str]:
             if words is not None:
                 term = _find_term(apply, arguments, place) if words == NO_FACTOR else ""
                 wrong.setdefault(term or words, []).append(name)
+    return _of_gradients(wrong)
+
+
+def _of_gradients(wrong: dict[str, list[str]]) -> list[str]:
+    """Sentences from what is wrong to the arguments whose gradients have it."""
     return [
         f"the gradient{'s' if len(who) > 1 else ''} of {' and '.join(who)} {'are' if len(who) > 1 else 'is'} {words}"
         for words, who in wrong.items()
@@ -106,6 +111,57 @@ def _describe_ratios(ratios: list[float], head_dim: int) -> str | None:
     }
     words = next((words for value, words in known.items() if abs(middle - value) < 2e-3 * max(abs(value), 1.0)), None)
     return words or f"{middle:.4g} times the derivative"
+
+
+def name_grouped_sums(call: Callable[..., Tensor], parts: list[Tensor]) -> str:
+    """How the gradients of fewer key heads come from those of one key head for each query head, if they are wrong.
+
+    Args:
+        call: a function of q, k and v. parts: q (b, h, t, d), k and v (b, g, s, d).
+    """
+    q, k, v = parts
+    groups, rate = k.shape[1], q.shape[1] // k.shape[1]
+    ways = {"repeated": lambda x: x.repeat_interleave(rate, 1), "tiled": lambda x: x.repeat(1, rate, 1, 1)}
+    sums = {
+        "repeated": lambda x: x.unflatten(1, (groups, rate)).sum(2),
+        "tiled": lambda x: x.unflatten(1, (rate, groups)).sum(1),
+    }
+    leaves = [x.clone().requires_grad_() for x in parts]
+    out = call(*leaves)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(20), dtype=torch.float64).to(out.dtype)
+    found = weighted_gradients(out, weights, leaves)
+    for way, share in ways.items():
+        apart = [q.clone().requires_grad_(), share(k).requires_grad_(), share(v).requires_grad_()]
+        try:
+            same = _equal(call(*apart), out)
+        except RuntimeError:  # it takes this number of key heads only
+            return ""
+        if not same:
+            continue
+        expected = weighted_gradients(call(*apart), weights, apart)
+        other = "tiled" if way == "repeated" else "repeated"
+        named: dict[str, list[str]] = {}
+        for name, got, whole in zip("kv", found[1:], expected[1:], strict=True):
+            if got is None or whole is None or _equal(sums[way](whole), got):
+                continue
+            heads = whole.unflatten(1, (groups, rate) if way == "repeated" else (rate, groups))
+            axis = 2 if way == "repeated" else 1
+            wrong = {
+                f"summed over the wrong query heads ({other} instead of {way})": sums[other](whole),
+                "averaged over the query heads that share a key head, not summed": heads.mean(axis),
+                "that of the first query head only, of those that share a key head": heads.select(axis, 0),
+                "that of the last query head only, of those that share a key head": heads.select(axis, -1),
+            }
+            words = next((words for words, gradient in wrong.items() if _equal(gradient, got)), "")
+            if words:
+                named.setdefault(words, []).append(name)
+        return "; ".join(_of_gradients(named))
+    return ""
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    a, b = a.detach(), b.detach()
+    return a.shape == b.shape and float((a - b).abs().max()) <= 1e-5 * float(b.abs().max().clamp(min=1e-300))
 
 
 def written_backwards(out: Tensor) -> dict[str, type | None]:

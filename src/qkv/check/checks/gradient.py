@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Generator, Tensor, nn
 
-from qkv.check.checks.backward import compare_backward, weighted_gradients, written_backwards
+from qkv.check.calling.functions import HEAD_DIM, HEADS
+from qkv.check.checks.backward import compare_backward, name_grouped_sums, weighted_gradients, written_backwards
 from qkv.check.checks.state import forward_as
 from qkv.check.contract import Contract
-from qkv.check.implementation import Implementation
+from qkv.check.implementation import AttentionFunction, Implementation
 from qkv.check.report import Finding
 from qkv.check.shapes import Sweep
 
@@ -32,7 +33,8 @@ def check_gradient(impl: Implementation, sweep: Sweep, contract: Contract | None
         if impl.inexact_gradient is not None and derivative.verdict == "fail":
             evidence = f"{derivative.evidence}: {impl.inexact_gradient}"
             derivative = Finding("gradient", "described", derivative.score, evidence)
-        return [derivative, check_parameters_reached(exact), *check_position_tables(exact, sweep, contract)]
+        grouped = check_grouped_gradient(exact) if derivative.verdict == "pass" else []
+        return [derivative, *grouped, check_parameters_reached(exact), *check_position_tables(exact, sweep, contract)]
 
 
 def check_directional_derivative(impl: Implementation, sweep: Sweep) -> Finding:
@@ -208,6 +210,74 @@ def _name_backward(impl: Implementation, x: Tensor, finding: Finding, longer: Te
     return replace(finding, hint=hint, family="wrong gradient")
 
 
+def check_grouped_gradient(impl: Implementation) -> list[Finding]:
+    """With fewer key heads than query heads: gradients of k and v are sums over the query heads that share them."""
+    call = impl.attention
+    if call is None:
+        return []
+    n, generator = impl.nearest_length(5), torch.Generator().manual_seed(19)
+    found = []
+    for key_heads in (HEADS // 2, 1):
+        parts = [
+            torch.randn(2, heads, n, HEAD_DIM, generator=generator, dtype=impl.dtype)
+            for heads in (HEADS, key_heads, key_heads)
+        ]
+        leaves = [x.clone().requires_grad_() for x in parts]
+        try:
+            out = call(*leaves)
+        except Exception:  # it takes other numbers of key heads only
+            continue
+        if not out.requires_grad:
+            continue
+        weights = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+        gradients = weighted_gradients(out, weights, leaves)
+        for place, name in enumerate("qkv"):
+            direction = torch.randn(parts[place].shape, generator=generator, dtype=torch.float64).to(impl.dtype)
+            gradient = gradients[place]
+            slope = 0.0 if gradient is None else float((gradient * direction).sum())
+            quotient = partial(_part_quotient, call, parts, place, direction, weights)
+            compared = _compare(slope, quotient, impl, f"of {name} with {HEADS} query heads and {key_heads} key heads")
+            found.append(compared)
+            if compared.verdict == "fail":
+                wrong = _name_grouped(call, parts, out, replace(compared, check=GROUPED_GRADIENT, condition=FEWER))
+                return [wrong]
+    worst = next((finding for finding in found if finding.verdict == "inconclusive"), None)
+    return [] if not found else [replace(worst or found[-1], check=GROUPED_GRADIENT)]
+
+
+GROUPED_GRADIENT, FEWER = "gradient (fewer key heads)", "with fewer key heads than query heads"
+
+
+def _part_quotient(
+    call: AttentionFunction, parts: list[Tensor], place: int, direction: Tensor, weights: Tensor, step: float
+) -> float:
+    sides = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            moved = [x + sign * step * direction if i == place else x.clone() for i, x in enumerate(parts)]
+            sides.append((call(*moved) * weights).sum())
+    return float(sides[0] - sides[1]) / (2 * step)
+
+
+def _name_grouped(call: AttentionFunction, parts: list[Tensor], out: Tensor, finding: Finding) -> Finding:
+    """What the gradients of shared key heads are instead of the sums over the query heads that share them."""
+    functions = written_backwards(out)
+    where = f" of {' and '.join(functions)}" if functions else ""
+    summed = name_grouped_sums(call, parts)
+    if summed:
+        return replace(finding, hint=f"in the backward pass{where}, {summed}", family="wrong gradient")
+    for name, function in functions.items():
+        leaves = [x.clone().requires_grad_() for x in parts]
+        wrong = compare_backward(function, lambda leaves=leaves: call(*leaves)) if function is not None else []
+        if wrong:
+            hint = f"in the backward pass of {name}, {'; '.join(wrong)}"
+            return replace(finding, hint=hint, family="wrong gradient")
+    if functions:
+        hint = f"the hand-written backward pass{where} is not the derivative of its forward pass"
+        return replace(finding, hint=hint, family="wrong gradient")
+    return finding
+
+
 def _first_wrong_length(impl: Implementation, function: type, longer: Tensor) -> str:
     """From which length on a backward pass is wrong, in words."""
     low, high = impl.length, longer.shape[1]
@@ -226,6 +296,8 @@ def check_position_tables(impl: Implementation, sweep: Sweep, contract: Contract
     Under a promise of relative positions the scores themselves are measured; a table by distance may be clipped.
     """
     if impl.module is None or not impl.aligned or (contract is not None and contract.position == "relative"):
+        return []
+    if not impl.takes_length(impl.length - 3):
         return []
     tables = {
         (name, axis): table.shape[axis]
@@ -302,7 +374,35 @@ def check_parameters_reached(impl: Implementation) -> Finding:
     hint, family = "a parameter that nothing reads, or a detach between it and the output", "unreached"
     if any("sink" in name.lower() for name in lost):
         hint, family = "the sink takes no part in the softmax on this path (zero initialization hides it)", "sink"
+    elif (table := _cancelled_table(impl, lost)) is not None:
+        hint = (
+            f"{table} is read, but the softmax cancels it: it adds the same to all keys that a query sees. All their "
+            "distances share a row of it: check the sign of the relative position, key − query"
+        )
+        family = "positions"
     return Finding("parameters reached", "fail", len(lost) / count, evidence, hint, family)
+
+
+def _cancelled_table(impl: Implementation, lost: list[str]) -> str | None:
+    """A table without a gradient that is read all the same: with NaN in it, outputs are NaN."""
+    assert impl.module is not None
+    parameters = dict(impl.module.named_parameters())
+    x = impl.random_input(2, impl.length, torch.Generator().manual_seed(13))
+    for name in lost:
+        table = parameters[name]
+        words = ("rel", "pos", "bias", "dist", "bucket")
+        if table.ndim < 2 or not any(word in name.lower() for word in words):
+            continue
+        with torch.no_grad():
+            kept = table.clone()
+            table.fill_(torch.nan)
+            try:
+                out = impl.run(x)
+            finally:
+                table.copy_(kept)
+        if bool(out.isnan().any()):
+            return name
+    return None
 
 
 def _unreached(impl: Implementation, length: int) -> list[str]:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from qkv.check.checks.generate import generates_left_padded
 from qkv.check.checks.state import forward_as
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation, relative_difference
@@ -143,6 +144,10 @@ def _check_removed(
             "or by different amounts for queries and keys"
         )
         return Finding(name, "fail", score, evidence, hint, "positions")
+    if side == "left" and contract.padding is not False and generates_left_padded(impl.module):
+        hint = "positions count padding: take them from the token mask, cumsum − 1"
+        evidence = f"{evidence}, and its own generate pads prompts on the left"
+        return Finding(name, "fail", score, evidence, hint, "positions", condition="with padding on the left")
     if side != "right":  # most libraries document it: positions count padding too
         hint = "positions count padding: pass position ids, or count real tokens only"
         if content.verdict == "fail":
@@ -185,11 +190,39 @@ def find_padding_bug(impl: Implementation, side: str) -> Diagnosis | None:
     if [attention.name for attention in padded] != [attention.name for attention in plain]:
         return None
     for found, base in zip(padded, plain, strict=True):
-        if found.weights.shape == base.weights.shape and found.weights.shape[-1] == len(real):
+        if found.weights.shape != base.weights.shape:
+            continue
+        more = found.weights.shape[-1] - len(real)
+        words = ""
+        if more == 0:
             words = _name_padding_bug(found.attended, base.attended, tokens)
-            if words:
-                return Diagnosis("padding", words, found.name)
+        elif more > 0 and not impl.aligned:
+            words = _name_shifted_padding(found.attended, base.attended, tokens)
+        if words:
+            return Diagnosis("padding", words, found.name)
     return None
+
+
+def _name_shifted_padding(found: Tensor, base: Tensor, tokens: Tensor) -> str:
+    """What is wrong with the mask of keys (b, h, q, s) that are the tokens and some more, such as latents.
+
+    Whether those come first cannot be read off, only where the mask hides keys though padding has an effect.
+    """
+    seen, before = found.any(1), base.any(1)
+    more = found.shape[-1] - tokens.shape[1]
+    if torch.equal(seen, before):
+        return "the padding mask never reaches the scores"
+    for offset, side in ((more, "last"), (0, "first")):
+        placed = tokens.new_ones(len(tokens), found.shape[-1])
+        placed[:, offset : offset + tokens.shape[1]] = tokens
+        if torch.equal(seen, before & placed[:, None]):
+            by = f"{more} key{'s' if more > 1 else ''}"
+            places = f"the {side} {tokens.shape[1]} of {found.shape[-1]} keys"
+            return (
+                f"the padding mask is shifted by {by}: it hides keys as if the tokens were {places}, so padded tokens "
+                "stay visible"
+            )
+    return ""
 
 
 def _name_padding_bug(found: Tensor, base: Tensor, tokens: Tensor) -> str:

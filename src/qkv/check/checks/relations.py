@@ -9,6 +9,7 @@ Axes: b batch · t tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -120,8 +121,36 @@ def check_relations(impl: Implementation, sweep: Sweep, kind: str, *, same_kind:
     if worst > limit:
         family = "block" if broken.hint == NOT_ONE else "lengths differ"
         condition = describe_condition(lambda length: _keeps(impl, broken, sweep, limit, length), sweep.longest())
+        if (hint := _name_visible_fill(impl, sweep.x, condition, limit)) is not None:
+            return [Finding("lengths agree", "fail", worst, f"{evidence} (relative)", hint, "block", "", condition)]
         return [Finding("lengths agree", "fail", worst, f"{evidence} (relative)", broken.hint, family, "", condition)]
     return [Finding("lengths agree", "pass", worst, f"{'; '.join(kept)}: at every length")]
+
+
+def _name_visible_fill(impl: Implementation, x: Tensor, condition: str, limit: float) -> str | None:
+    """Whether zeros after the tokens change nothing up to whole blocks: the code fills them, and does not mask that."""
+    found = re.search(r"not multiples of (\d+)", condition)
+    if found is None or impl.vocab_size is not None:
+        return None
+
+    def adds_nothing(length: int) -> bool:
+        short, zeros = x[:, :length], torch.zeros_like(x[:, :1])
+        return relative_difference(impl.run(short), impl.run(torch.cat((short, zeros), 1))[:, :length]) <= limit
+
+    try:
+        equal = {length: adds_nothing(length) for length in range(1, min(int(found[1]) + 1, x.shape[1]))}
+    except Exception:  # lengths that it does not take
+        return None
+    all_of_them = equal.get(1, False)
+    first = next((length for length, same in equal.items() if same != all_of_them), None)
+    if first is None:
+        return None
+    size = first if all_of_them else first + 1
+    expected = {n: (n % size != 0) if all_of_them else (n % size == size - 1) for n in equal}
+    if size < 3 or equal != expected:
+        return None
+    which = "all of their keys take" if all_of_them else "one of their keys takes"
+    return f"tokens that fill the length to a multiple of {size} are not all masked: {which} part in the softmax"
 
 
 def _reads_memory(impl: Implementation, x: Tensor) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from qkv.check.hypotheses.formula import Design, Formula, Observation, rotate
+from qkv.check.hypotheses.formula import Design, Formula, Observation, rotate, split_heads
 from qkv.check.hypotheses.hypothesis import fit_number
 from qkv.check.hypotheses.observe import Case
 from qkv.check.hypotheses.observed import Identified, Observed
@@ -40,6 +41,68 @@ def search_angles(observed: Observed, design: Design, wrong: Sequence[Case], con
         words = f"the {what} {depends}, so the angles of the same tokens change: {values}, else {usual:g}"
         return Identified("positions", words, condition, cases=len(found))
     return None
+
+
+def search_places(observed: Observed, design: Design, wrong: Sequence[Case], condition: str) -> Identified | None:
+    """Whole positions, one for each token, with which queries and keys are rotated at each wrong length.
+
+    A causal query sees earlier keys only, so positions are found one after the other.
+    """
+    if design.rotary == "none" or not design.causal:
+        return None
+    cases = [case for case in wrong if 2 < case.length <= LONGEST and case.dtype == torch.float64 and not case.padding]
+    seen = observed.all(list({case.length: case for case in cases}.values())[:FITTED])
+    found = [(one, _solve_places(one, design)) for _, one in seen]
+    starts: dict[int, int] = {}
+    for one, places in found:
+        if places is None:
+            return None
+        whole = partial(rotate, pairing=design.rotary, base=design.base, dims=design.rotary_dim)
+        formula = design.formula.but(rotate=lambda x, p, role, m=places, w=whole: w(x, m[p], role))
+        if not one.fits(formula(one)):
+            return None
+        for i in range(1, len(places)):
+            if places[i] != places[i - 1] + 1:
+                starts[i] = int(places[i])
+    if not starts:
+        return None
+    tokens = sorted(starts)
+    if all(place == 0 for place in starts.values()):
+        words = f"positions start again at 0 at token{'s' if len(tokens) > 1 else ''} {', '.join(map(str, tokens[:4]))}"
+    else:
+        moved = ", ".join(f"token {i} as if it were at position {starts[i]}" for i in tokens[:3])
+        words = f"tokens are rotated by the angles of other positions: {moved}"
+    return Identified("rotary", words, condition, cases=len(found))
+
+
+def _solve_places(seen: Observation, design: Design) -> Tensor | None:
+    """The positions (t) that give the outputs of one row of the batch; None if whole numbers do not."""
+    formula, sizes, t = design.formula, seen.sizes, seen.sizes.queries
+    if sizes.keys != t or seen.given is not None:
+        return None
+    turn = partial(rotate, pairing=design.rotary, base=design.base, dims=design.rotary_dim)
+    q = formula.split(seen.q[:1], sizes.heads, "q")
+    k, v = formula.split(seen.k[:1], sizes.kv_heads, "k"), formula.split(seen.v[:1], sizes.kv_heads, "v")
+    q, k, v = formula.inputs(q, k, v)
+    k, v = formula.share(k, q.shape[1], "k"), formula.share(v, q.shape[1], "v")
+    out, scale = split_heads(seen.out[:1], sizes.heads), formula.scale(sizes)
+    off = (formula(seen)[:1] - seen.out[:1]).abs().amax((0, 2)) > seen.tolerance * float(seen.out.abs().max())
+    if not bool(off.any()):
+        return None
+    first, places = int(off.nonzero()[0]), torch.arange(t)
+    for i in range(first, t):
+        likely = torch.arange(2 * t).roll(-int(places[i - 1]) - 1)  # the next position first
+        queries = turn(q[:, :, i : i + 1].expand(-1, -1, len(likely), -1), likely, "q")
+        scores = formula.scores(queries, turn(k[:, :, :i], places[:i], "k"), scale)
+        own = formula.scores(q[:, :, i : i + 1], k[:, :, i : i + 1], scale).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, own), -1)
+        tried = formula.core(scores, torch.ones(scores.shape[-2:], dtype=torch.bool), v[:, :, : i + 1])
+        error = (tried - out[:, :, i : i + 1]).abs().amax((0, 1, 3))
+        fits = (error <= seen.tolerance * float(seen.out.abs().max())).nonzero()
+        if not len(fits):
+            return None
+        places[i] = likely[int(fits[0])]
+    return places
 
 
 def _fit_base(seen: Observation, design: Design) -> float | None:

@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 
 from qkv.check.contract import Contract
-from qkv.check.hypotheses.angles import search_angles
+from qkv.check.hypotheses.angles import search_angles, search_places
 from qkv.check.hypotheses.formula import Design
 from qkv.check.hypotheses.hypothesis import BLOCKS
 from qkv.check.hypotheses.known_bugs import known_bugs
@@ -151,6 +151,7 @@ def _explain_condition(
     return (
         _search_scales(observed, design, probes, condition, contract)
         or search_angles(observed, design, wrong, condition)
+        or search_places(observed, design, wrong, condition)
         or Identified(None, "", condition)
     )
 

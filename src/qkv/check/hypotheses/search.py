@@ -122,10 +122,19 @@ def _pairs(
 
 @dataclass(frozen=True)
 class SolvedMask:
-    """What queries see at several sizes: factors (t, s) of the exponentials; in one head, or in all alike (None)."""
+    """What queries see at several sizes: factors (t, s) of the exponentials; in some heads, or in all alike."""
 
     factors: tuple[tuple[Sizes, Tensor], ...]
-    head: int | None = None
+    heads: tuple[int, ...] = ()
+    count: int = 0
+
+    @property
+    def where(self) -> str:
+        """The heads, in words."""
+        if not self.heads:
+            return ""
+        *first, last = map(str, self.heads)
+        return f"in heads {', '.join(first)} and {last} of {self.count}, " if first else f"in head {last}, "
 
 
 def solve_mask(observed: Observed, formula: Formula, cases: Sequence[Case], work: Work) -> SolvedMask | None:
@@ -136,18 +145,43 @@ def solve_mask(observed: Observed, formula: Formula, cases: Sequence[Case], work
     few = short if len(short) > 1 else few[:2]
     few = [few[0], few[len(few) // 2], few[-1]] if len(few) > 3 else few
     seen = observed(few[0]) if few else None
-    heads = 0 if seen is None else seen.sizes.heads
+    heads = _heads(seen)
     for head in (None, *range(heads if heads > 1 else 0)):
         if seen is None or work.spend(seen):
             return None
-        solved = _solve_at(observed, formula, few, head)
+        tried = few if head is None else [case for case in few if _heads(observed(case)) == heads]
+        solved = _solve_at(observed, formula, tried, head)
         if solved is None:
             continue
         if any(not _is_mask(factors, formula.mask(sizes)) for sizes, factors in solved):
-            return SolvedMask(solved, head)
+            if head is None:
+                return SolvedMask(solved)
+            return _with_others_alike(observed, formula, tried, solved, head, heads)
         if head is None:  # it is right
             return None
     return None
+
+
+def _heads(seen: Observation | None) -> int:
+    return 0 if seen is None else seen.sizes.heads
+
+
+def _with_others_alike(
+    observed: Observed,
+    formula: Formula,
+    cases: Sequence[Case],
+    solved: tuple[tuple[Sizes, Tensor], ...],
+    head: int,
+    count: int,
+) -> SolvedMask:
+    """What is seen in a head, and the other heads that see the same."""
+    alike = [head]
+    for other in range(head + 1, count):
+        found = _solve_at(observed, formula, cases, other) or ()
+        pairs = zip(found, solved, strict=False)
+        if len(found) == len(solved) and all(_is_mask(one, factors) for (_, one), (_, factors) in pairs):
+            alike.append(other)
+    return SolvedMask(solved, tuple(alike), count)
 
 
 def _is_mask(factors: Tensor, mask: Tensor) -> bool:
@@ -186,7 +220,7 @@ def known_masks(design: Design, solved: SolvedMask | None, seen: Observation) ->
     if solved is None and (seen.tolerance > EXACT or seen.sizes.keys > LONGEST_SOLVED):
         for pattern in simple_patterns(design):
             yield Hypothesis(pattern.family, pattern.words, design.formula.but(mask=pattern.mask))
-    if solved is None or solved.head is not None:
+    if solved is None or solved.heads:
         return
     seen_at = [(sizes, factors > SMALL) for sizes, factors in solved.factors]
     hard = all(torch.equal(factors > SMALL, factors > 0.999) for _, factors in solved.factors)
@@ -204,8 +238,10 @@ def describe_mask(design: Design, solved: SolvedMask | None, condition: str = ""
     described = describe_visibility(allowed, design.window)
     if described is None:
         return None
-    where = "" if solved.head is None else f"in head {solved.head}, "
-    return Identified(described[0], f"{where}{described[1]}", condition, cases=len(solved.factors))
+    family, words = described
+    if solved.heads and family == "no mask":  # the other heads have one
+        family, words = "leak", "there is no causal mask"
+    return Identified(family, f"{solved.where}{words}", condition, cases=len(solved.factors))
 
 
 # -- when it acts ------------------------------------------------------------------------------------------------------

@@ -104,6 +104,7 @@ COLUMNS = {
         "alignment",
         "mask, more keys",
         "mask, large scores",
+        "mask in rows",
         "fully masked row",
         "fully padded row",
     ),

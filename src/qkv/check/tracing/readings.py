@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.check.contract import Contract
 from qkv.check.implementation import Implementation
+from qkv.check.influence import name_pattern
 from qkv.check.report import Diagnosis
 from qkv.check.tracing.heads import (
     HeadMatch,
@@ -27,7 +30,14 @@ from qkv.check.tracing.heads import (
 )
 from qkv.check.tracing.recorder import AttentionRecord, Recording, record_attention
 from qkv.check.tracing.rotary import MeasuredRotation, find_rotary_bugs, measure_rotation
-from qkv.check.tracing.scores import STRAIGHT, describe_scale, find_mask_bug, find_softmax_bug, measure_slope
+from qkv.check.tracing.scores import (
+    STRAIGHT,
+    describe_scale,
+    find_mask_bug,
+    find_shifted_weights,
+    find_softmax_bug,
+    measure_slope,
+)
 
 OPERANDS = ("queries", "keys", "values")
 
@@ -132,6 +142,7 @@ class Reading:
         bugs = [
             find_split_bug(self.attention, self.matches, self.recording),
             find_merge_bug(self.attention, self.recording),
+            find_shifted_weights(self.attention),
             find_softmax_bug(self.attention),
             find_mask_bug(self.attention, contract),
             *find_rotary_bugs(self.rotations, self.attention.name, promised=False),
@@ -170,6 +181,43 @@ def read_unfinished(impl: Implementation, seed: int = 21) -> list[Reading]:
     """The softmaxes of a run whose weights could not be followed to the values; only their scores can be read."""
     recording = _record_random(impl, seed)
     return [Reading(attention, recording) for attention in recording.unfinished]
+
+
+class _Softmaxes(TorchDispatchMode):
+    """Keeps what every softmax gives, whatever becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").startswith("_softmax."):
+            self.results.append(out)
+        return out
+
+
+def find_unmasked_softmax(impl: Implementation) -> Diagnosis | None:
+    """Which softmaxes see later keys, where their weights do not meet the values one by one.
+
+    Differential attention, for example, subtracts the weights of two softmaxes.
+    """
+    n = impl.nearest_length(11)
+    try:
+        with torch.no_grad(), _Softmaxes() as kept:
+            impl.run(impl.random_input(2, n, torch.Generator().manual_seed(22)))
+    except Exception:  # kernels that bear no such mode
+        return None
+    seen = [(out.abs() > 1e-30).flatten(0, -3).any(0) for out in kept.results if out.shape[-2:] == (n, n) != out.shape]
+    patterns = [name_pattern(one) for one in seen] if n > 3 else []
+    wrong = [place for place, pattern in enumerate(patterns) if pattern == "bidirectional"]
+    if not wrong or any(pattern not in ("bidirectional", "causal") for pattern in patterns):
+        return None
+    if len(wrong) == len(patterns):
+        return Diagnosis("no mask", "there is no causal mask before the softmax")
+    numbers = ", ".join(str(place + 1) for place in wrong)
+    words = f"of {len(patterns)} softmaxes, number {numbers} has no causal mask: it sees later keys, the others do not"
+    return Diagnosis("leak", words)
 
 
 def _record_random(impl: Implementation, seed: int) -> Recording:

@@ -192,6 +192,28 @@ def find_mask_bug(attention: AttentionRecord, contract: Contract) -> Diagnosis |
     return Diagnosis("leak", f"the mask is {pattern}: check how it is built and sliced", where)
 
 
+def find_shifted_weights(attention: AttentionRecord) -> Diagnosis | None:
+    """Weights that are a softmax of the scores of other keys, one place further: they meet the wrong values."""
+    logs, product = _log_weights(attention.weights), attention.product
+    if logs is None or logs.shape != product.shape or logs.shape[0] < 2 or logs.shape[-1] < 4:
+        return None
+    straight = fit_slope(logs, product, centered=True)
+    if straight is None or straight[1] <= STRAIGHT:
+        return None
+    for weights, scores, which in (
+        (logs[..., :-1], product[..., 1:], "before"),
+        (logs[..., 1:], product[..., :-1], "after"),
+    ):
+        shifted = fit_slope(weights, scores, centered=True)
+        if shifted is not None and shifted[1] <= STRAIGHT and shifted[0] > 0:
+            words = (
+                f"weights are shifted by one key: the weight of each key meets the value of the key {which} it (a "
+                "column that was added for a sink is dropped at the wrong side)"
+            )
+            return Diagnosis("leak", words, attention.name)
+    return None
+
+
 def _find_head_mask_bug(attention: AttentionRecord) -> Diagnosis | None:
     """Some heads are causal, others are not."""
     patterns = [name_pattern(attention.attended[:, head].any(0)) for head in range(attention.heads)]
