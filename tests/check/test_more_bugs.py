@@ -645,6 +645,17 @@ def test_describe_visibility_counts_the_keys_ahead(ahead):
     assert describe_visibility(solved) == ("leak", words)
 
 
+@pytest.mark.parametrize(("longest", "windows"), [(8, True), (12, False)])
+def test_describe_visibility_says_if_only_short_sequences_have_no_mask(longest, windows):
+    def mask(t):
+        band = below(t).triu(1 - longest) if windows else below(t)
+        return (torch.ones(t, t) if t <= longest else band).double()
+
+    described = describe_visibility([(mask(t), below(t)) for t in (7, longest, 33)])
+    assert described is not None
+    assert f"there is no causal mask on this path (up to {longest} tokens at least, not at 33)" in described[1]
+
+
 class RowPositions(nn.Module):
     """Positions are indexed by the row of the batch."""
 

@@ -116,6 +116,7 @@ def describe_visibility(solved: Sequence[tuple[Tensor, Tensor]], window: int | N
         if not _biased(solved) and float(torch.cat(soft).max()) < 0.9:
             return "mask not −∞", f"{_common(extra, _queries)} see later keys with scores {_lowered(soft)}, not −∞"
         family, words = _describe_extra(extra, [allowed for _, allowed in seen])
+        words = f"{words}{_only_short(extra)}"
         if any(bool(part.any()) for part in missing):
             words = f"{words}, and {_describe_missing(missing, [allowed for _, allowed in seen])[1]}"
         return family, words
@@ -201,6 +202,15 @@ def _describe_extra(extra: Sequence[Tensor], allowed: Sequence[Tensor]) -> tuple
     if all(bool((rows := part[part.any(1)]).eq(rows[:1]).all()) for part, _ in used):
         return "leak", f"{who} see {_common(extra, _keys)}, which they may not see"
     return "leak", f"{who} see some keys that they may not see"
+
+
+def _only_short(extra: Sequence[Tensor]) -> str:
+    """The longest sequence in which queries see too much, if they do so in the shorter ones only."""
+    wrong = [part.shape[0] for part in extra if bool(part.any())]
+    right = [part.shape[0] for part in extra if not bool(part.any()) and part.shape[0] > 1]
+    if not right or max(wrong) >= min(right):
+        return ""
+    return f" (up to {max(wrong)} tokens at least, not at {min(right)})"
 
 
 def _keys_ahead(part: Tensor, count: int) -> Tensor:
