@@ -267,3 +267,23 @@ def test_links_in_archives_are_refused(tmp_path):
 )  # fmt: skip
 def test_encodings_and_old_formats_are_read(name, content, tmp_path):
     assert grade(tmp_path, name, content).total == 10
+
+
+def test_find_line_searches_what_a_definition_uses_and_no_other(tmp_path):
+    path = tmp_path / "ada.py"
+    path.write_text(
+        "from torch import nn\n\nWIDTH = 4\n\n\nclass Block(nn.Module):\n    def forward(self, x):\n"
+        "        return self.norm(x)\n\n\ndef cut(x, p):\n    return x.unfold(2, p, WIDTH)\n\n\n"
+        "class Patches(nn.Module):\n    def forward(self, x):\n        return cut(x, self.p)\n",
+        encoding="utf-8",
+    )
+    submission = read_submission(path)
+
+    def number(name, *patterns):
+        line = submission.find_line(name, patterns)
+        return line and line.number
+
+    assert number("Block", r"norm") == 8
+    assert number("Patches", r"norm", r"unfold") == 12  # not the norm of a class that it does not use
+    assert number("Patches", r"WIDTH =") == 3  # by way of the function
+    assert number("Patches", r"norm") == 16

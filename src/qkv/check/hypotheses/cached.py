@@ -221,6 +221,11 @@ def _search_some(
     wrong: Sequence[SeenPiece], design: Design, plans: Sequence[tuple[str, str, Places, CachePlan]], when: str
 ) -> Identified | None:
     """The bug of the wrong pieces alone; the others are right. when: which pieces are wrong, in words."""
+    for width in () if design.window is None else (design.window + 1, design.window - 1):
+        other, right = replace(design, window=width), CachePlan()
+        if all(one.fits(simulate(one, other, right_places, right)) for one in wrong):
+            words = f"{when}: queries see a window of {width}, required: {design.window}"
+            return Identified("window", words, cases=len(wrong))
     for family, words, places, plan in plans:
         if all(one.fits(simulate(one, design, places, plan)) for one in wrong):
             return Identified(family, f"{when}: {words}", cases=len(wrong))

@@ -116,7 +116,7 @@ class Submission:
         return json.dumps({"files": files, "stubs": self.stubs})
 
     def find_line(self, name: str, patterns: Sequence[str]) -> Line | None:
-        """The line that a remark is about: the first match in the definition of `name`, then in other definitions.
+        """The line that a remark is about: the first match in the definition of `name`, then in those that it uses.
 
         In a class, the method that computes (forward) comes first. Code outside of definitions is not searched: it
         is not graded. A pattern that begins with (?#last) means the last match in each. Without a match, the first
@@ -129,11 +129,9 @@ class Submission:
         inside = _block(lines, name)
         is_class = bool(inside) and inside[0].text.startswith("class")
         method = _method(inside) if is_class else []
-        others, code = [], {}
-        for each in (file, *(other for other in self.files if other is not file)):
-            found = self._lines(each)
-            others += [line for line, defined in zip(found, _in_definitions(found), strict=True) if defined]
-            code |= _code_of(found)
+        everything = [self._lines(each) for each in (file, *(other for other in self.files if other is not file))]
+        code = {line: text for found in everything for line, text in _code_of(found).items()}
+        others = _used_by(inside, everything, code)
         # a class may leave the work to helper classes, whose lines fit better than a vague match in itself
         regions = [[method, inside, others]] if is_class else [[inside], [others]]
         for region in regions:
@@ -165,6 +163,30 @@ def _block(lines: list[Line], name: str) -> list[Line]:
             break
         end += 1
     return lines[starts[-1] : end]
+
+
+def _used_by(block: list[Line], everything: list[list[Line]], code: dict[Line, str]) -> list[Line]:
+    """The lines of all definitions that a block names, and of those that they name."""
+    definitions: dict[str, list[Line]] = {}
+    for lines in everything:
+        for line, defined, owner in zip(lines, _in_definitions(lines), _owners(lines), strict=True):
+            if defined:
+                definitions.setdefault(owner, []).append(line)
+    found = list(block)
+    for line in found:  # grows on the way
+        for name in re.findall(r"\w+", code[line]):
+            found += (each for each in definitions.pop(name, ()) if each not in block)
+    return found[len(block) :]
+
+
+def _owners(lines: list[Line]) -> list[str]:
+    """The name that each line defines, or is part of the definition of."""
+    owners, owner = [], ""
+    for line in lines:
+        started = re.match(r"(?:(?:class|def|async def)\s+)?(\w+)", line.text)
+        owner = started[1] if started and line.text[:1] not in ("@", "") else owner
+        owners.append(owner)
+    return owners
 
 
 def _method(block: list[Line]) -> list[Line]:
