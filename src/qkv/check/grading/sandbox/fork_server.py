@@ -156,7 +156,10 @@ def _wait(child: int, idle_seconds: float, wall_seconds: float) -> dict[str, Any
     poll.register(handle, select.POLLIN)
     idle, used, end = 0.0, 0.0, time.monotonic() + wall_seconds
     while not (in_time := bool(poll.poll(SLICE_SECONDS * 1000))) and idle < idle_seconds and time.monotonic() < end:
-        used, before = _processor_seconds(child), used
+        try:
+            used, before = _processor_seconds(child), used
+        except OSError:  # it has just ended, and the next poll says so
+            continue
         if used - before < COMPUTING_SHARE * SLICE_SECONDS:
             idle += SLICE_SECONDS
     if not in_time:
